@@ -1,0 +1,1 @@
+"""Evaluators that try to break privacy."""

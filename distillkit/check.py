@@ -1,0 +1,100 @@
+"""Checks at the door: every refusal names the argument, what came and what is wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+__all__ = ["batch_of_images", "class_labels", "one_of", "positive_int", "real_number"]
+
+
+def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
+    """Return `images` if it is a finite floating tensor [N, C, H, W] with at least one image.
+
+    Raises:
+        TypeError: not a tensor, or not floating point.
+        ValueError: wrong number of dimensions, an empty dimension, or NaN/Inf values (the first is located).
+    """
+    if not isinstance(images, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}")
+    if not images.is_floating_point():
+        raise TypeError(
+            f"{name} must be floating point, got {images.dtype}; uint8 pixels become floats with "
+            "`images.float() / 255`, then normalize"
+        )
+    if images.ndim != 4:
+        raise ValueError(f"{name} must have 4 dimensions [N, C, H, W], got shape {list(images.shape)}")
+    if 0 in images.shape:
+        raise ValueError(f"{name} must not be empty, got shape {list(images.shape)}")
+    if not bool(torch.isfinite(images.detach()).all()):
+        bad = (~torch.isfinite(images.detach().flatten(1)).all(1)).nonzero().flatten()
+        raise ValueError(
+            f"{name} must be finite, but {len(bad)} of {len(images)} images hold NaN or Inf (first: {int(bad[0])})"
+        )
+    return images
+
+
+def class_labels(labels: Tensor, count: int | None, num_classes: int | None, name: str = "labels") -> Tensor:
+    """Return `labels` as int64 [N] if they are class indices in `[0, num_classes)`, `count` of them.
+
+    Raises:
+        TypeError: not an integer tensor.
+        ValueError: wrong shape or length, or an index out of range.
+    """
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor [N] of class indices, got {type(labels).__name__}")
+    if labels.is_floating_point() or labels.dtype == torch.bool or labels.is_complex():
+        raise TypeError(f"{name} must be class indices of an integer dtype, got {labels.dtype}")
+    if labels.ndim != 1:
+        raise ValueError(f"{name} must have one dimension [N], got shape {list(labels.shape)}")
+    if count is not None and len(labels) != count:
+        raise ValueError(f"{name} must have one entry an image: got {len(labels)} for {count} images")
+    labels = labels.long()
+    if len(labels) and int(labels.min()) < 0:
+        raise ValueError(f"{name} must be at least 0, got {int(labels.min())}")
+    if num_classes is not None and len(labels) and int(labels.max()) >= num_classes:
+        raise ValueError(f"{name} must be below num_classes={num_classes}, got {int(labels.max())}")
+    return labels
+
+
+def positive_int(value: int, name: str, least: int = 1) -> int:
+    """Return `value` if it is an integer of at least `least`, else raise TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def real_number(
+    value: float,
+    name: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float | None = None,
+) -> float:
+    """Return `value` if it is a finite number in `[least, most]` (and strictly over `above`), else raise."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if above is not None and value <= above:
+        raise ValueError(f"{name} must be greater than {above:g}, got {value:g}")
+    if not least <= value <= most:
+        wanted = f"at least {least:g}" if math.isinf(most) else f"in [{least:g}, {most:g}]"
+        raise ValueError(f"{name} must be {wanted}, got {value:g}")
+    return float(value)
+
+
+def one_of(value: T, name: str, allowed: Collection[T]) -> T:
+    """Return `value` if it is among `allowed`, else raise a ValueError that lists them."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(repr(a) for a in allowed)}, got {value!r}")
+    return value

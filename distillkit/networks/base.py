@@ -1,0 +1,172 @@
+"""What every component asks of a network: an embedding, and a classifier on top of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from distillkit.rng import as_generator
+
+__all__ = ["Network", "NetworkFactory", "build", "frozen", "initialize", "split"]
+
+NetworkFactory = Callable[[], nn.Module]
+
+
+@runtime_checkable
+class Network(Protocol):
+    """An `nn.Module` whose forward is `classifier(features(images))`.
+
+    `features` maps images [N, C, H, W] to embeddings [N, d]; `classifier` maps those to logits [N, K].
+    """
+
+    def features(self, images: Tensor) -> Tensor:
+        """Embeddings [N, d] of images [N, C, H, W]."""
+        ...
+
+    def classifier(self, embedding: Tensor) -> Tensor:
+        """Logits [N, K] of embeddings [N, d]."""
+        ...
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits [N, K] of images [N, C, H, W]."""
+        ...
+
+
+class SplitNetwork(nn.Module):
+    """A network whose embedding is what reaches one of its modules, the classifier (see `split`)."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        self.model = model
+        self._name = name
+
+    def features(self, images: Tensor) -> Tensor:
+        """Run the model up to the classifier; return the classifier's input, flattened to [N, d]."""
+        seen: list[Tensor] = []
+
+        def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen.append(inputs[0])
+
+        hook = self.model.get_submodule(self._name).register_forward_pre_hook(note)
+        try:
+            self.model(images)
+        finally:
+            hook.remove()
+        if len(seen) != 1:
+            raise ValueError(f"classifier {self._name!r} ran {len(seen)} times in one forward, want exactly once")
+        return seen[0].flatten(1)
+
+    def classifier(self, embedding: Tensor) -> Tensor:
+        """Logits of embeddings [N, d]."""
+        return self.model.get_submodule(self._name)(embedding)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of images."""
+        return self.model(images)
+
+
+def split(model: nn.Module, classifier: str | None = None) -> Network:
+    """Give any classifier network the `features` / `classifier` split.
+
+    Args:
+        model: a network that has the split already is returned as it is.
+        classifier: the name of the module whose input is the embedding (as in `model.named_modules()`).
+            Default: the last `nn.Linear`, as in torchvision's ResNets. What follows it must be nothing:
+            the logits must be its output.
+
+    The wrapper shares the model's parameters under the prefix `model.`.
+
+    Raises:
+        TypeError: not an `nn.Module`.
+        ValueError: no such module, or no `nn.Linear` to choose.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if classifier is None:
+        if isinstance(model, Network):
+            return model
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if not linear:
+            raise ValueError(
+                f"{type(model).__name__} has no nn.Linear to take as classifier; name one of its modules: "
+                "split(model, classifier='...')"
+            )
+        classifier = linear[-1]
+    elif classifier not in dict(model.named_modules()) or not classifier:
+        names = ", ".join(name for name, _ in model.named_children())
+        raise ValueError(f"{type(model).__name__} has no module {classifier!r}; its children are {names}")
+    return cast(Network, SplitNetwork(model, classifier))
+
+
+def _linear_like(module: nn.Module, generator: torch.Generator) -> None:
+    weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
+    drawn = torch.empty(weight.shape)
+    nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+    weight.copy_(drawn)
+    if bias is not None:
+        fan_in = nn.init._calculate_fan_in_and_fan_out(weight)[0]
+        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+        bias.copy_(torch.empty(bias.shape).uniform_(-bound, bound, generator=generator))
+
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.modules.batchnorm._NormBase)
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, generator: int | torch.Generator) -> nn.Module:
+    """Re-draw all parameters of `model` in place, from `generator` alone; return the model.
+
+    The distributions are PyTorch's own defaults: Kaiming uniform with a = sqrt(5) for linear and convolution
+    weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for embeddings, one and zero for norms (running
+    statistics are reset). A module with parameters of its own that is none of these must have a method
+    `initialize(generator)`.
+
+    Raises:
+        TypeError: a module that this function does not know how to draw (it is named, with the remedy).
+    """
+    generator = as_generator(generator)
+    for name, module in model.named_modules():
+        own = getattr(module, "initialize", None)
+        if callable(own):
+            own(generator)
+        elif isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
+            _linear_like(module, generator)
+        elif isinstance(module, nn.Embedding):
+            module.weight.copy_(torch.empty(module.weight.shape).normal_(generator=generator))
+        elif isinstance(module, _NORMS):
+            module.reset_parameters()
+        elif next(module.parameters(recurse=False), None) is not None:
+            raise TypeError(
+                f"cannot re-draw {name or 'the model'} ({type(module).__name__}): it has parameters of its own; "
+                "give it a method initialize(generator)"
+            )
+    return model
+
+
+_construction = threading.Lock()
+
+
+def build(factory: NetworkFactory, generator: int | torch.Generator) -> nn.Module:
+    """Call `factory()` and draw its parameters from `generator`; the global random state is left as it was.
+
+    Raises:
+        TypeError: the factory does not return an `nn.Module`, or see `initialize`.
+    """
+    with _construction, torch.random.fork_rng(devices=[]):
+        model = factory()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"factory must return an nn.Module, got {type(model).__name__}")
+    return initialize(model, generator)
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    """A deep copy of `model` whose parameters ask for no gradient (input gradients cost half as much)."""
+    twin = copy.deepcopy(model)
+    return twin.requires_grad_(False)

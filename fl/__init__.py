@@ -1,0 +1,1 @@
+"""A thin federated layer over distillkit."""
