@@ -71,11 +71,17 @@ class SplitNetwork(nn.Module):
         return self.model(images)
 
 
+def _has_split(model: nn.Module) -> bool:
+    # torchvision's VGG, MobileNet and DenseNet have submodules of these names that are no such split: `features` must
+    # be a method. Submodules are invisible to isinstance(model, Network) from Python 3.12 on.
+    return callable(getattr(type(model), "features", None)) and callable(getattr(model, "classifier", None))
+
+
 def split(model: nn.Module, classifier: str | None = None) -> Network:
     """Give any classifier network the `features` / `classifier` split.
 
     Args:
-        model: a network that has the split already is returned as it is.
+        model: a network that has the split already (a method `features` and a `classifier`) is returned as it is.
         classifier: the name of the module whose input is the embedding (as in `model.named_modules()`).
             Default: the last `nn.Linear`, as in torchvision's ResNets. What follows it must be nothing:
             the logits must be its output.
@@ -89,8 +95,8 @@ def split(model: nn.Module, classifier: str | None = None) -> Network:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     if classifier is None:
-        if isinstance(model, Network):
-            return model
+        if _has_split(model):
+            return cast(Network, model)
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         if not linear:
             raise ValueError(
@@ -150,7 +156,7 @@ def initialize(model: nn.Module, generator: int | torch.Generator) -> nn.Module:
     return model
 
 
-_construction = threading.Lock()
+_construction = threading.RLock()
 
 
 def build(factory: NetworkFactory, generator: int | torch.Generator) -> nn.Module:

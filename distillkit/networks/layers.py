@@ -1,0 +1,114 @@
+"""What all networks of this package share: the split, the choice of normalisation, and the checks."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from distillkit.check import one_of, positive_int
+
+__all__ = ["ImageNetwork", "activation_layer", "norm_layer"]
+
+Shape = tuple[int, int, int]
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "leaky_relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
+class ImageNetwork(nn.Module):
+    """A classifier of images whose forward is `classifier(features(images))`; all our networks are one.
+
+    Args:
+        shape: channels, height and width of the images.
+        num_classes: rows of the classifier.
+        body: maps images [N, C, H, W] to anything that flattens to [N, embedding_dim].
+        embedding_dim: length of one image's embedding.
+        any_size: whether `body` takes images of other heights and widths as well (it pools adaptively).
+
+    Attributes:
+        shape, num_classes, embedding_dim: as given.
+        body, classifier: the two modules; the classifier is an `nn.Linear`.
+    """
+
+    def __init__(
+        self, shape: Shape, num_classes: int, body: nn.Module, embedding_dim: int, *, any_size: bool = False
+    ) -> None:
+        super().__init__()
+        self.shape = image_shape(shape)
+        self.num_classes = positive_int(num_classes, "num_classes", least=2)
+        self.embedding_dim = embedding_dim
+        self.any_size = any_size
+        self.body = body
+        self.classifier = nn.Linear(embedding_dim, num_classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Embeddings [N, embedding_dim] of images [N, C, H, W] in any memory format.
+
+        Raises:
+            ValueError: the images do not have the shape the network was built for.
+        """
+        channels, height, width = self.shape
+        fits = images.ndim == 4 and images.shape[1] == channels
+        if not fits or not (self.any_size or images.shape[2:] == (height, width)):
+            wanted = f"[N, {channels}, H, W]" if self.any_size else f"[N, {channels}, {height}, {width}]"
+            raise ValueError(f"images must have shape {wanted} for this network, got {list(images.shape)}")
+        return cast(Tensor, self.body(images)).flatten(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [N, num_classes] of images [N, C, H, W]."""
+        return cast(Tensor, self.classifier(self.features(images)))
+
+
+def image_shape(shape: Shape) -> Shape:
+    """Return `shape` as a tuple if it is three positive integers (channels, height, width), else raise."""
+    if not isinstance(shape, tuple | list) or len(shape) != 3:
+        raise ValueError(f"shape must be (channels, height, width), got {shape!r}")
+    channels, height, width = (positive_int(n, f"shape[{i}]") for i, n in enumerate(shape))
+    return channels, height, width
+
+
+def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
+    """A normalisation of maps [N, channels, H, W], with a learned scale and shift for each channel.
+
+    Args:
+        kind: "instance" (each channel of each image by itself), "group" (`groups` groups of channels of each
+            image), "layer" (all channels of each image), "batch" (each channel over the batch, with running
+            statistics) or "none".
+        channels: number of channels.
+        groups: for "group" only; must divide `channels`.
+
+    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels, and with one. That equals instance
+    normalisation, is two to four times as fast on a CPU, works on one image at a time (Opacus), and its second
+    derivatives are right under every mode of automatic differentiation.
+
+    Raises:
+        ValueError: no such kind, or `groups` does not divide `channels`.
+    """
+    one_of(kind, "norm", ("batch", "group", "instance", "layer", "none"))
+    if kind == "none":
+        return nn.Identity()
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group" and channels % positive_int(groups, "groups"):
+        raise ValueError(f"groups must divide the {channels} channels of every layer, got {groups}")
+    return nn.GroupNorm({"instance": channels, "layer": 1, "group": groups}[kind], channels)
+
+
+def activation_layer(kind: str) -> nn.Module:
+    """The activation called `kind`: relu, leaky_relu (slope 0.01), sigmoid, silu or tanh; never in place."""
+    return _ACTIVATIONS[one_of(kind, "activation", _ACTIVATIONS)]()
+
+
+def more_than_one_pixel(norm: str, height: int, width: int) -> None:
+    """Refuse instance normalisation of maps of one pixel: it would answer the same for every image."""
+    if norm == "instance" and height * width == 1:
+        raise ValueError(
+            "norm='instance' needs maps of more than one pixel, and these images are too small for that in the "
+            "last layers: take larger images, or norm='group' or 'batch'"
+        )
