@@ -1,0 +1,171 @@
+"""The images from which a condenser starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.rng import as_generator
+from distillkit.sets import LabeledImages
+
+__all__ = ["INITS", "class_rows", "class_statistics", "images_from_statistics", "initial_images"]
+
+INITS = ("real", "noise", "statistics", "statistics-whole-set")
+
+
+def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
+    """Which images belong to which class: class -> row numbers int64 [n_c], ascending, on the CPU.
+
+    Args:
+        real: a set with class indices.
+        classes: the classes wanted; default all that own an image.
+
+    Raises:
+        ValueError: labels are rows, the set is empty, or `classes` is empty, repeats one, is out of range or
+            names a class without images.
+    """
+    if real.labels.ndim != 1:
+        raise ValueError(f"labels must be class indices [N], got rows of shape {list(real.labels.shape)}")
+    if not len(real):
+        raise ValueError("images must hold at least one image, got an empty set")
+    labels = real.labels.cpu()
+    counts = torch.bincount(labels, minlength=real.num_classes)
+    rows = torch.argsort(labels, stable=True).split(counts.tolist())
+    owned = [c for c in range(real.num_classes) if len(rows[c])]
+    wanted = owned if classes is None else _checked_classes(classes, real.num_classes)
+    absent = sorted(set(wanted) - set(owned))
+    if absent:
+        raise ValueError(f"classes must own at least one image, but {absent} have none; the data has {owned}")
+    return {c: rows[c] for c in wanted}
+
+
+def _checked_classes(classes: Sequence[int], num_classes: int) -> list[int]:
+    chosen = sorted(check.positive_int(int(c), "classes", least=0) for c in classes)
+    if not chosen or len(set(chosen)) != len(chosen) or chosen[-1] >= num_classes:
+        raise ValueError(f"classes must be distinct and in [0, {num_classes}), at least one, got {list(classes)}")
+    return chosen
+
+
+def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the pixels per class and channel, in the set's normalised space.
+
+    Args:
+        real: a set with class indices. Classes without images get mean 0 and std 0.
+        whole_set: divide each class's sums by the pixels of the whole set, as FedLGD's released code does, so
+            that with K balanced classes means shrink to 1/K. Default: by the class's own.
+
+    Returns:
+        means [K, C] and stds [K, C], population formula (correction 0).
+    """
+    means = real.images.new_zeros(real.num_classes, real.shape[0])
+    stds = torch.zeros_like(means)
+    for c, rows in class_rows(real).items():
+        pixels = real.images.index_select(0, rows.to(real.images.device)).transpose(0, 1).flatten(1)
+        if whole_set:
+            share = len(rows) / len(real)
+            mean = pixels.mean(1) * share
+            variance = pixels.square().mean(1) * share - mean.square()
+            means[c], stds[c] = mean, variance.clamp_min(0).sqrt()
+        else:
+            means[c], stds[c] = pixels.mean(1), pixels.std(1, correction=0)
+    return means, stds
+
+
+def images_from_statistics(
+    means: Tensor, stds: Tensor, *, ipc: int, size: tuple[int, int], generator: int | torch.Generator = 0
+) -> Tensor:
+    """Draw every pixel from N(mean, std) of its class and channel; class-major images [K * ipc, C, H, W].
+
+    Args:
+        means: float [K, C], as `class_statistics` gives them (or clients' averages of them).
+        stds: float [K, C].
+        ipc: images per class.
+        size: (H, W).
+        generator: an int seed, or a CPU generator, which is advanced.
+    """
+    if means.ndim != 2 or means.shape != stds.shape:
+        raise ValueError(f"means and stds must be [K, C], got {list(means.shape)} and {list(stds.shape)}")
+    check.positive_int(ipc, "ipc")
+    k, c = means.shape
+    noise = torch.randn(k, ipc, c, *size, generator=as_generator(generator), dtype=means.dtype).to(means.device)
+    return (means.view(k, 1, c, 1, 1) + noise * stds.view(k, 1, c, 1, 1)).flatten(0, 1)
+
+
+def _random_real(rows: dict[int, Tensor], ipc: int, generator: torch.Generator) -> tuple[Tensor, list[int]]:
+    chosen, short = [], []
+    for c, own in rows.items():
+        pick = own[torch.randperm(len(own), generator=generator)[:ipc]]
+        if len(own) < ipc:
+            short.append(c)
+            extra = torch.randint(len(own), (ipc - len(own),), generator=generator)
+            pick = torch.cat([pick, own[extra]])
+        chosen.append(pick)
+    return torch.cat(chosen), short
+
+
+def initial_images(
+    real: LabeledImages,
+    ipc: int,
+    *,
+    init: str | LabeledImages = "real",
+    classes: Sequence[int] | None = None,
+    generator: int | torch.Generator = 0,
+) -> LabeledImages:
+    """A condenser's starting set: `ipc` images for each class, class-major, in the real set's normalised space.
+
+    Args:
+        real: the set to condense, class indices.
+        ipc: images per class.
+        init: `"real"`: random real images of the class without replacement; a class that has fewer gives each of
+            its images once and repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each
+            pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same
+            with the sums divided by the whole set's pixels, as FedLGD's released code (and so its numbers) does.
+            Or a set to start from: its images are copied, its labels decide how many each class has.
+        classes: the classes to make images for; default those that own a real image. Only `"noise"` can make
+            images of a class that owns none.
+        generator: an int seed, or a CPU generator, which is advanced.
+
+    Returns:
+        A set whose `info` says `init`, `absent` (classes left out for want of real images) and
+        `with_replacement` (classes whose images repeat).
+
+    Raises:
+        ValueError: soft labels, an unknown init, an absent class that init cannot make, or a starting set of
+            another space.
+    """
+    check.positive_int(ipc, "ipc")
+    generator = as_generator(generator)
+    info: dict[str, object] = {"init": init if isinstance(init, str) else "given", "with_replacement": []}
+    if isinstance(init, LabeledImages):
+        return _given(real, init, classes, info)
+    check.one_of(init, "init", INITS)
+    if init == "noise" and classes is not None:
+        chosen = _checked_classes(classes, real.num_classes)
+    else:
+        chosen = list(rows := class_rows(real, classes))
+    c, h, w = real.shape
+    if init == "real":
+        index, info["with_replacement"] = _random_real(rows, ipc, generator)
+        images = real.images.index_select(0, index.to(real.images.device)).clone()
+    elif init == "noise":
+        noise = torch.randn(len(chosen) * ipc, c, h, w, generator=generator, dtype=real.images.dtype)
+        images = noise.to(real.images.device)
+    else:
+        means, stds = class_statistics(real, whole_set=init == "statistics-whole-set")
+        images = images_from_statistics(means[chosen], stds[chosen], ipc=ipc, size=(h, w), generator=generator)
+    labels = torch.tensor(chosen).repeat_interleave(ipc).to(real.labels.device)
+    info["absent"] = [c for c in range(real.num_classes) if c not in set(chosen)] if classes is None else []
+    return LabeledImages(images, labels, num_classes=real.num_classes, normalization=real.normalization, info=info)
+
+
+def _given(
+    real: LabeledImages, start: LabeledImages, classes: Sequence[int] | None, info: dict[str, object]
+) -> LabeledImages:
+    real.require_same_space(start)
+    rows = class_rows(start, classes)
+    index = torch.cat(list(rows.values())).to(start.images.device)
+    info["absent"] = [c for c in range(real.num_classes) if c not in rows] if classes is None else []
+    return start[index].to(real.images.device, real.images.dtype).replace(columns={}, info=info)

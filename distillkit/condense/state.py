@@ -1,0 +1,122 @@
+"""What a condenser needs to go on where it stopped, and how it tells the caller how far it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Progress", "Resume", "State", "load_state", "pack_arguments", "resumed", "save_state"]
+
+State = dict[str, Tensor]
+Resume = Mapping[str, Tensor] | str | os.PathLike[str]
+
+_FORMAT = "distillkit.CondenserState/1"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a condenser hands to `callback(progress)` after every step.
+
+    Attributes:
+        step: steps done so far, 1 to `steps`.
+        steps: steps asked for.
+        loss: the loss of this step, before its update.
+        images: the synthetic images [N, C, H, W] as they are now. They are live: clone what you keep.
+        take: builds the state; use `state()`.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    images: Tensor
+    take: Callable[[], State] = field(repr=False)
+
+    def state(self) -> State:
+        """A copy of all that is needed to go on from here, bit for bit: pass it (or its file) as `resume=`."""
+        return {name: tensor.detach().clone() for name, tensor in self.take().items()}
+
+
+def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
+    """JSON values as a byte tensor, so that a state stays a flat map of tensors."""
+    return torch.tensor(list(json.dumps(dict(arguments), sort_keys=True).encode()), dtype=torch.uint8)
+
+
+def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:
+    """Write a condenser's state to one `.safetensors` file, atomically; return its path."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+        save_file(contiguous, temporary, metadata={"format": _FORMAT})
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def load_state(path: str | os.PathLike[str]) -> State:
+    """Read a state that `save_state` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, or is something else than a condenser's state.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no condenser state at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = (file.metadata() or {}).get("format")
+            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+    if found != _FORMAT:
+        raise ValueError(f"{path} is not a condenser's state (format {found!r}, want {_FORMAT!r})")
+    return state
+
+
+def resumed(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:
+    """The state to go on from, once it is sure that it belongs to this call; None without `resume`.
+
+    Args:
+        resume: what `Progress.state()` returned, or the file that holds it.
+        arguments: JSON values that decide the trajectory; the state's `arguments` entry (see `pack_arguments`)
+            must hold the same. More steps may be asked for than the first call did.
+        steps: steps asked for in all; the state's `step` must not be beyond.
+
+    Raises:
+        TypeError: `resume` is neither a mapping nor a path.
+        ValueError: the state was saved by a call with other arguments (each is named), or is beyond `steps`.
+    """
+    if resume is None:
+        return None
+    if isinstance(resume, str | os.PathLike):
+        state = load_state(resume)
+    elif isinstance(resume, Mapping):
+        state = dict(resume)
+    else:
+        raise TypeError(f"resume must be a state or the path of one, got {type(resume).__name__}")
+    if not {"arguments", "step"} <= set(state):
+        raise ValueError(f"resume must be a condenser's state, got a mapping of {sorted(state) or 'nothing'}")
+    saved: dict[str, Any] = json.loads(bytes(state["arguments"].tolist()))
+    wanted: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
+    different = [
+        f"{name}={saved.get(name)!r} (now {wanted.get(name)!r})"
+        for name in sorted({*saved, *wanted})
+        if saved.get(name) != wanted.get(name)
+    ]
+    if different:
+        raise ValueError(f"resume was saved by a call with other arguments: {', '.join(different)}")
+    if int(state["step"]) > steps:
+        raise ValueError(f"resume has {int(state['step'])} steps behind it, but steps={steps}")
+    return state
