@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from distillkit.augment import DIGITS, DSA, NATURAL
+from distillkit.rng import derive
+
+FAMILIES = NATURAL.split("_")
+
+
+def pictures(n: int = 3, c: int = 3, h: int = 8, w: int = 8, seed: int = 0) -> Tensor:
+    return torch.randn(n, c, h, w, generator=derive(seed, "pictures"), dtype=torch.float64)
+
+
+def uniform(g: torch.Generator, n: int, low: float, high: float) -> list[float]:
+    return (torch.rand(n, generator=g, dtype=torch.float64) * (high - low) + low).tolist()
+
+
+def integers(g: torch.Generator, n: int, high: int) -> list[int]:
+    return torch.randint(high, (n,), generator=g).tolist()
+
+
+def sampled(x: Tensor, at: list[list[tuple[float, float]]]) -> Tensor:
+    """Bilinear sampling of one image [C, H, W] at pixel positions (row, column), zeros outside."""
+    _, h, w = x.shape
+    out = torch.zeros_like(x)
+    for i in range(h):
+        for j in range(w):
+            r, q = at[i][j]
+            for rr in (math.floor(r), math.floor(r) + 1):
+                for qq in (math.floor(q), math.floor(q) + 1):
+                    if 0 <= rr < h and 0 <= qq < w:
+                        out[:, i, j] += x[:, rr, qq] * (1 - abs(r - rr)) * (1 - abs(q - qq))
+    return out
+
+
+def reference(family: str, x: Tensor, g: torch.Generator, siamese: bool) -> Tensor:
+    """The published transforms, one image and one pixel at a time."""
+    n, _, h, w = x.shape
+    m = 1 if siamese else n
+    out = x.clone()
+    if family == "color":
+        offset, factor, stretch = uniform(g, m, -0.5, 0.5), uniform(g, m, 0, 2), uniform(g, m, 0.5, 1.5)
+    elif family == "crop":
+        down, right = integers(g, m, 2 * round(h / 8) + 1), integers(g, m, 2 * round(w / 8) + 1)
+    elif family == "cutout":
+        rows, columns = integers(g, m, h + 1 - (h // 2) % 2), integers(g, m, w + 1 - (w // 2) % 2)
+    elif family == "flip":
+        lot = uniform(g, m, 0, 1)
+    elif family == "scale":
+        sx, sy = uniform(g, m, 1 / 1.2, 1.2), uniform(g, m, 1 / 1.2, 1.2)
+    else:
+        angle = [math.radians(a) for a in uniform(g, m, -15, 15)]
+    for k in range(n):
+        p = 0 if siamese else k
+        if family == "color":
+            bright = x[k] + offset[p]
+            vivid = (bright - bright.mean(0)) * factor[p] + bright.mean(0)
+            out[k] = (vivid - vivid.mean()) * stretch[p] + vivid.mean()
+        for i in range(h):
+            for j in range(w):
+                if family == "crop":
+                    r, q = i + down[p] - round(h / 8), j + right[p] - round(w / 8)
+                    out[k, :, i, j] = x[k, :, r, q] if 0 <= r < h and 0 <= q < w else 0
+                elif family == "cutout":
+                    top, left = rows[p] - (h // 2) // 2, columns[p] - (w // 2) // 2
+                    if top <= i < top + h // 2 and left <= j < left + w // 2:
+                        out[k, :, i, j] = 0
+                elif family == "flip" and lot[p] < 0.5:
+                    out[k, :, i, j] = x[k, :, i, w - 1 - j]
+        if family in ("scale", "rotate"):
+            at = []
+            for i in range(h):
+                at.append([])
+                for j in range(w):
+                    v, u = i + 0.5 - h / 2, j + 0.5 - w / 2  # from the centre, in pixels
+                    if family == "scale":
+                        v, u = v * sy[p], u * sx[p]
+                    else:
+                        cos, sin = math.cos(angle[p]), math.sin(angle[p])
+                        v, u = sin * u + cos * v, cos * u - sin * v
+                    at[-1].append((v + h / 2 - 0.5, u + w / 2 - 0.5))
+            out[k] = sampled(x[k], at)
+    return out
+
+
+@pytest.mark.parametrize("siamese", [True, False])
+@pytest.mark.parametrize("shape", [(3, 3, 8, 8), (2, 1, 8, 12), (2, 5, 12, 8)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family_equals_the_slow_reference(
+    family: str, shape: tuple[int, int, int, int], siamese: bool, global_rng_untouched: None
+) -> None:
+    x = pictures(*shape)
+    for seed in range(3):
+        got = DSA(family, mode="M")(x, derive(seed, family), siamese=siamese)
+        want = reference(family, x, derive(seed, family), siamese)
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["S", "M"])
+def test_siamese_calls_share_the_transform_across_batch_lengths(mode: str) -> None:
+    x = pictures(4, seed=1)
+    for seed in range(12):
+        g = derive(seed)
+        twin = g.clone_state()
+        many = DSA(mode=mode)(torch.cat([x, x]), twin, siamese=True)
+        few = DSA(mode=mode)(x[:1], g, siamese=True)
+        torch.testing.assert_close(many[0], few[0])
+        torch.testing.assert_close(many[0], many[4])
+        assert torch.equal(g.get_state(), twin.get_state())
+
+
+def test_without_siamese_every_sample_has_its_own_parameters() -> None:
+    same = pictures(1, seed=2).expand(16, -1, -1, -1)
+    for family in FAMILIES:
+        out = DSA(family)(same, derive(3, family))
+        assert len({tuple(o.flatten().tolist()) for o in out}) > 1, family
+
+
+def test_mode_s_applies_one_family_and_reaches_all() -> None:
+    x, seen = pictures(2, seed=3), set()
+    for seed in range(60):
+        g = derive(seed, "mode s")
+        got = DSA(mode="S")(x, g.clone_state(), siamese=True)
+        index = int(torch.randint(6, (), generator=g))
+        seen.add(FAMILIES[index])
+        torch.testing.assert_close(got, DSA(FAMILIES[index], mode="M")(x, g, siamese=True))
+    assert seen == set(FAMILIES)
+
+
+def test_mode_m_is_the_composition_in_the_order_of_the_strategy() -> None:
+    x, g = pictures(2, seed=4), derive(5)
+    got = DSA("rotate_color_crop", mode="M")(x, derive(5))
+    want = x
+    for family in ("rotate", "color", "crop"):
+        want = DSA(family, mode="M")(want, g)
+    torch.testing.assert_close(got, want)
+
+
+def test_digits_never_flip() -> None:
+    assert set(FAMILIES) - set(DSA(DIGITS).families) == {"flip"}
+
+
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from(["S", "M"]), st.sampled_from([1, 2, 5]))
+def test_draws_do_not_depend_on_content_or_dtype(seed: int, siamese: bool, mode: str, channels: int) -> None:
+    states = []
+    for x in (pictures(3, channels), torch.zeros(3, channels, 8, 8)):
+        g = derive(seed)
+        out = DSA(mode=mode)(x, g, siamese=siamese)
+        assert out.shape == x.shape
+        assert out.dtype == x.dtype
+        states.append(g.get_state())
+    assert torch.equal(*states)
+
+
+def test_float32_and_float64_agree() -> None:
+    x = pictures(3, seed=6)
+    for seed in range(6):
+        wide, narrow = DSA(mode="M")(x, seed), DSA(mode="M")(x.float(), seed)
+        torch.testing.assert_close(narrow.double(), wide, rtol=1e-4, atol=1e-4)
+
+
+def test_ranges_off_leave_the_images_alone() -> None:
+    x = pictures(seed=7)
+    still = DSA("crop_cutout_flip_scale_rotate", mode="M", crop=0, cutout=0, flip=0, scale=1, rotate=0)
+    torch.testing.assert_close(still(x, 0), x)
+    torch.testing.assert_close(DSA("flip", flip=1)(x, 0), x.flip(3))
+
+
+@pytest.mark.parametrize("siamese", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_first_and_second_order(family: str, siamese: bool) -> None:
+    x = pictures(2, 2, 5, 4).requires_grad_()
+
+    def squared(images: Tensor) -> Tensor:
+        return DSA(family, flip=0.7)(images, derive(9), siamese=siamese).square()
+
+    assert gradcheck(squared, (x,), fast_mode=True)
+    assert gradgradcheck(squared, (x,), fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"strategy": "color_blur"}, ValueError, "families must be one of"),
+        ({"strategy": ""}, ValueError, "families"),
+        ({"strategy": "flip_flip"}, ValueError, "each family once"),
+        ({"strategy": ["flip"]}, TypeError, "strategy must be a string"),
+        ({"mode": "X"}, ValueError, "mode must be one of"),
+        ({"scale": 0.9}, ValueError, "scale must be"),
+        ({"flip": 1.5}, ValueError, "flip must be in"),
+        ({"rotate": -1}, ValueError, "rotate must be"),
+        ({"brightness": "much"}, TypeError, "brightness must be a number"),
+    ],
+)
+def test_bad_options_are_refused(arguments: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        DSA(**arguments)
+
+
+def test_bad_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 dimensions"):
+        DSA()(torch.zeros(3, 8, 8), 0)
+    with pytest.raises(TypeError, match="floating point"):
+        DSA()(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 0)
+    with pytest.raises(TypeError, match="generator"):
+        DSA()(pictures(), "seed")  # type: ignore[arg-type]

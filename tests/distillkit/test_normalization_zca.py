@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillkit import LabeledImages, Normalization
+from distillkit.normalization import ZCA
+from distillkit.rng import derive
+
+
+def correlated(n: int = 400, c: int = 2, side: int = 3, seed: int = 0) -> Tensor:
+    g, d = derive(seed, "zca"), c * side * side
+    mix = torch.randn(d, d, generator=g, dtype=torch.float64)
+    flat = torch.randn(n, d, generator=g, dtype=torch.float64) @ mix + 0.7
+    return flat.view(n, c, side, side)
+
+
+def test_decode_undoes_encode() -> None:
+    x = correlated()
+    zca = ZCA.fit(x)
+    torch.testing.assert_close(zca.decode(zca.encode(x)), x)
+    torch.testing.assert_close(zca.encode(zca.decode(x)), x)
+
+
+def test_covariance_becomes_the_identity_shrunk_by_eps() -> None:
+    x = correlated()
+    values, vectors = torch.linalg.eigh(torch.cov(x.flatten(1).T))
+    for eps in (1e-6, 0.1, 3.0):
+        white = ZCA.fit(x, eps=eps).encode(x).flatten(1)
+        want = vectors @ torch.diag(values / (values + eps)) @ vectors.T
+        torch.testing.assert_close(torch.cov(white.T), want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(white.mean(0), torch.zeros(18, dtype=white.dtype), rtol=0, atol=1e-8)
+
+
+def test_the_map_is_symmetric_so_whitened_images_look_like_images() -> None:
+    zca = ZCA.fit(correlated())
+    torch.testing.assert_close(zca.matrix, zca.matrix.T)
+    assert bool((torch.linalg.eigvalsh(zca.matrix) > 0).all())
+
+
+def test_other_sizes_are_refused() -> None:
+    zca = ZCA.fit(correlated())
+    with pytest.raises(ValueError, match="fitted on 18"):
+        zca.encode(torch.zeros(2, 2, 4, 4))
+    with pytest.raises(ValueError, match="fitted on 18"):
+        zca.decode(torch.zeros(2, 1, 3, 3))
+
+
+def test_bad_fits_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 images"):
+        ZCA.fit(torch.zeros(1, 1, 2, 2))
+    with pytest.raises(ValueError, match="eps must be greater than 0"):
+        ZCA.fit(correlated(), eps=0)
+    with pytest.raises(TypeError, match="floating point"):
+        ZCA.fit(torch.zeros(4, 1, 2, 2, dtype=torch.uint8))
+
+
+def test_equality_is_of_values() -> None:
+    x = correlated()
+    assert ZCA.fit(x) == ZCA.fit(x)
+    assert hash(ZCA.fit(x)) == hash(ZCA.fit(x))
+    assert ZCA.fit(x) != ZCA.fit(x, eps=0.2)
+    assert ZCA.fit(x) != ZCA.fit(correlated(side=2))
+    assert Normalization((0.5,), (0.5,), ZCA.fit(x)) != Normalization((0.5,), (0.5,))
+
+
+def test_a_set_carries_and_saves_it(tmp_path: Path) -> None:
+    pixels = torch.rand(60, 1, 4, 4, generator=derive(1))
+    plain = Normalization.of(pixels)
+    normalization = Normalization(plain.mean, plain.std, ZCA.fit(plain.encode(pixels)))
+    made = LabeledImages.from_pixels(pixels, torch.arange(60) % 3, normalization=normalization)
+    torch.testing.assert_close(made.pixels(), pixels, rtol=1e-4, atol=1e-4)
+    back = LabeledImages.load(made.save(tmp_path / "set.safetensors"))
+    assert back.normalization == normalization
+    assert "then ZCA" in repr(back)
+    torch.testing.assert_close(back.pixels(), made.pixels())
+    with pytest.raises(ValueError, match="renormalized"):
+        made.require_same_space(made.renormalized(plain))
+    torch.testing.assert_close(made.renormalized(plain).renormalized(normalization).images, made.images)
