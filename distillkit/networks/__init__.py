@@ -1,7 +1,27 @@
 """Networks with a features/classifier split, and where components get networks from."""
 
 from distillkit.networks.base import Network, build, frozen, initialize, split
+from distillkit.networks.cnn import FedCOGCNN, LeNet, SimpleCNN
 from distillkit.networks.convnet import ConvNet
 from distillkit.networks.layers import ImageNetwork, norm_layer
+from distillkit.networks.names import NETWORK_NAMES, network
+from distillkit.networks.resnet import CifarResNet, ResNet, WideResNet
 
-__all__ = ["ConvNet", "ImageNetwork", "Network", "build", "frozen", "initialize", "norm_layer", "split"]
+__all__ = [
+    "NETWORK_NAMES",
+    "CifarResNet",
+    "ConvNet",
+    "FedCOGCNN",
+    "ImageNetwork",
+    "LeNet",
+    "Network",
+    "ResNet",
+    "SimpleCNN",
+    "WideResNet",
+    "build",
+    "frozen",
+    "initialize",
+    "network",
+    "norm_layer",
+    "split",
+]

@@ -1,0 +1,220 @@
+"""Residual networks for small images: a 3x3 stem, no pooling before the last layer, any size of image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from torch import Tensor, nn
+
+from distillkit.check import one_of, positive_int
+from distillkit.networks.layers import ImageNetwork, Shape, image_shape, more_than_one_pixel, norm_layer
+
+__all__ = ["CifarResNet", "ResNet", "WideResNet"]
+
+_BLOCKS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
+Block = Callable[[int, int, int, "_Layers"], nn.Module]
+
+
+class ResNet(ImageNetwork):
+    """ResNet-10, -18, -34 and -50 (He et al., CVPR 2016) with the stem for small images that VHL and FedLGD use.
+
+    A 3x3 convolution of stride 1, four stages of 64, 128, 256 and 512 channels (four times as many for ResNet-50,
+    whose blocks are bottlenecks) with strides 1, 2, 2, 2, global average pooling and one linear layer. With 10
+    classes of 3x32x32 and norm="batch": 4,903,242, 11,173,962, 21,282,122 and 23,520,842 parameters; the embedding
+    is 512-d, or 2048-d for ResNet-50.
+
+    Args:
+        shape: channels, height and width of the images; any other height and width is accepted as well.
+        num_classes: number of classes.
+        depth: 10, 18, 34 or 50.
+        width: channels of the first stage.
+        norm: "batch" (VHL), "instance" (FedLGD), "group" (FedCOG), "layer" or "none"; see `norm_layer`.
+            Convolutions have a bias only where no norm follows.
+        groups: groups of channels for norm="group" (2 in FedCOG).
+
+    FedLGD's paper prints a 7x7 stem with batch normalisation; its code, which we follow, has this stem with instance
+    normalisation. For 96x96 images that code feeds a 4608-d map through an extra hidden layer; ours pools it to 512-d.
+
+    Raises:
+        ValueError: no such depth or norm, or images so small that norm="instance" would erase them.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        num_classes: int,
+        *,
+        depth: int = 18,
+        width: int = 64,
+        norm: str = "batch",
+        groups: int = 2,
+    ) -> None:
+        one_of(depth, "depth", _BLOCKS)
+        block, expansion = (_bottleneck, 4) if depth == 50 else (_basic, 1)
+        positive_int(width, "width")
+        outs = [width * expansion * 2**stage for stage in range(4)]
+        body = _residual(shape, width, outs, _BLOCKS[depth], block, norm, groups)
+        super().__init__(shape, num_classes, body, outs[-1], any_size=True)
+
+
+class CifarResNet(ImageNetwork):
+    """ResNet-8, -20, ... (6n+2 layers) of He et al.'s CIFAR experiments, as in the single-image paper.
+
+    A 3x3 stem and three stages of 16, 32 and 64 channels with n basic blocks each, strides 1, 2, 2, global average
+    pooling to a 64-d embedding and one linear layer. With 10 classes of 3x32x32: ResNet-8 has 78,042 parameters,
+    ResNet-20 272,474. The shortcuts between stages are 1x1 convolutions with a norm, as in the single-image paper's
+    code; He et al.'s own are free of parameters (269,722 for ResNet-20).
+
+    Args:
+        shape: channels, height and width of the images; any other height and width is accepted as well.
+        num_classes: number of classes.
+        depth: 8, 14, 20, ...: 6n+2.
+        width: channels of the first stage.
+        norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only
+            where no norm follows.
+        groups: groups of channels for norm="group".
+
+    Raises:
+        ValueError: a depth that is not 6n+2, no such norm, or images so small that norm="instance" would erase them.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        num_classes: int,
+        *,
+        depth: int = 20,
+        width: int = 16,
+        norm: str = "batch",
+        groups: int = 2,
+    ) -> None:
+        if positive_int(depth, "depth", least=8) % 6 != 2:
+            raise ValueError(f"depth must be 6n+2 (8, 14, 20, ...), got {depth}")
+        positive_int(width, "width")
+        outs = [width, 2 * width, 4 * width]
+        body = _residual(shape, width, outs, [(depth - 2) // 6] * 3, _basic, norm, groups)
+        super().__init__(shape, num_classes, body, outs[-1], any_size=True)
+
+
+class WideResNet(ImageNetwork):
+    """The wide residual network WRN-depth-width of Zagoruyko and Komodakis (BMVC 2016), WRN-16-4 by default.
+
+    Pre-activation blocks: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 times `width` channels, strides
+    1, 2, 2, then norm, ReLU, global average pooling and one linear layer. WRN-16-4 with 10 classes of 3x32x32 has
+    2,748,890 parameters and a 256-d embedding. No dropout.
+
+    Args:
+        shape: channels, height and width of the images; any other height and width is accepted as well. The
+            single-image paper's code pools a fixed 8x8 and so runs at 32x32 only; ours pools whatever is there.
+        num_classes: number of classes.
+        depth: 10, 16, 22, ...: 6n+4.
+        width: the widening factor.
+        norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only
+            with norm="none".
+        groups: groups of channels for norm="group".
+
+    Raises:
+        ValueError: a depth that is not 6n+4, no such norm, or images so small that norm="instance" would erase them.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        num_classes: int,
+        *,
+        depth: int = 16,
+        width: int = 4,
+        norm: str = "batch",
+        groups: int = 2,
+    ) -> None:
+        if positive_int(depth, "depth", least=10) % 6 != 4:
+            raise ValueError(f"depth must be 6n+4 (10, 16, 22, ...), got {depth}")
+        positive_int(width, "width")
+        outs = [16 * width, 32 * width, 64 * width]
+        body = _residual(shape, 16, outs, [(depth - 4) // 6] * 3, _PreActivation, norm, groups)
+        super().__init__(shape, num_classes, body, outs[-1], any_size=True)
+
+
+class _Layers:
+    """Makes the norms, and convolutions that have a bias only where there are no norms."""
+
+    def __init__(self, norm: str, groups: int) -> None:
+        self._norm, self._groups = norm, groups
+
+    def norm(self, channels: int) -> nn.Module:
+        return norm_layer(self._norm, channels, groups=self._groups)
+
+    def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
+        return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=self._norm == "none")
+
+
+def _residual(
+    shape: Shape, stem: int, outs: Sequence[int], blocks: Sequence[int], block: Block, norm: str, groups: int
+) -> nn.Sequential:
+    """Stem, stages of `blocks[i]` blocks with `outs[i]` channels, each but the first halving the map, and pooling."""
+    inputs, rows, columns = image_shape(shape)
+    halved = 2 ** (len(outs) - 1)
+    more_than_one_pixel(norm, -(-rows // halved), -(-columns // halved))
+    make = _Layers(norm, groups)
+    stages: list[nn.Module] = []
+    channels = stem
+    for stage, (out, count) in enumerate(zip(outs, blocks)):
+        for i in range(count):
+            stages.append(block(channels, out, 2 if stage and not i else 1, make))
+            channels = out
+    # Pre-activation blocks begin with a norm, the others end with one.
+    activate = [make.norm(channels if block is _PreActivation else stem), nn.ReLU()]
+    layers = [*stages, *activate] if block is _PreActivation else [*activate, *stages]
+    return nn.Sequential(make.conv(inputs, stem, 3), *layers, nn.AdaptiveAvgPool2d(1))
+
+
+class _Residual(nn.Module):
+    """relu(main(x) + shortcut(x)), the shortcut a 1x1 convolution with a norm where the shape changes."""
+
+    def __init__(self, main: nn.Module, inputs: int, outputs: int, stride: int, make: _Layers) -> None:
+        super().__init__()
+        self.main = main
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != outputs or stride != 1:
+            self.shortcut = nn.Sequential(make.conv(inputs, outputs, 1, stride), make.norm(outputs))
+        self.relu = nn.ReLU()
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return cast(Tensor, self.relu(self.main(maps) + self.shortcut(maps)))
+
+
+def _basic(inputs: int, outputs: int, stride: int, make: _Layers) -> nn.Module:
+    main = nn.Sequential(
+        *(make.conv(inputs, outputs, 3, stride), make.norm(outputs), nn.ReLU()),
+        *(make.conv(outputs, outputs, 3), make.norm(outputs)),
+    )
+    return _Residual(main, inputs, outputs, stride, make)
+
+
+def _bottleneck(inputs: int, outputs: int, stride: int, make: _Layers) -> nn.Module:
+    inner = outputs // 4
+    main = nn.Sequential(
+        *(make.conv(inputs, inner, 1), make.norm(inner), nn.ReLU()),
+        *(make.conv(inner, inner, 3, stride), make.norm(inner), nn.ReLU()),
+        *(make.conv(inner, outputs, 1), make.norm(outputs)),
+    )
+    return _Residual(main, inputs, outputs, stride, make)
+
+
+class _PreActivation(nn.Module):
+    """main(a) + x with a = relu(norm(x)); where the channels change, main(a) + conv1x1(a)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, make: _Layers) -> None:
+        super().__init__()
+        self.activate = nn.Sequential(make.norm(inputs), nn.ReLU())
+        self.main = nn.Sequential(
+            *(make.conv(inputs, outputs, 3, stride), make.norm(outputs), nn.ReLU()),
+            make.conv(outputs, outputs, 3),
+        )
+        self.shortcut = make.conv(inputs, outputs, 1, stride) if inputs != outputs else None
+
+    def forward(self, maps: Tensor) -> Tensor:
+        activated = self.activate(maps)
+        kept = maps if self.shortcut is None else self.shortcut(activated)
+        return cast(Tensor, self.main(activated) + kept)
