@@ -11,7 +11,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-__all__ = ["batch_of_images", "class_labels", "one_of", "positive_int", "real_number"]
+__all__ = ["batch_of_images", "class_labels", "one_of", "positive_int", "real_number", "rows"]
 
 
 def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
@@ -63,12 +63,26 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
     return labels
 
 
-def positive_int(value: int, name: str, least: int = 1) -> int:
-    """Return `value` if it is an integer of at least `least`, else raise TypeError or ValueError."""
+def rows(values: Tensor, name: str) -> Tensor:
+    """Return `values` if they are a finite floating tensor [N, d] with neither dimension empty, else raise."""
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        came = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name} must be a floating tensor [N, d], one row an image, got {came}")
+    if values.ndim != 2 or 0 in values.shape:
+        raise ValueError(f"{name} must have two dimensions, none empty, got shape {list(values.shape)}")
+    if not bool(torch.isfinite(values.detach()).all()):
+        raise ValueError(f"{name} must be finite, got NaN or Inf")
+    return values
+
+
+def positive_int(value: int, name: str, least: int = 1, most: int | None = None) -> int:
+    """Return `value` if it is an integer in `[least, most]`, else raise TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return value
 
 
@@ -79,16 +93,22 @@ def real_number(
     least: float = -math.inf,
     most: float = math.inf,
     above: float | None = None,
+    below: float | None = None,
 ) -> float:
-    """Return `value` if it is a finite number in `[least, most]` (and strictly over `above`), else raise."""
+    """Return `value` if it is a finite number in `[least, most]`, over `above` and under `below`, else raise."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
     if above is not None and value <= above:
         raise ValueError(f"{name} must be greater than {above:g}, got {value:g}")
+    if below is not None and value >= below:
+        raise ValueError(f"{name} must be less than {below:g}, got {value:g}")
     if not least <= value <= most:
-        wanted = f"at least {least:g}" if math.isinf(most) else f"in [{least:g}, {most:g}]"
+        if math.isinf(most):
+            wanted = f"at least {least:g}"
+        else:
+            wanted = f"at most {most:g}" if math.isinf(least) else f"in [{least:g}, {most:g}]"
         raise ValueError(f"{name} must be {wanted}, got {value:g}")
     return float(value)
 

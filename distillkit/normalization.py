@@ -62,9 +62,9 @@ class ZCA:
         return hash(tuple(self.center.shape))
 
     def _flat(self, images: Tensor) -> Tensor:
-        if images[0].numel() != len(self.center):
+        if images.shape[1:].numel() != len(self.center):
             raise ValueError(
-                f"images have {images[0].numel()} values each, but this ZCA was fitted on {len(self.center)}"
+                f"images have {images.shape[1:].numel()} values each, but this ZCA was fitted on {len(self.center)}"
             )
         return images.flatten(1)
 
@@ -109,10 +109,14 @@ class Normalization:
         """
         check.batch_of_images(pixels, "pixels")
         channels = pixels.transpose(0, 1).flatten(1).double()
-        std = channels.std(1, correction=0)
-        return Normalization(channels.mean(1).tolist(), torch.where(std > 0, std, torch.ones_like(std)).tolist())
+        # The measured deviation of a constant channel is rounding noise above zero, so compare the extremes.
+        constant = channels.amax(1) == channels.amin(1)
+        std = channels.std(1, correction=0).masked_fill(constant, 1.0)
+        return Normalization(channels.mean(1).tolist(), std.tolist())
 
     def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        if not like.is_floating_point():
+            raise TypeError(f"images must be floating point, got {like.dtype}; divide uint8 pixels by 255")
         mean, std = like.new_tensor(self.mean), like.new_tensor(self.std)
         if len(mean) not in (1, like.shape[1]):
             raise ValueError(f"images have {like.shape[1]} channels, but the normalization has {len(mean)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 
 import torch
 
@@ -34,8 +35,12 @@ def derive(seed: int, *keys: int | str) -> torch.Generator:
 
     The keys are hashed with BLAKE2b, so `derive(0, 1, 2)` and `derive(0, 12)` are unrelated streams and adding
     a purpose never shifts the draws of another one. In `fl` the keys are (round, client, purpose).
+
+    Raises:
+        TypeError: a seed that is not an integer, or a key that is neither an integer nor a string.
     """
-    digest = hashlib.blake2b(repr((int(seed), *keys)).encode(), digest_size=8).digest()
+    parts = (operator.index(seed), *(key if isinstance(key, str) else operator.index(key) for key in keys))
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     generator = torch.Generator()
     generator.manual_seed(int.from_bytes(digest, "little") >> 1)
     return generator

@@ -68,17 +68,34 @@ class LabeledImages:
         self.normalization = normalization
         self.columns = dict(columns or {})
         for name, column in self.columns.items():
-            if len(column) != n:
-                raise ValueError(f"column {name!r} must have {n} rows, one an image, got {len(column)}")
-        self.info: dict[str, Any] = json.loads(json.dumps(dict(info or {})))
+            if not isinstance(column, Tensor):
+                raise TypeError(f"column {name!r} must be a torch.Tensor, got {type(column).__name__}")
+            if column.ndim == 0 or len(column) != n:
+                raise ValueError(f"column {name!r} must have {n} rows, one an image, got shape {list(column.shape)}")
+        try:
+            self.info: dict[str, Any] = json.loads(json.dumps(dict(info or {})))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"info must be a mapping of JSON values: {error}") from error
 
     @classmethod
     def from_pixels(
         cls, pixels: Tensor, labels: Tensor, *, normalization: Normalization = IDENTITY, **options: Any
     ) -> LabeledImages:
-        """Build a set from `pixels` in [0, 1], float, or uint8 in 0..255, [N, C, H, W]; `options` as the class's."""
+        """Build a set from `pixels` in [0, 1], float, or uint8 in 0..255, [N, C, H, W]; `options` as the class's.
+
+        Raises:
+            TypeError, ValueError: as the class does; also floats outside [0, 1] (by more than 0.001).
+        """
         if isinstance(pixels, Tensor) and pixels.dtype == torch.uint8:
             pixels = pixels.float() / 255
+        if not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels):
+            check.batch_of_images(pixels, "pixels")
+            low, high = (float(v) for v in pixels.detach().aminmax())
+            if low < -0.001 or high > 1.001:
+                raise ValueError(
+                    f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or give images that "
+                    "are normalized already to LabeledImages(images, labels, normalization=...)"
+                )
         return cls(normalization.encode(pixels), labels, normalization=normalization, **options)
 
     def __len__(self) -> int:
@@ -93,10 +110,11 @@ class LabeledImages:
     @overload
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> LabeledImages: ...
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> tuple[Tensor, Tensor] | LabeledImages:
-        if isinstance(index, int):
-            return self.images[index], self.labels[index]
         if not isinstance(index, slice | Tensor):
-            index = torch.as_tensor(index, dtype=torch.long)
+            index = torch.as_tensor(index)
+            index = index if len(index.flatten()) else index.long()
+        if isinstance(index, Tensor) and index.ndim == 0:
+            return self.images[int(index)], self.labels[int(index)]
         columns = {name: column[index] for name, column in self.columns.items()}
         return self.replace(images=self.images[index], labels=self.labels[index], columns=columns)
 
@@ -157,9 +175,15 @@ class LabeledImages:
                 "convert one with `b.renormalized(a.normalization)`"
             )
         if self.shape != other.shape:
-            raise ValueError(f"the sets have images of different shapes: {self.shape} and {other.shape}")
+            raise ValueError(
+                f"the sets have images of different shapes: {self.shape} and {other.shape}; resize the pixels of one "
+                "and build it again with `LabeledImages.from_pixels`"
+            )
         if self.num_classes != other.num_classes:
-            raise ValueError(f"the sets have different class counts: {self.num_classes} and {other.num_classes}")
+            raise ValueError(
+                f"the sets have different class counts: {self.num_classes} and {other.num_classes}; if the classes are "
+                "the same ones, say so with `b.replace(num_classes=a.num_classes)`"
+            )
 
     @staticmethod
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
@@ -175,10 +199,14 @@ class LabeledImages:
             first.require_same_space(other)
             if set(other.columns) != set(first.columns):
                 raise ValueError(
-                    f"the sets have different columns: {sorted(first.columns)} and {sorted(other.columns)}"
+                    f"the sets have different columns: {sorted(first.columns)} and {sorted(other.columns)}; "
+                    "keep the common ones with `b.replace(columns={...})`"
                 )
             if other.labels.ndim != first.labels.ndim:
-                raise ValueError("the sets have different labels: class indices and rows")
+                raise ValueError(
+                    "the sets have different labels: class indices and rows; make rows of the indices with "
+                    "`a.replace(labels=torch.nn.functional.one_hot(a.labels, a.num_classes).float())`"
+                )
         columns = {name: torch.cat([s.columns[name] for s in sets]) for name in first.columns}
         labels, images = torch.cat([s.labels for s in sets]), torch.cat([s.images for s in sets])
         return first.replace(images=images, labels=labels, columns=columns)
@@ -204,7 +232,12 @@ class LabeledImages:
         return sheet
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write images, labels, columns and meaning to one `.safetensors` file, atomically; return its path."""
+        """Write images, labels, columns and meaning to one `.safetensors` file, atomically; return its path.
+
+        Raises:
+            OSError: the folder is missing, unwritable or full; a file that was there before is left as it was.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         path = Path(path)
@@ -219,6 +252,8 @@ class LabeledImages:
             contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
             save_file(contiguous, temporary, metadata={"format": _FORMAT, "set": json.dumps(meta)})
             os.replace(temporary, path)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from error
         finally:
             temporary.unlink(missing_ok=True)
         return path
@@ -243,18 +278,20 @@ class LabeledImages:
             raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
         if meta.get("format") != _FORMAT:
             raise ValueError(f"{path} is not a saved LabeledImages (format {meta.get('format')!r}, want {_FORMAT!r})")
-        saved = json.loads(meta["set"])
-        zca = None
-        if "zca.matrix" in tensors:
-            zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
-        return LabeledImages(
-            tensors["images"],
-            tensors["labels"],
-            num_classes=saved["num_classes"],
-            normalization=Normalization(saved["mean"], saved["std"], zca),
-            columns={k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
-            info=saved["info"],
-        )
+        try:
+            saved, zca = json.loads(meta["set"]), None
+            if "zca.matrix" in tensors:
+                zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
+            return LabeledImages(
+                tensors["images"],
+                tensors["labels"],
+                num_classes=saved["num_classes"],
+                normalization=Normalization(saved["mean"], saved["std"], zca),
+                columns={k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
+                info=saved["info"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged: {error!r}") from error
 
     def __repr__(self) -> str:
         c, h, w = self.images.shape[1:]
