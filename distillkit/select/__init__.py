@@ -1,0 +1,89 @@
+"""Choose a small, balanced and informative part of a large pool of images by what a model thinks of them.
+
+K-means balancing (Eq. 1-3, Algorithm 2) and confidence pruning (Eq. 4, Algorithm 3) of "Federated Learning with a
+Single Shared Image" (Soni, Saeed, Asano, 2024); the defaults are its published settings. Every selector returns
+indices into the pool: int64, ascending, without duplicates.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.rng import as_generator
+from distillkit.select.balance import centroid_distances, kmeans_balance
+from distillkit.select.prune import checked_logits, prune_by_confidence
+
+__all__ = ["centroid_distances", "kmeans_balance", "prune_by_confidence", "select"]
+
+
+def select(
+    embeddings: Tensor,
+    logits: Tensor,
+    *,
+    keep: int,
+    kmeans_share: float = 0.5,
+    released_threshold: float | None = None,
+    clusters: int = 1000,
+    order: str = "hard",
+    balancing: float = 1.0,
+    strategy: str = "top",
+    measure: str = "max_softmax",
+    batch_size: int | None = None,
+    generator: int | torch.Generator = 0,
+) -> Tensor:
+    """Keep `keep` of N images: first balance them over k-means clusters, then prune them by confidence.
+
+    Args:
+        embeddings: float [N, d] of the pool, from the model that also gave the logits.
+        logits: float [N, K], K >= 2; the classes are the model's predictions, no label is used.
+        keep: how many images remain, in [1, N].
+        kmeans_share: the part of the reduction that k-means does, in [0, 1]: it keeps
+            `M = N^(1 - share) * keep^share` images and pruning takes M to `keep`. At 0.5 both steps keep the same
+            fraction: 50,000 -> 15,811 -> 5,000. At 0 there is only pruning, at 1 only k-means.
+        released_threshold: the authors' rule instead of `kmeans_share`: k-means keeps `int(keep / (1 - threshold))`
+            images, all if there are no more than that, then every predicted class of n images loses
+            `int(threshold * n)`. With their 50,000 images, keep 5,000 and threshold 0.9 k-means keeps everything,
+            so its rows in their tables are pruning alone. The count is only near `keep`.
+        clusters, order, balancing, batch_size: as in `kmeans_balance`.
+        strategy, measure: as in `prune_by_confidence`.
+        generator: seeds k-means, then the random strategy.
+
+    Returns:
+        int64 indices, ascending, on the device of `embeddings`; `keep` of them unless `released_threshold` is given.
+
+    Raises:
+        TypeError, ValueError: the argument that is wrong, what came and what is wanted.
+    """
+    generator = as_generator(generator)
+    logits = checked_logits(logits)
+    n = len(logits)
+    if isinstance(embeddings, Tensor) and len(embeddings) != n:
+        raise ValueError(f"embeddings and logits must have a row an image each, got {len(embeddings)} and {n} rows")
+    check.positive_int(keep, "keep", most=n)
+    if released_threshold is None:
+        share = check.real_number(kmeans_share, "kmeans_share", least=0.0, most=1.0)
+        middle = min(max(round(n ** (1 - share) * keep**share), keep), n)
+    else:
+        check.real_number(released_threshold, "released_threshold", least=0.0, below=1.0)
+        middle = min(int(keep / (1 - released_threshold)), n)
+    balanced = kmeans_balance(
+        embeddings,
+        logits.argmax(1),
+        keep=middle,
+        clusters=clusters,
+        order=order,
+        balancing=balancing,
+        batch_size=batch_size,
+        generator=generator,
+    ).to(logits.device)
+    pruned = prune_by_confidence(
+        logits[balanced],
+        keep=keep if released_threshold is None else None,
+        threshold=released_threshold,
+        strategy=strategy,
+        measure=measure,
+        generator=generator,
+    )
+    return balanced[pruned].to(embeddings.device)

@@ -1,0 +1,115 @@
+"""Balance a pool over predicted classes by distance to k-means centroids."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.rng import as_generator
+
+__all__ = ["centroid_distances", "kmeans_balance"]
+
+_ORDERS = ("easy", "hard", "mixed")
+
+
+def kmeans_balance(
+    embeddings: Tensor,
+    predicted: Tensor,
+    *,
+    keep: int,
+    clusters: int = 1000,
+    order: str = "hard",
+    balancing: float = 1.0,
+    batch_size: int | None = None,
+    generator: int | torch.Generator = 0,
+) -> Tensor:
+    """Keep `keep` images: an equal minimum of every predicted class, then the best of the rest.
+
+    Images are ranked by the distance to their own k-means centroid. Each of the P classes that occur in `predicted`
+    first gets its `int(balancing * keep / P)` best (all it has, if it has fewer); the places left are filled with the
+    best of all others.
+
+    Args:
+        embeddings: float [N, d].
+        predicted: int [N], the class that the model predicts for each image.
+        keep: how many images remain, in [1, N].
+        clusters: number of centroids; at most N are used.
+        order: "easy" ranks the images near their centroid first, "hard" the far ones, "mixed" takes the nearest,
+            the farthest, the second nearest, ... in turn.
+        balancing: share of `keep` that is divided equally among the predicted classes, in [0, 1].
+        batch_size: None runs Lloyd's algorithm (scikit-learn's `KMeans`, one initialisation), about 0.4 s per pass
+            over 50,000 x 64 with 1,000 clusters on one core; a number runs `MiniBatchKMeans` with batches of that many
+            images, some 3 s in all for 4,096.
+        generator: seeds k-means.
+
+    Returns:
+        int64 [keep] indices, ascending, on the device of `embeddings` (k-means itself runs on the CPU).
+
+    Raises:
+        TypeError, ValueError: the argument that is wrong, what came and what is wanted.
+
+    Deviation from the released code: there "easy" silently takes half of its images from the far end, and in small
+    classes the two halves overlap, so that the minimum is missed. Here neither happens.
+    """
+    check.one_of(order, "order", _ORDERS)
+    check.real_number(balancing, "balancing", least=0.0, most=1.0)
+    embeddings = check.rows(embeddings, "embeddings")
+    predicted = check.class_labels(predicted, len(embeddings), None, "predicted").cpu()
+    check.positive_int(keep, "keep", most=len(embeddings))
+    if keep == len(embeddings):
+        return torch.arange(keep, device=embeddings.device)
+    distances = centroid_distances(embeddings, clusters=clusters, batch_size=batch_size, generator=generator).cpu()
+    classes = predicted.unique()
+    minimum = int(balancing * keep / len(classes))
+    chosen = torch.zeros(len(embeddings), dtype=torch.bool)
+    for c in classes:
+        members = (predicted == c).nonzero().flatten()
+        chosen[members[_ranked(distances[members], order)[:minimum]]] = True
+    rest = (~chosen).nonzero().flatten()
+    chosen[rest[_ranked(distances[rest], order)[: keep - int(chosen.sum())]]] = True
+    return chosen.nonzero().flatten().to(embeddings.device)
+
+
+def centroid_distances(
+    embeddings: Tensor,
+    *,
+    clusters: int = 1000,
+    batch_size: int | None = None,
+    generator: int | torch.Generator = 0,
+) -> Tensor:
+    """The Euclidean distance of each embedding to its own k-means centroid, float64 [N]; arguments as above.
+
+    One thread does the sums, so the result does not depend on how many cores there are.
+
+    Raises:
+        TypeError, ValueError: the argument that is wrong, what came and what is wanted.
+    """
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+    from threadpoolctl import threadpool_limits
+
+    points = check.rows(embeddings, "embeddings").detach().cpu()
+    points = points if points.dtype == torch.float64 else points.float()
+    clusters = min(check.positive_int(clusters, "clusters"), len(points))
+    seed = int(torch.randint(2**31 - 1, (), generator=as_generator(generator)))
+    if batch_size is None:
+        kmeans = KMeans(clusters, n_init=1, random_state=seed)
+    else:
+        check.positive_int(batch_size, "batch_size")
+        kmeans = MiniBatchKMeans(clusters, n_init=1, random_state=seed, batch_size=batch_size)
+    with threadpool_limits(1):
+        own = kmeans.fit_predict(points.numpy())
+    centroids = torch.from_numpy(kmeans.cluster_centers_)[torch.from_numpy(own).long()]
+    return (points.double() - centroids.double()).norm(dim=1).to(embeddings.device)
+
+
+def _ranked(distances: Tensor, order: str) -> Tensor:
+    near = distances.argsort(stable=True)
+    if order == "easy":
+        return near
+    if order == "hard":
+        return distances.argsort(descending=True, stable=True)
+    mixed = torch.empty_like(near)
+    half = -(-len(near) // 2)
+    mixed[0::2], mixed[1::2] = near[:half], near[half:].flip(0)
+    return mixed
