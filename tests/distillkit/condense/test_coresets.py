@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from distillkit import LabeledImages, Normalization
+from distillkit.condense.coresets import herding, k_center, random_subset
+from distillkit.networks import build
+from distillkit.rng import derive
+
+ALL = [random_subset, herding, k_center]
+Chooser = Callable[..., LabeledImages]
+
+
+def data(counts: list[int], shape: tuple[int, int, int] = (1, 2, 2), seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = derive(seed, "data")
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=g)]
+    return torch.randn(len(labels), *shape, generator=g, dtype=torch.float64), labels
+
+
+class Small(nn.Module):
+    def __init__(self, channels: int = 1) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(channels, 4, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+        self.classifier = nn.Linear(4, 2)
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.body(images).mean((2, 3))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.features(images))
+
+
+def rows_of(chosen: LabeledImages, images: Tensor) -> list[int]:
+    return [next(i for i, image in enumerate(images) if torch.equal(image, c)) for c in chosen.images]
+
+
+def slow_herding(f: Tensor, ipc: int) -> list[int]:
+    mean, taken = f.mean(0), []
+    for k in range(1, ipc + 1):
+        gaps = {i: (mean - (f[taken].sum(0) + f[i]) / k).norm().item() for i in range(len(f)) if i not in taken}
+        taken.append(min(gaps, key=gaps.__getitem__))
+    return taken
+
+
+def slow_k_center(f: Tensor, ipc: int) -> list[int]:
+    taken = [int((f - f.mean(0)).norm(dim=1).argmin())]
+    while len(taken) < ipc:
+        gaps = {i: min((f[i] - f[j]).norm().item() for j in taken) for i in range(len(f)) if i not in taken}
+        taken.append(max(gaps, key=gaps.__getitem__))
+    return taken
+
+
+@given(st.integers(0, 1000), st.integers(1, 7), st.integers(7, 15))
+@pytest.mark.parametrize(("choose", "slow"), [(herding, slow_herding), (k_center, slow_k_center)])
+def test_equals_the_slow_reference_on_pixels(choose: Chooser, slow: Callable, seed: int, ipc: int, n: int) -> None:
+    images, labels = data([n, n + 1], seed=seed)
+    chosen = choose(images, labels, ipc=ipc)
+    for c in (0, 1):
+        own = (labels == c).nonzero().flatten()
+        want = own[slow(images[own].flatten(1), ipc)].tolist()
+        assert rows_of(chosen, images)[c * ipc : (c + 1) * ipc] == want
+
+
+@pytest.mark.parametrize(("choose", "slow"), [(herding, slow_herding), (k_center, slow_k_center)])
+def test_measures_in_the_embedding_of_the_network_in_eval_mode(choose: Chooser, slow: Callable) -> None:
+    images, labels = data([9, 9], (1, 4, 4))
+    network = build(Small, 0).double()
+    twin = build(Small, 0).double().eval()
+    for chunk in (None, 4):
+        chosen = choose(images, labels, ipc=3, network=network, chunk=chunk)
+        own = (labels == 1).nonzero().flatten()
+        with torch.no_grad():
+            want = own[slow(twin.features(images[own]), 3)].tolist()
+        assert rows_of(chosen, images)[3:] == want
+    assert network.training
+    assert all(p.requires_grad for p in network.parameters())
+    assert chosen.info["embedding"] == "Small"
+
+
+@given(st.integers(0, 1000))
+def test_k_center_covers_within_twice_the_best_radius(seed: int) -> None:
+    images, labels = data([7], seed=seed)
+    flat = images.flatten(1)
+    chosen = k_center(images, labels, ipc=2).images.flatten(1)
+    radius = torch.cdist(flat, chosen).min(1).values.max()
+    pairs = torch.combinations(torch.arange(7))
+    best = min(torch.cdist(flat, flat[pair]).min(1).values.max() for pair in pairs)
+    assert radius <= 2 * best + 1e-12
+
+
+def test_herding_of_the_whole_class_ends_on_its_mean() -> None:
+    images, labels = data([6])
+    chosen = herding(images, labels, ipc=6)
+    assert sorted(rows_of(chosen, images)) == list(range(6))
+
+
+def test_random_is_a_pure_function_of_the_seed_and_uniform(global_rng_untouched: None) -> None:
+    images, labels = data([5, 5])
+    seen = torch.zeros(10)
+    for seed in range(200):
+        chosen = random_subset(images, labels, ipc=2, generator=seed)
+        again = random_subset(images, labels, ipc=2, generator=seed)
+        assert torch.equal(chosen.images, again.images)
+        rows = rows_of(chosen, images)
+        assert len(set(rows)) == 4
+        seen[rows] += 1
+    assert seen.min() > 50
+    assert seen.max() < 110
+    g = derive(0)
+    a, b = random_subset(images, labels, ipc=2, generator=g), random_subset(images, labels, ipc=2, generator=g)
+    assert not torch.equal(a.images, b.images)
+
+
+@pytest.mark.parametrize("choose", ALL)
+def test_short_missing_and_unbalanced_classes(choose: Chooser, global_rng_untouched: None) -> None:
+    images, labels = data([2, 9, 0, 4])
+    chosen = choose(images, labels, ipc=5, num_classes=4)
+    assert chosen.counts().tolist() == [5, 5, 0, 5]
+    assert chosen.info["with_replacement"] == [0, 3]
+    assert chosen.info["absent"] == [2]
+    rows = rows_of(chosen, images)
+    assert labels[rows].tolist() == chosen.labels.tolist()
+    for part, distinct in ((rows[:5], 2), (rows[5:10], 5), (rows[10:], 4)):
+        assert len(set(part)) == distinct
+    assert rows[:2] == rows[2:4]
+
+
+@pytest.mark.parametrize("choose", ALL)
+def test_a_set_keeps_its_meaning_and_columns(choose: Chooser) -> None:
+    images, labels = data([4, 4], (5, 3, 2))
+    real = LabeledImages(
+        images, labels, normalization=Normalization((0.5,), (0.2,)), columns={"row": torch.arange(8)}, info={"of": "x"}
+    )
+    chosen = choose(real, ipc=2, classes=[1])
+    assert chosen.normalization == real.normalization
+    assert chosen.num_classes == 2
+    assert chosen.labels.tolist() == [1, 1]
+    assert torch.equal(chosen.images, images[chosen.columns["row"]])
+    assert chosen.info["absent"] == []
+
+
+@pytest.mark.parametrize("choose", ALL)
+def test_identical_images_are_not_chosen_twice(choose: Chooser) -> None:
+    real = LabeledImages(torch.ones(4, 1, 2, 2), torch.zeros(4, dtype=torch.long), columns={"row": torch.arange(4)})
+    assert sorted(choose(real, ipc=4).columns["row"].tolist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("choose", ALL)
+def test_bad_input_is_refused(choose: Chooser) -> None:
+    images, labels = data([3, 3])
+    with pytest.raises(ValueError, match="ipc must be at least 1"):
+        choose(images, labels, ipc=0)
+    with pytest.raises(TypeError, match="labels must be given"):
+        choose(images, ipc=1)
+    with pytest.raises(ValueError, match="have none"):
+        choose(images, labels, ipc=1, num_classes=3, classes=[2])
+    with pytest.raises(ValueError, match="class indices"):
+        choose(LabeledImages(images, torch.full((6, 2), 0.5)), ipc=1)
