@@ -1,0 +1,90 @@
+"""One crop of the single-image pipeline, rendered from its recipe."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["Recipe", "render"]
+
+
+class Recipe(NamedTuple):
+    """What is done for one crop; all draws are made, nothing is rendered.
+
+    Attributes:
+        top, left, height, width: the rectangle of the image that is resized, in pixels.
+        rotation, shear: in degrees; the shear is along x.
+        flip: whether the crop is mirrored.
+        jitter: (operation, amount) in the order of application; empty for a crop that keeps its colours.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+    rotation: float
+    shear: float
+    flip: bool
+    jitter: tuple[tuple[str, float], ...]
+
+
+def render(image: Tensor, recipe: Recipe, size: int, jpeg_quality: int | None = None) -> Tensor:
+    """Crop `image` float [C, H, W] in [0, 1] by `recipe`: uint8 [C, size, size].
+
+    A crop is rendered alone, because the last bits of a batched kernel depend on what else is in the batch.
+    """
+    from kornia.geometry.transform import warp_affine
+
+    rows = slice(recipe.top, recipe.top + recipe.height)
+    columns = slice(recipe.left, recipe.left + recipe.width)
+    large = int(math.sqrt(2) * size)
+    # Not kornia's resize: its antialiasing is a blur before the sampling, this is the filter of image libraries.
+    crop = F.interpolate(image[None, :, rows, columns], (large, large), mode="bicubic", antialias=True)
+    crop = warp_affine(crop.clamp(0, 1), _motion(recipe, large, size).to(image), (size, size))
+    if recipe.flip:
+        crop = crop.flip(-1)
+    for operation, amount in recipe.jitter:
+        crop = _adjust(crop, operation, amount)
+    pixels = (crop[0] * 255).round().clamp(0, 255).to(torch.uint8)
+    return pixels if jpeg_quality is None else _through_jpeg(pixels, jpeg_quality)
+
+
+def _motion(recipe: Recipe, large: int, size: int) -> Tensor:
+    """[1, 2, 3]: rotation after x-shear about the centre of a `large` crop, then the shift of the centre crop."""
+    angle, slant = math.radians(recipe.rotation), math.tan(math.radians(recipe.shear))
+    cos, sin, middle = math.cos(angle), math.sin(angle), (large - 1) / 2
+    margin = round((large - size) / 2)
+    x = [cos, -cos * slant - sin]
+    y = [sin, -sin * slant + cos]
+    return torch.tensor([[[a, b, middle * (1 - a - b) - margin] for a, b in (x, y)]])
+
+
+def _adjust(crop: Tensor, operation: str, amount: float) -> Tensor:
+    from kornia import enhance
+
+    if operation == "brightness":
+        return enhance.adjust_brightness_accumulative(crop, 1 + amount)
+    if operation == "contrast":
+        return enhance.adjust_contrast_with_mean_subtraction(crop, 1 + amount)
+    if crop.shape[1] != 3:
+        return crop
+    if operation == "saturation":
+        return enhance.adjust_saturation_with_gray_subtraction(crop, 1 + amount)
+    return enhance.adjust_hue(crop, 2 * math.pi * amount)
+
+
+def _through_jpeg(pixels: Tensor, quality: int) -> Tensor:
+    """Write uint8 [C, H, W] as a JPEG in memory and read it back."""
+    import numpy as np
+    from PIL import Image
+
+    rows = pixels.cpu().permute(1, 2, 0).numpy()
+    file = io.BytesIO()
+    Image.fromarray(rows[..., 0] if len(pixels) == 1 else rows).save(file, "JPEG", quality=quality)
+    decoded = torch.from_numpy(np.array(Image.open(file)))
+    return decoded.view(rows.shape).permute(2, 0, 1).to(pixels.device)

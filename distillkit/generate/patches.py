@@ -1,0 +1,225 @@
+"""Thousands of crops from one image, each a pure function of (image, seed, index)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from distillkit import check, rng
+from distillkit.generate.crop import Recipe, render
+from distillkit.normalization import IDENTITY, Normalization
+from distillkit.sets import LabeledImages
+
+__all__ = ["Patches"]
+
+_TRIES = 32
+_JITTER = ("brightness", "contrast", "saturation", "hue")
+
+
+class Patches:
+    """`count` crops of one image, rendered when asked for; only indices need to travel.
+
+    Two processes that hold the same image (compare `digest`) get the same bits for the same index, whatever else
+    they render beside it and with however many threads: a crop's draws come from `rng.derive(seed, index)`, and crops
+    are rendered one at a time, because the last bits of a batched kernel depend on the batch. This is a promise for
+    the same PyTorch and kornia versions on the same kind of device. Crops are rounded to 8 bits.
+
+    The pipeline of Asano & Saeed, "The augmented image prior" (ICLR 2023), as used by Federated Learning with a Single
+    Shared Image (CVPR-W 2024), section 3.1:
+    random square of half the shorter side; random-resized crop of it to `int(sqrt(2) * size)`, bicubic with
+    antialiasing; rotation and x-shear about the centre, bilinear; centre crop to `size`; colour jitter.
+
+    Args:
+        image: float [C, H, W] in [0, 1], or uint8; rendered on its device. With C != 3 the jitter leaves out
+            saturation and hue, which a picture without colours does not have.
+        seed: of all draws.
+        size: side of a crop in pixels.
+        count: how many crops there are; a larger count only adds crops.
+        precrop: side of the first square as a share of the image's shorter side, in (0, 1].
+        area: range of the crop's area as a share of that square, within (0, 1].
+        aspect: range of width / height, drawn log-uniformly.
+        rotation: largest angle in degrees; the paper's text says 35, the released code 30.
+        shear: largest x-shear in degrees, below 90.
+        flip: probability of a mirrored crop. The paper's text lists flips, the released code has none.
+        jitter: strength of brightness, contrast, saturation (factors in 1 +- strength) and hue (+- turns, at most 0.5).
+        jitter_probability: of a crop to be jittered; the order of the four operations is drawn for each crop.
+        jpeg_quality: 1 to 100 for a JPEG round trip (the released code has one, at 75); None for none.
+
+    Raises:
+        TypeError, ValueError: what is wrong with which argument.
+
+    Deviations: the released code draws from a random state that its threads share, so no two runs agree; here each
+    index has its own. At the border of the rotated crop pixels fade to black over one pixel instead of half a one.
+    """
+
+    def __init__(
+        self,
+        image: Tensor,
+        seed: int = 0,
+        *,
+        size: int = 32,
+        count: int = 50_000,
+        precrop: float = 0.5,
+        area: tuple[float, float] = (1 / 500, 1.0),
+        aspect: tuple[float, float] = (3 / 4, 4 / 3),
+        rotation: float = 30.0,
+        shear: float = 30.0,
+        flip: float = 0.0,
+        jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1),
+        jitter_probability: float = 0.5,
+        jpeg_quality: int | None = None,
+    ) -> None:
+        self.image = _as_image(image)
+        self.seed = check.positive_int(seed, "seed", least=0)
+        self.size = check.positive_int(size, "size")
+        self.count = check.positive_int(count, "count")
+        self.precrop = check.real_number(precrop, "precrop", above=0.0, most=1.0)
+        self.area = _range(area, "area", most=1.0)
+        self.aspect = _range(aspect, "aspect")
+        self.rotation = check.real_number(rotation, "rotation", least=0.0, most=180.0)
+        self.shear = check.real_number(shear, "shear", least=0.0, most=89.0)
+        self.flip = check.real_number(flip, "flip", least=0.0, most=1.0)
+        self.jitter = tuple(check.real_number(s, "jitter", least=0.0, most=1.0) for s in jitter)
+        if len(self.jitter) != 4 or self.jitter[3] > 0.5:
+            raise ValueError(f"jitter must be four strengths in [0, 1], the hue's in [0, 0.5], got {jitter}")
+        self.jitter_probability = check.real_number(jitter_probability, "jitter_probability", least=0.0, most=1.0)
+        self.jpeg_quality = jpeg_quality
+        channels, height, width = self.image.shape
+        if jpeg_quality is not None:
+            check.positive_int(jpeg_quality, "jpeg_quality")
+            if jpeg_quality > 100 or channels not in (1, 3):
+                raise ValueError(
+                    f"jpeg_quality must be at most 100 and the image have 1 or 3 channels, got "
+                    f"{jpeg_quality} and {channels}"
+                )
+        if min(height, width) < size:
+            raise ValueError(f"image must be at least size={size} pixels high and wide, got {height}x{width}")
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 of the image and every option but `count`: equal digests, equal crops."""
+        options = {k: v for k, v in vars(self).items() if k not in ("image", "count")}
+        sha = hashlib.sha256(repr((tuple(self.image.shape), sorted(options.items()))).encode())
+        sha.update(self.image.cpu().contiguous().numpy().tobytes())
+        return sha.hexdigest()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def recipe(self, index: int) -> Recipe:
+        """The draws of crop `index`: where it lies in the image, and what is done to it."""
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise TypeError(f"index must be an int, got {type(index).__name__}")
+        if not 0 <= index < self.count:
+            raise IndexError(f"index must be in [0, {self.count}), got {index}")
+        draws = torch.rand(14 + 4 * _TRIES, generator=rng.derive(self.seed, index), dtype=torch.float64).tolist()
+        at_top, at_left, angle, slant, flip, jittered, *rest = draws
+        strengths, order, tries = rest[:4], rest[4:8], rest[8:]
+
+        _, height, width = self.image.shape
+        side = max(1, int(self.precrop * min(height, width)))
+        top, left = int(at_top * (height - side + 1)), int(at_left * (width - side + 1))
+        down, right, h, w = self._resized_crop(side, tries)
+
+        jitter: list[tuple[str, float]] = []
+        if jittered < self.jitter_probability:
+            amounts = [(2 * u - 1) * s for u, s in zip(strengths, self.jitter, strict=True)]
+            jitter = [(_JITTER[k], amounts[k]) for k in sorted(range(4), key=order.__getitem__) if self.jitter[k]]
+        return Recipe(
+            top=top + down,
+            left=left + right,
+            height=h,
+            width=w,
+            rotation=(2 * angle - 1) * self.rotation,
+            shear=(2 * slant - 1) * self.shear,
+            flip=flip < self.flip,
+            jitter=tuple(jitter),
+        )
+
+    def _resized_crop(self, side: int, tries: list[float]) -> tuple[int, int, int, int]:
+        """(top, left, height, width) inside the square: the first try that fits, else the whole square."""
+        low, high = math.log(self.aspect[0]), math.log(self.aspect[1])
+        for k in range(0, len(tries), 4):
+            share, ratio, at_top, at_left = tries[k : k + 4]
+            area = side * side * (self.area[0] + share * (self.area[1] - self.area[0]))
+            aspect = math.exp(low + ratio * (high - low))
+            h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if 0 < h <= side and 0 < w <= side:
+                return int(at_top * (side - h + 1)), int(at_left * (side - w + 1)), h, w
+        return 0, 0, side, side
+
+    def _pixels(self, index: int) -> Tensor:
+        return render(self.image, self.recipe(index), self.size, self.jpeg_quality)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._pixels(index).float() / 255
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(self.count))
+
+    def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
+        """Crops float [B, C, size, size] in [0, 1], in the order of `indices`.
+
+        Raises:
+            TypeError, IndexError: an index that is not an integer, or not below `count`.
+        """
+        if not len(indices):
+            return self.image.new_empty(0, len(self.image), self.size, self.size)
+        where = torch.as_tensor(indices)
+        if where.is_floating_point() or where.dtype == torch.bool or where.ndim != 1:
+            raise TypeError(f"indices must be integers [B], got {where.dtype} {list(where.shape)}")
+        return torch.stack([self._pixels(i) for i in where.tolist()]).float() / 255
+
+    def chunks(self, size: int = 500, indices: Sequence[int] | Tensor | None = None) -> Iterator[Tensor]:
+        """Yield the crops (of `indices`, or all) `size` at a time, so that memory is bounded."""
+        check.positive_int(size, "size")
+        chosen: Sequence[int] | Tensor = range(self.count) if indices is None else indices
+        for start in range(0, len(chosen), size):
+            yield self.batch(chosen[start : start + size])
+
+    def set(
+        self,
+        indices: Sequence[int] | Tensor,
+        labels: Tensor,
+        *,
+        num_classes: int | None = None,
+        normalization: Normalization = IDENTITY,
+    ) -> LabeledImages:
+        """The crops of `indices` with their `labels` (indices or rows), and the column `"index"`."""
+        where = torch.as_tensor(indices, dtype=torch.long, device=self.image.device)
+        info = {"method": "patches", "seed": self.seed, "digest": self.digest}
+        return LabeledImages.from_pixels(
+            self.batch(where),
+            labels,
+            normalization=normalization,
+            num_classes=num_classes,
+            columns={"index": where},
+            info=info,
+        )
+
+    def __repr__(self) -> str:
+        c, h, w = self.image.shape
+        return f"Patches({self.count} crops of {self.size}x{self.size} from {c}x{h}x{w}; seed={self.seed})"
+
+
+def _as_image(image: Tensor) -> Tensor:
+    if isinstance(image, Tensor) and image.dtype == torch.uint8:
+        image = image.float() / 255
+    if not isinstance(image, Tensor) or not image.is_floating_point() or image.ndim != 3:
+        what = f"{image.dtype} {list(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+        raise TypeError(f"image must be a float or uint8 tensor [C, H, W], got {what}")
+    check.batch_of_images(image[None], "image")
+    if float(image.min()) < 0 or float(image.max()) > 1:
+        raise ValueError(f"image must be pixels in [0, 1], got [{float(image.min()):.3g}, {float(image.max()):.3g}]")
+    return image.detach().float().contiguous()
+
+
+def _range(values: tuple[float, float], name: str, most: float = math.inf) -> tuple[float, float]:
+    low, high = (check.real_number(v, name, above=0.0, most=most) for v in values)
+    if low > high:
+        raise ValueError(f"{name} must be (low, high), got {values}")
+    return low, high
