@@ -1,0 +1,94 @@
+"""What the loss files share: checks at the door, reductions, and norms whose gradient is finite at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def floating(value: Tensor, name: str, shape: str) -> Tensor:
+    """Return `value` if it is a floating, non-empty tensor with as many dimensions as `shape` ("N, d") names.
+
+    Values are not looked at: NaN goes in and NaN comes out, and no loss waits for the device.
+
+    Raises:
+        TypeError: not a tensor, or not floating point.
+        ValueError: another number of dimensions, or no element.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor [{shape}], got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {value.dtype}")
+    wanted = len(shape.split(","))
+    if value.ndim != wanted:
+        raise ValueError(f"{name} must have {wanted} dimensions [{shape}], got shape {list(value.shape)}")
+    if value.numel() == 0:
+        raise ValueError(f"{name} must not be empty, got shape {list(value.shape)}")
+    return value
+
+
+def alike(first: Tensor, second: Tensor, names: tuple[str, str], shape: str) -> None:
+    """Check two floating tensors of one shape.
+
+    Raises:
+        TypeError, ValueError: see `floating`; or the shapes differ.
+    """
+    floating(first, names[0], shape)
+    floating(second, names[1], shape)
+    if first.shape != second.shape:
+        raise ValueError(
+            f"{names[0]} and {names[1]} must have the same shape, got {list(first.shape)} and {list(second.shape)}"
+        )
+
+
+def paired(first: Iterable[Tensor], second: Iterable[Tensor], names: tuple[str, str]) -> list[tuple[Tensor, Tensor]]:
+    """Pair two lists of floating tensors, one a network parameter.
+
+    Raises:
+        TypeError: an entry that is not a floating tensor (None comes from an unused parameter's gradient).
+        ValueError: no entry, different lengths or shapes.
+    """
+    ours, theirs = list(first), list(second)
+    if not ours or len(ours) != len(theirs):
+        raise ValueError(f"{names[0]} and {names[1]} must be as many, at least one, got {len(ours)} and {len(theirs)}")
+    for i, pair in enumerate(zip(ours, theirs)):
+        for name, value in zip(names, pair):
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                raise TypeError(f"{name}[{i}] must be a floating torch.Tensor, got {kind}")
+        if pair[0].shape != pair[1].shape:
+            shapes = [list(value.shape) for value in pair]
+            raise ValueError(f"{names[0]}[{i}] has shape {shapes[0]}, {names[1]}[{i}] has {shapes[1]}")
+    return list(zip(ours, theirs))
+
+
+def reduce(values: Tensor, reduction: Reduction) -> Tensor:
+    """Mean, sum or nothing over the samples.
+
+    Raises:
+        ValueError: an unknown reduction.
+    """
+    check.one_of(reduction, "reduction", ("mean", "sum", "none"))
+    if reduction == "none":
+        return values
+    return values.mean() if reduction == "mean" else values.sum()
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """L2 norm of each row [N, d] -> [N]; at a zero row all its derivatives are zero instead of NaN."""
+    squared = rows.square().sum(1)
+    positive = squared > 0
+    return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
+
+
+def unit_rows(rows: Tensor) -> Tensor:
+    """Each row divided by its norm; a zero row stays zero (and its gradient stays of the scale of the others')."""
+    norms = row_norms(rows)
+    return rows / torch.where(norms > 0, norms, 1).unsqueeze(1)

@@ -1,0 +1,160 @@
+"""Contrastive losses on embeddings: supervised contrastive (FedLGD, VHL) and model-contrastive (MOON)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit import check
+from distillkit.losses._common import Reduction, alike, floating, reduce, unit_rows
+
+__all__ = ["SupervisedContrastive", "model_contrastive", "supervised_contrastive"]
+
+
+def supervised_contrastive(
+    embeddings: Tensor,
+    labels: Tensor,
+    other_embeddings: Tensor | None = None,
+    other_labels: Tensor | None = None,
+    *,
+    temperature: float = 0.07,
+    detach_other: bool = True,
+    empty: Literal["drop", "zero"] = "drop",
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    """Supervised contrastive loss: pull together the embeddings of a class, push apart those of different classes.
+
+    With unit vectors z, anchor i, the others A(i) = {j != i} and its positives P(i) = {j != i: y_j = y_i},
+
+        loss_i = -1/|P(i)| sum_{p in P(i)} [z_i.z_p / t - log sum_{a in A(i)} exp(z_i.z_a / t)].
+
+    Args:
+        embeddings: float [N, d], any scale (they are L2-normalised here).
+        labels: class indices int [N].
+        other_embeddings: float [M, d] of a second side that joins the batch (VHL's virtual features, FedLGD's
+            global anchors). Its elements are anchors too, as in both papers' definition: a detached anchor still
+            pulls its positives on the first side.
+        other_labels: class indices int [M], in the same numbering as `labels` (VHL: without the shift that its
+            classifier uses).
+        temperature: t > 0.
+        detach_other: no gradient reaches `other_embeddings` (VHL). False: it does (FedLGD's release).
+        empty: anchors without a positive. "drop": they are left out of the mean. "zero": they count as 0 but stay
+            in the mean, as in the releases of FedLGD and VHL, so the loss shrinks with their share.
+        reduction: "mean" over anchors, or "sum" (FedLGD's printed equation; its release takes the mean).
+
+    Returns:
+        A scalar. Exactly 0 with a zero gradient, never NaN, if no anchor has a positive.
+
+    Raises:
+        TypeError, ValueError: tensors of a wrong kind or shape, one of the two `other` arguments without the other,
+            options out of range.
+
+    Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the ratio of
+    temperature to base temperature is 1; "drop" (the reference gives NaN for an anchor without positives).
+    """
+    floating(embeddings, "embeddings", "N, d")
+    check.class_labels(labels, len(embeddings), None)
+    temperature = check.real_number(temperature, "temperature", above=0)
+    check.one_of(empty, "empty", ("drop", "zero"))
+    check.one_of(reduction, "reduction", ("mean", "sum"))
+    if (other_embeddings is None) != (other_labels is None):
+        raise ValueError("other_embeddings and other_labels must be given together, got only one of them")
+    if other_embeddings is not None and other_labels is not None:
+        floating(other_embeddings, "other_embeddings", "M, d")
+        check.class_labels(other_labels, len(other_embeddings), None, "other_labels")
+        if other_embeddings.shape[1] != embeddings.shape[1]:
+            raise ValueError(
+                f"other_embeddings must have {embeddings.shape[1]} columns as embeddings have, "
+                f"got {other_embeddings.shape[1]}"
+            )
+        other = other_embeddings.detach() if detach_other else other_embeddings
+        embeddings, labels = torch.cat([embeddings, other]), torch.cat([labels, other_labels])
+
+    z = unit_rows(embeddings)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    positive = (labels.unsqueeze(1) == labels.unsqueeze(0)) & ~itself
+    anchors = positive.any(1)
+    scores = z[anchors] @ z.T / temperature
+    log_normalizer = scores.masked_fill(itself[anchors], -torch.inf).logsumexp(1, keepdim=True)
+    positive = positive[anchors]
+    losses = -((scores - log_normalizer) * positive).sum(1) / positive.sum(1)
+    if reduction == "sum":
+        return losses.sum()
+    return losses.sum() / (len(z) if empty == "zero" else max(len(losses), 1))
+
+
+class SupervisedContrastive(nn.Module):
+    """`supervised_contrastive` as a module: the options here, the tensors in the call."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.07,
+        detach_other: bool = True,
+        empty: Literal["drop", "zero"] = "drop",
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> None:
+        super().__init__()
+        self.temperature = check.real_number(temperature, "temperature", above=0)
+        self.detach_other = detach_other
+        self.empty: Literal["drop", "zero"] = check.one_of(empty, "empty", ("drop", "zero"))
+        self.reduction: Literal["mean", "sum"] = check.one_of(reduction, "reduction", ("mean", "sum"))
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        other_embeddings: Tensor | None = None,
+        other_labels: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch, and of a second side if given."""
+        return supervised_contrastive(
+            embeddings,
+            labels,
+            other_embeddings,
+            other_labels,
+            temperature=self.temperature,
+            detach_other=self.detach_other,
+            empty=self.empty,
+            reduction=self.reduction,
+        )
+
+
+def model_contrastive(
+    embeddings: Tensor,
+    global_embeddings: Tensor,
+    previous_embeddings: Tensor,
+    *,
+    temperature: float = 0.5,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """MOON's model-contrastive loss: near the global model's embedding, away from the previous local model's.
+
+        loss = -log[exp(cos(z, z_glob)/t) / (exp(cos(z, z_glob)/t) + exp(cos(z, z_prev)/t))]
+
+    Args:
+        embeddings: float [N, d], z, of the model in training.
+        global_embeddings: float [N, d], z_glob, of the same images; computed without gradient by the caller.
+        previous_embeddings: float [N, d], z_prev, likewise.
+        temperature: t > 0.
+        reduction: "mean", "sum" or "none" over the images.
+
+    Returns:
+        A scalar, or [N].
+
+    Raises:
+        TypeError, ValueError: tensors of a wrong kind, shapes that differ, options out of range.
+
+    Paper: Li, He and Song, "Model-Contrastive Federated Learning" (CVPR 2021), Eq. 3. With one positive and one
+    negative the loss is softplus((cos_prev - cos_glob) / t), which cannot overflow. A zero embedding has cosine 0.
+    """
+    alike(embeddings, global_embeddings, ("embeddings", "global_embeddings"), "N, d")
+    alike(embeddings, previous_embeddings, ("embeddings", "previous_embeddings"), "N, d")
+    temperature = check.real_number(temperature, "temperature", above=0)
+    z = unit_rows(embeddings)
+    toward = (z * unit_rows(global_embeddings)).sum(1)
+    away = (z * unit_rows(previous_embeddings)).sum(1)
+    return reduce(F.softplus((away - toward) / temperature), reduction)

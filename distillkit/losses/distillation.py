@@ -1,0 +1,171 @@
+"""Knowledge distillation and disagreement between two classifiers' outputs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit import check
+from distillkit.losses._common import Reduction, alike, reduce
+
+__all__ = [
+    "KnowledgeDistillation",
+    "binary_distillation",
+    "clamped_disagreement",
+    "jensen_shannon",
+    "knowledge_distillation",
+]
+
+_PAIR = ("student_logits", "teacher_logits")
+
+
+def knowledge_distillation(
+    student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0, reduction: Reduction = "mean"
+) -> Tensor:
+    """Knowledge distillation: T^2 * KL(softmax(teacher / T) || softmax(student / T)), in nats.
+
+    Args:
+        student_logits: float [N, K].
+        teacher_logits: float [N, K]; gradient flows into them too unless the caller detaches them.
+        temperature: T > 0.
+        reduction: "mean" (what torch calls "batchmean"), "sum" or "none" over the N samples.
+
+    Returns:
+        A scalar, or [N].
+
+    Raises:
+        TypeError, ValueError: tensors of a wrong kind, shapes that differ, options out of range.
+
+    Paper: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), Section 2. T^2 keeps the
+    gradient's scale when T changes; some releases leave it out (the Keras code of the single-image work).
+    """
+    alike(student_logits, teacher_logits, _PAIR, "N, K")
+    temperature = check.real_number(temperature, "temperature", above=0)
+    student = F.log_softmax(student_logits / temperature, dim=1)
+    teacher = F.log_softmax(teacher_logits / temperature, dim=1)
+    return reduce(temperature**2 * (teacher.exp() * (teacher - student)).sum(1), reduction)
+
+
+class KnowledgeDistillation(nn.Module):
+    """`knowledge_distillation` as a module: the options here, the logits in the call."""
+
+    def __init__(self, *, temperature: float = 1.0, reduction: Reduction = "mean") -> None:
+        super().__init__()
+        self.temperature = check.real_number(temperature, "temperature", above=0)
+        self.reduction: Reduction = check.one_of(reduction, "reduction", ("mean", "sum", "none"))
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """The loss of logits [N, K]."""
+        return knowledge_distillation(
+            student_logits, teacher_logits, temperature=self.temperature, reduction=self.reduction
+        )
+
+
+def binary_distillation(
+    student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0, reduction: Reduction = "mean"
+) -> Tensor:
+    """Knowledge distillation for multi-label tasks: each label is a Bernoulli variable of its own.
+
+    T^2 * sum_k KL(Bernoulli(sigmoid(t_k / T)) || Bernoulli(sigmoid(s_k / T))): summed over labels, which makes it the
+    KL divergence of the joint distribution, then reduced over samples.
+
+    Args:
+        student_logits: float [N, K], one logit a label.
+        teacher_logits: float [N, K].
+        temperature: T > 0.
+        reduction: "mean", "sum" or "none" over the N samples.
+
+    Returns:
+        A scalar, or [N].
+
+    Raises:
+        TypeError, ValueError: as `knowledge_distillation`.
+
+    Paper: none states it; it is Hinton et al.'s Section 2 with two classes a label. FedCOG's release holds a
+    multi-label form that hands probabilities to a function of log-probabilities; this is not it.
+    """
+    alike(student_logits, teacher_logits, _PAIR, "N, K")
+    temperature = check.real_number(temperature, "temperature", above=0)
+    student, teacher = student_logits / temperature, teacher_logits / temperature
+    present = teacher.sigmoid() * (F.logsigmoid(teacher) - F.logsigmoid(student))
+    absent = (-teacher).sigmoid() * (F.logsigmoid(-teacher) - F.logsigmoid(-student))
+    return reduce(temperature**2 * (present + absent).sum(1), reduction)
+
+
+def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor:
+    """Jensen-Shannon divergence of two softmax distributions, in nats: between 0 and ln 2.
+
+    JS(P, Q) = KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2.
+
+    Args:
+        p_logits: float [N, K].
+        q_logits: float [N, K].
+        reduction: "mean", "sum" or "none" over the N samples.
+
+    Returns:
+        A scalar, or [N].
+
+    Raises:
+        TypeError, ValueError: tensors of a wrong kind, shapes that differ, an unknown reduction.
+
+    Paper: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), Section IV, equal weights. What
+    DeepInversion and FedCOG compute under this name is `clamped_disagreement`.
+    """
+    alike(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
+    log_p, log_q = F.log_softmax(p_logits, dim=1), F.log_softmax(q_logits, dim=1)
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    divergence = (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)).sum(1) / 2
+    return reduce(divergence, reduction)
+
+
+def clamped_disagreement(
+    p_logits: Tensor,
+    q_logits: Tensor,
+    *,
+    low: float = 0.01,
+    high: float = 0.99,
+    clamp_result: bool = True,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """DeepInversion's disagreement of two classifiers, as its release and FedCOG's compute it.
+
+    KL(M || P) / 2 + KL(M || Q) / 2 with M = (P + Q) / 2, where P, Q and M are each clamped to [low, high] and not
+    renormalised, then the result is clamped to [0, 1]. The competition term of an inversion is 1 minus this.
+
+    It is not the Jensen-Shannon divergence: the arguments of KL are swapped, so it is not bounded by ln 2 and reaches
+    1.61 for opposed certain predictions. Hence the last clamp binds, and its gradient is zero, exactly when the two
+    networks disagree most; probabilities outside [low, high] get no gradient either. `clamp_result=False` keeps the
+    gradient of the result; `jensen_shannon` has neither problem.
+
+    Args:
+        p_logits: float [N, K].
+        q_logits: float [N, K].
+        low: smallest probability, 0 < low < high.
+        high: largest probability, at most 1.
+        clamp_result: clamp to [0, 1] as released.
+        reduction: "mean" (the released one), "sum" or "none" over the N samples. The result is clamped after the mean,
+            as released; with "none" and "sum" each sample is clamped.
+
+    Returns:
+        A scalar, or [N].
+
+    Raises:
+        TypeError, ValueError: tensors of a wrong kind, shapes that differ, options out of range.
+
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_compete, whose equation prints the true Jensen-Shannon
+    divergence; the formula here is the released code's.
+    """
+    alike(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
+    low = check.real_number(low, "low", above=0)
+    high = check.real_number(high, "high", above=low, most=1)
+    p, q = p_logits.softmax(1), q_logits.softmax(1)
+    m = ((p + q) / 2).clamp(low, high)
+    divergence = (m * (m.log() - (p.clamp(low, high).log() + q.clamp(low, high).log()) / 2)).sum(1)
+    if not clamp_result:
+        return reduce(divergence, reduction)
+    if reduction == "mean":
+        return divergence.mean().clamp(0, 1)
+    return reduce(divergence.clamp(0, 1), reduction)

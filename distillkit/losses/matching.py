@@ -1,0 +1,238 @@
+"""Distances between two sets, or between the gradients they cause: DM, RBF MMD, gradient matching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit import check
+from distillkit.losses._common import floating, paired, reduce, row_norms
+
+__all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distance", "rbf_mmd"]
+
+
+def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Mean embedding and number of rows of each class.
+
+    Args:
+        embeddings: float [N, d].
+        labels: class indices int [N] in [0, num_classes).
+        num_classes: K.
+
+    Returns:
+        means [K, d] (zeros for an absent class, never NaN) and counts int64 [K]. Half-precision embeddings are
+        averaged, and returned, in float32: the distances of interest are small differences of means.
+
+    Raises:
+        TypeError, ValueError: tensors of a wrong kind or shape, labels out of range.
+    """
+    floating(embeddings, "embeddings", "N, d")
+    check.positive_int(num_classes, "num_classes")
+    labels = check.class_labels(labels, len(embeddings), num_classes)
+    rows = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+    counts = torch.bincount(labels, minlength=num_classes)
+    # A matrix product rather than index_add, whose order of summation varies from run to run on CUDA.
+    sums = F.one_hot(labels, num_classes).to(rows.dtype).T @ rows
+    return sums / counts.clamp(min=1).unsqueeze(1), counts
+
+
+def mean_embedding_distance(
+    real: Tensor,
+    synthetic: Tensor,
+    real_labels: Tensor | None = None,
+    synthetic_labels: Tensor | None = None,
+    *,
+    num_classes: int | None = None,
+    reduction: Literal["sum", "none"] = "sum",
+) -> Tensor:
+    """DM's loss: squared L2 distance between the mean real and mean synthetic embedding, summed over classes.
+
+    It is the squared MMD with a linear kernel, class by class.
+
+    Args:
+        real: float [N, d]. Means that are at hand already are passed as rows, one a class.
+        synthetic: float [M, d].
+        real_labels: class indices int [N]; without both labels all rows are of one class.
+        synthetic_labels: class indices int [M].
+        num_classes: K; default the largest label + 1.
+        reduction: "sum" over classes, or "none" for [K].
+
+    Returns:
+        A scalar, or [K]. A class that either side lacks has distance 0 (its mean does not exist).
+
+    Raises:
+        TypeError, ValueError: tensors of a wrong kind or shape, one side's labels without the other's.
+
+    Paper: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023), its empirical MMD;
+    with logits in place of embeddings it is the second term of FedDM's Eq. 8. Sums over features and classes, as
+    released: a learning rate for the images is tied to this scale. The caller detaches the real side.
+    """
+    floating(real, "real", "N, d")
+    floating(synthetic, "synthetic", "M, d")
+    check.one_of(reduction, "reduction", ("sum", "none"))
+    if real.shape[1] != synthetic.shape[1]:
+        raise ValueError(f"synthetic must have {real.shape[1]} columns as real has, got {synthetic.shape[1]}")
+    if (real_labels is None) != (synthetic_labels is None):
+        raise ValueError("real_labels and synthetic_labels must be given together, got only one of them")
+    if real_labels is None or synthetic_labels is None:
+        real_labels = torch.zeros(len(real), dtype=torch.long, device=real.device)
+        synthetic_labels = torch.zeros(len(synthetic), dtype=torch.long, device=synthetic.device)
+    real_labels = check.class_labels(real_labels, len(real), num_classes, "real_labels")
+    synthetic_labels = check.class_labels(synthetic_labels, len(synthetic), num_classes, "synthetic_labels")
+    if num_classes is None:
+        num_classes = int(torch.maximum(real_labels.max(), synthetic_labels.max())) + 1
+    real_means, real_counts = class_means(real, real_labels, num_classes)
+    means, counts = class_means(synthetic, synthetic_labels, num_classes)
+    distances = (real_means - means).square().sum(1)
+    return reduce(distances * ((real_counts > 0) & (counts > 0)), reduction)
+
+
+def rbf_mmd(
+    x: Tensor,
+    y: Tensor,
+    *,
+    bandwidth: float | None = None,
+    kernels: int = 5,
+    multiplier: float = 2.0,
+    unbiased: bool = False,
+) -> Tensor:
+    """Squared maximum mean discrepancy under a sum of Gaussian kernels of several widths.
+
+    The kernel is k(a, b) = sum_i exp(-|a - b|^2 / w_i), w_i = bandwidth * multiplier^(i - kernels // 2).
+
+    Args:
+        x: float [n, d].
+        y: float [m, d].
+        bandwidth: in units of squared distance. Default: the mean squared distance over all pairs of different
+            rows of x and y together; no gradient flows through it.
+        kernels: number of widths.
+        multiplier: ratio of neighbouring widths.
+        unbiased: the U-statistic (without self-pairs, may be negative) instead of the V-statistic (at least 0).
+
+    Returns:
+        A scalar, between 0 and 2 * `kernels` for the V-statistic.
+
+    Raises:
+        TypeError, ValueError: tensors of a wrong kind or shape, options out of range, fewer than two rows a side
+            for the unbiased form.
+
+    Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of FedLGD's
+    release, which forms all differences [n+m, n+m, d]; here they come from a Gram matrix, with memory (n+m)^2.
+    """
+    floating(x, "x", "n, d")
+    floating(y, "y", "m, d")
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"y must have {x.shape[1]} columns as x has, got {y.shape[1]}")
+    check.positive_int(kernels, "kernels")
+    multiplier = check.real_number(multiplier, "multiplier", above=0)
+    if unbiased and min(len(x), len(y)) < 2:
+        raise ValueError(f"unbiased needs at least 2 rows in x and in y, got {len(x)} and {len(y)}")
+
+    n, m = len(x), len(y)
+    both = torch.cat([x, y])
+    both = both - both.mean(0).detach()  # the distances stay, the cancellation in the next line shrinks
+    squares = both.square().sum(1)
+    distances = (squares.unsqueeze(1) + squares - 2 * both @ both.T).clamp(min=0)
+    distances = distances.masked_fill(torch.eye(n + m, dtype=torch.bool, device=both.device), 0)
+    if bandwidth is None:
+        width = distances.detach().sum() / ((n + m) * (n + m - 1))
+        width = torch.where(width > 0, width, 1)  # all rows are equal
+    else:
+        width = distances.new_tensor(check.real_number(bandwidth, "bandwidth", above=0))
+    powers = range(-(kernels // 2), kernels - kernels // 2)
+    gram = torch.stack([(-distances / (width * multiplier**i)).exp() for i in powers]).sum(0)
+
+    xx, yy, xy = gram[:n, :n], gram[n:, n:], gram[:n, n:]
+    if not unbiased:
+        return xx.mean() + yy.mean() - 2 * xy.mean()
+    within_x = (xx.sum() - xx.diagonal().sum()) / (n * (n - 1))
+    within_y = (yy.sum() - yy.diagonal().sum()) / (m * (m - 1))
+    return within_x + within_y - 2 * xy.mean()
+
+
+class RBFMMD(nn.Module):
+    """`rbf_mmd` as a module: the options here, the tensors in the call."""
+
+    def __init__(
+        self,
+        *,
+        bandwidth: float | None = None,
+        kernels: int = 5,
+        multiplier: float = 2.0,
+        unbiased: bool = False,
+    ) -> None:
+        super().__init__()
+        self.bandwidth = None if bandwidth is None else check.real_number(bandwidth, "bandwidth", above=0)
+        self.kernels = check.positive_int(kernels, "kernels")
+        self.multiplier = check.real_number(multiplier, "multiplier", above=0)
+        self.unbiased = unbiased
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Squared MMD of two samples [n, d] and [m, d]."""
+        return rbf_mmd(
+            x,
+            y,
+            bandwidth=self.bandwidth,
+            kernels=self.kernels,
+            multiplier=self.multiplier,
+            unbiased=self.unbiased,
+        )
+
+
+def gradient_distance(
+    gradients: Iterable[Tensor],
+    targets: Iterable[Tensor],
+    *,
+    metric: Literal["row_cosine", "mse", "cos"] = "row_cosine",
+    eps: float = 1e-6,
+) -> Tensor:
+    """Distance between two gradients of the same network, as dataset condensation matches them.
+
+    - "row_cosine" (DC's own): each tensor of 2 or more dimensions is viewed as (out, rest); the sum over all its
+      rows of 1 - g.t / (|g||t| + eps). 1-D tensors (biases, norm weights) count nothing.
+    - "mse": the sum of squared differences of all entries, 1-D tensors included (a sum, whatever its name says).
+    - "cos": 1 - cosine of the two whole gradients flattened, 1-D tensors included, with the same eps.
+
+    Args:
+        gradients: a tensor per parameter, e.g. from `torch.autograd.grad(..., create_graph=True)`.
+        targets: as many of the same shapes, detached by the caller.
+        metric: see above.
+        eps: at least 0, added to the product of the norms. Where that product is not far above eps it pulls the
+            cosine to 0; with eps=0 the distance is blind to the scale of a row, and 0 at equality.
+
+    Returns:
+        A scalar. A row of zeros on either side counts 1 and has a zero gradient of any order, never NaN (the released
+        code's gradient there is the other side's row divided by eps).
+
+    Raises:
+        TypeError: an entry that is not a floating tensor (None comes from an unused parameter).
+        ValueError: different lengths or shapes, nothing to compare, options out of range.
+
+    Paper: Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), Eq. 10; FedLGD's
+    server (Eq. 5) uses the same with a target from the aggregated update. The metric names "mse" and "cos" and
+    their definitions follow the released code.
+    """
+    check.one_of(metric, "metric", ("row_cosine", "mse", "cos"))
+    eps = check.real_number(eps, "eps", least=0)
+    pairs = paired(gradients, targets, ("gradients", "targets"))
+    if metric == "mse":
+        return torch.stack([(g - t).square().sum() for g, t in pairs]).sum()
+    if metric == "cos":
+        whole, target = (torch.cat([tensor.flatten() for tensor in side]).unsqueeze(0) for side in zip(*pairs))
+        return _cosine_distances(whole, target, eps)
+    matrices = [(g.flatten(1), t.flatten(1)) for g, t in pairs if g.ndim > 1]
+    if not matrices:
+        raise ValueError("gradients must hold a tensor of 2 or more dimensions: 'row_cosine' leaves 1-D tensors out")
+    return torch.stack([_cosine_distances(g, t, eps) for g, t in matrices]).sum()
+
+
+def _cosine_distances(a: Tensor, b: Tensor, eps: float) -> Tensor:
+    """Sum over rows of 1 - cosine; a row of zeros counts 1 and is a constant."""
+    norms = row_norms(a) * row_norms(b)
+    defined = norms > 0
+    cosines = torch.where(defined, (a * b).sum(1), 0) / torch.where(defined, norms + eps, 1)
+    return (1 - cosines).sum()

@@ -1,0 +1,171 @@
+"""Priors on images for inversion: total variation, L2, and the statistics stored in BatchNorm layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import TracebackType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from distillkit import check
+from distillkit.losses._common import Reduction, floating, reduce, row_norms
+
+__all__ = ["BatchNormPrior", "deepinversion_variation", "image_l2", "total_variation"]
+
+_IMAGES = "N, C, H, W"
+
+
+def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Reduction = "mean") -> Tensor:
+    """Anisotropic total variation of each image: differences to the right and the lower neighbour.
+
+    Args:
+        images: float [N, C, H, W].
+        order: 1 sums absolute differences, 2 squared ones; over channels and pixels.
+        reduction: "mean", "sum" or "none" over the images, so the value does not grow with the batch.
+
+    Returns:
+        A scalar, or [N].
+
+    Raises:
+        TypeError, ValueError: not such images, options out of range.
+
+    Paper: Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), the
+    finite differences of Section 3, summed apart for the two directions. DeepInversion's is another: see
+    `deepinversion_variation`.
+    """
+    floating(images, "images", _IMAGES)
+    check.one_of(order, "order", (1, 2))
+    right = images[..., :, 1:] - images[..., :, :-1]
+    down = images[..., 1:, :] - images[..., :-1, :]
+    right, down = right.abs().pow(order).flatten(1), down.abs().pow(order).flatten(1)
+    return reduce(right.sum(1) + down.sum(1), reduction)
+
+
+def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tensor:
+    """DeepInversion's total variation: four neighbours (right, down and both diagonals), the whole batch at once.
+
+    Args:
+        images: float [N, C, H, W].
+        order: 2 is the sum over the four directions of the L2 norm of *all* differences of the batch: it grows with
+            the square root of the batch size, so its weight is tied to it. 1 is the sum of the four mean absolute
+            differences, which does not.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        TypeError, ValueError: not such images, an unknown order.
+
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_TV of Eq. 3, in the released code's form.
+    """
+    floating(images, "images", _IMAGES)
+    check.one_of(order, "order", (1, 2))
+    differences = (
+        images[..., :, 1:] - images[..., :, :-1],
+        images[..., 1:, :] - images[..., :-1, :],
+        images[..., 1:, 1:] - images[..., :-1, :-1],
+        images[..., 1:, :-1] - images[..., :-1, 1:],
+    )
+    rows = [d.reshape(1, -1) for d in differences if d.numel()]
+    if order == 2:
+        return sum((row_norms(row).sum() for row in rows), images.new_zeros(()))
+    return sum((row.abs().mean() for row in rows), images.new_zeros(()))
+
+
+def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch"] = "mean") -> Tensor:
+    """L2 norm of the images (not squared).
+
+    Args:
+        images: float [N, C, H, W].
+        reduction: "mean", "sum" or "none" of the norms of the single images (SRe2L takes the mean); "batch" is the one
+            norm of the whole batch (DeepInversion on CIFAR), which grows with the square root of its size.
+
+    Returns:
+        A scalar, or [N].
+
+    Raises:
+        TypeError, ValueError: not such images, an unknown reduction.
+
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_l2 of Eq. 3.
+    """
+    floating(images, "images", _IMAGES)
+    if reduction == "batch":
+        return row_norms(images.reshape(1, -1)).sum()
+    check.one_of(reduction, "reduction", ("mean", "sum", "none", "batch"))
+    return reduce(row_norms(images.flatten(1)), reduction)
+
+
+class BatchNormPrior:
+    """How far a batch's statistics are from those stored in a network's BatchNorm layers.
+
+        value = sum_l a_l (|mean_l - running_mean_l|_2 + |var_l - running_var_l|_2)
+
+    with mean_l and var_l (biased) of the input of layer l over batch and positions, norms over channels, not squared.
+
+    A context manager: the hooks live exactly as long as the `with` block, also if it ends with an exception.
+
+        with BatchNormPrior(model) as prior:
+            loss = F.cross_entropy(model(images), labels) + 0.01 * prior.value()
+
+    Args:
+        model: a network with BatchNorm layers that keep running statistics, in `eval()` mode; in training mode every
+            forward would move the stored statistics towards the synthetic images.
+        first_multiplier: a_l of the first layer in the order of `model.modules()` (10 on ImageNet); the others have 1.
+
+    Raises:
+        TypeError: not an `nn.Module`.
+        ValueError: the model has no such layer, or a multiplier below 0.
+
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The released code leaves its hooks on the model.
+    """
+
+    def __init__(self, model: nn.Module, *, first_multiplier: float = 1.0) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._layers = [m for m in norms if m.running_mean is not None]
+        if not self._layers:
+            raise ValueError(
+                f"{type(model).__name__} has no BatchNorm layer with running statistics, so this prior does not exist "
+                "for it: use a network with BatchNorm or leave the prior out"
+            )
+        self._first_multiplier = check.real_number(first_multiplier, "first_multiplier", least=0)
+        self._handles: list[RemovableHandle] = []
+        self._distances: dict[int, Tensor] = {}
+
+    def __enter__(self) -> BatchNormPrior:
+        if self._handles:
+            raise RuntimeError("this BatchNormPrior is in use already; make another one for a nested block")
+        for index, layer in enumerate(self._layers):
+            self._handles.append(layer.register_forward_pre_hook(partial(self._note, index)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._distances.clear()
+
+    def _note(self, index: int, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        var, mean = torch.var_mean(inputs[0], [d for d in range(inputs[0].ndim) if d != 1], correction=0)
+        gaps = torch.stack([mean - layer.running_mean, var - layer.running_var])
+        weight = 1.0 if index else self._first_multiplier
+        self._distances[index] = weight * row_norms(gaps).sum()
+
+    def value(self) -> Tensor:
+        """The prior of the last forward pass (of each layer's last run), a scalar with a graph to the images.
+
+        Raises:
+            RuntimeError: no forward pass inside the `with` block yet.
+        """
+        if not self._distances:
+            raise RuntimeError("no forward pass to judge: call the model inside `with BatchNormPrior(model) as prior:`")
+        return torch.stack(list(self._distances.values())).sum()
