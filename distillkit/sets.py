@@ -93,8 +93,8 @@ class LabeledImages:
             low, high = (float(v) for v in pixels.detach().aminmax())
             if low < -0.001 or high > 1.001:
                 raise ValueError(
-                    f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or give images that "
-                    "are normalized already to LabeledImages(images, labels, normalization=...)"
+                    f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or give "
+                    "normalized images to LabeledImages(images, labels, normalization=...)"
                 )
         return cls(normalization.encode(pixels), labels, normalization=normalization, **options)
 
