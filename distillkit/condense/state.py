@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,21 @@ class Progress:
         steps: steps asked for.
         loss: the loss of this step, before its update.
         images: the synthetic images [N, C, H, W] as they are now. They are live: clone what you keep.
-        take: builds the state; use `state()`.
+        live: the tensors that the condenser goes on from, live too; `state()` copies them.
     """
 
     step: int
     steps: int
     loss: float
     images: Tensor
-    take: Callable[[], State] = field(repr=False)
+    live: Mapping[str, Tensor] = field(repr=False)
 
     def state(self) -> State:
-        """A copy of all that is needed to go on from here, bit for bit: pass it (or its file) as `resume=`."""
-        return {name: tensor.detach().clone() for name, tensor in self.take().items()}
+        """A copy of all that is needed to go on from here, bit for bit: pass it (or its file) as `resume=`.
+
+        Call it inside the callback: afterwards the live tensors belong to a later step.
+        """
+        return {name: tensor.detach().clone() for name, tensor in self.live.items()}
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:

@@ -6,15 +6,20 @@ from distillkit.networks.convnet import ConvNet
 from distillkit.networks.layers import ImageNetwork, norm_layer
 from distillkit.networks.names import NETWORK_NAMES, network
 from distillkit.networks.resnet import CifarResNet, ResNet, WideResNet
+from distillkit.networks.samplers import FixedNetwork, NetworkBall, NetworkSampler, RandomNetworks
 
 __all__ = [
     "NETWORK_NAMES",
     "CifarResNet",
     "ConvNet",
     "FedCOGCNN",
+    "FixedNetwork",
     "ImageNetwork",
     "LeNet",
     "Network",
+    "NetworkBall",
+    "NetworkSampler",
+    "RandomNetworks",
     "ResNet",
     "SimpleCNN",
     "WideResNet",

@@ -1,0 +1,28 @@
+"""How many images go through a network at once."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from distillkit import check
+
+__all__ = ["chunk_size"]
+
+_PIXELS_CPU = 16 * 32 * 32
+_PIXELS_ACCELERATOR = 4096 * 32 * 32
+
+
+def chunk_size(images: Tensor, chunk: int | None = None) -> int:
+    """Images per chunk for `images` [N, C, H, W]: `chunk` if given, else a power of two by device and image size.
+
+    On a CPU 16 images of 32x32, and as many pixels of any other size: the activations of a width-128 network then stay
+    in the cache, which halves the time of a forward pass. On an accelerator 4096 of them, which only bounds memory.
+
+    Raises:
+        TypeError, ValueError: `chunk` is not a positive int.
+    """
+    if chunk is not None:
+        return check.positive_int(chunk, "chunk")
+    pixels = _PIXELS_CPU if images.device.type == "cpu" else _PIXELS_ACCELERATOR
+    fitting: int = max(1, pixels // (images.shape[2] * images.shape[3]))
+    return 1 << (fitting.bit_length() - 1)

@@ -1,0 +1,229 @@
+"""Distribution matching: DM, FedLGD's iterative DM and FedDM in one function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from distillkit import check
+from distillkit.condense.initialization import class_rows, initial_images
+from distillkit.condense.means import embedding_means, groups, matching_gradient
+from distillkit.condense.state import Progress, Resume, pack_arguments, resumed
+from distillkit.networks.base import Network
+from distillkit.networks.samplers import NetworkSampler, uses_batch_statistics
+from distillkit.normalization import Normalization
+from distillkit.rng import as_generator, derive
+from distillkit.sets import LabeledImages, as_set
+
+__all__ = ["Augmentation", "distribution_matching"]
+
+_MATCHES = ("embedding", "embedding+logits")
+
+
+class Augmentation(Protocol):
+    """What `augment=` takes, for instance `distillkit.augment.DSA()`."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
+        """Images [N, C, H, W], transformed; with `siamese`, equal generator states give all N, any N, one transform."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Real:
+    """The real images, class by class, as the network of one step sees them."""
+
+    images: Tensor
+    rows: dict[int, Tensor]
+    seed: int
+    augment: Augmentation | None
+    match: str
+    chunk: int | None
+
+    def transform(self, images: Tensor, step: int, c: int) -> Tensor:
+        """Apply the one draw of this class and step, the same for its real and its synthetic images."""
+        if self.augment is None:
+            return images
+        return self.augment(images, derive(self.seed, step, c, "augment"), siamese=True)
+
+    def view(self, step: int) -> Callable[[Tensor, int], Tensor] | None:
+        """`transform` for the synthetic images of the class at a position, as `matching_gradient` calls it."""
+        classes = list(self.rows)
+        return None if self.augment is None else lambda images, k: self.transform(images, step, classes[k])
+
+    def batch(self, step: int, c: int, limit: int) -> Tensor:
+        """At most `limit` images of class `c`, without replacement."""
+        index = self.rows[c]
+        if len(index) > limit:
+            index = index[torch.randperm(len(index), generator=derive(self.seed, step, c, "real"))[:limit]]
+        return self.transform(self.images.index_select(0, index.to(self.images.device)), step, c)
+
+    def means(self, network: Network, step: int, limit: int) -> Tensor:
+        """Mean embedding [K, d] of such a batch of each class."""
+        classes, sizes = list(self.rows), [min(len(own), limit) for own in self.rows.values()]
+        means = []
+        for group in groups(network, self.images, sizes, self.chunk):
+            images = torch.cat([self.batch(step, c, limit) for c in classes[group]])
+            means.append(embedding_means(network, images, sizes[group], match=self.match, chunk=self.chunk))
+        return torch.cat(means)
+
+
+def distribution_matching(
+    images: Tensor | LabeledImages,
+    labels: Tensor | None = None,
+    *,
+    networks: NetworkSampler,
+    ipc: int = 10,
+    steps: int = 1000,
+    match: str = "embedding",
+    init: str | LabeledImages = "real",
+    classes: Sequence[int] | None = None,
+    batch_real: int | None = 256,
+    cache: bool = True,
+    lr: float = 1.0,
+    momentum: float = 0.5,
+    augment: Augmentation | None = None,
+    num_classes: int | None = None,
+    normalization: Normalization | None = None,
+    generator: int | torch.Generator = 0,
+    chunk: int | None = None,
+    callback: Callable[[Progress], object] | None = None,
+    resume: Resume | None = None,
+) -> LabeledImages:
+    """Learn images whose mean embedding per class is that of the real ones.
+
+    Each step draws a network phi and minimises, by one step of SGD with momentum on the pixels,
+
+        sum over classes c of || mean phi(real images of c) - mean phi(synthetic images of c) ||^2,
+
+    summed over the d embedding dimensions, so that `lr` belongs to the embedding's size. The papers are settings:
+
+    | paper | networks | match | augment | steps |
+    |---|---|---|---|---|
+    | DM (Zhao and Bilen, WACV 2023), Eq. 6 | `RandomNetworks(factory)` | embedding | `DSA()` | 20,000 |
+    | FedLGD (Huang et al., TMLR 2024), iterative DM | `FixedNetwork(model)` | embedding | `DSA()` | 100 |
+    | FedDM (Xiong et al., CVPR 2023), Eq. 8 | `NetworkBall(model, 5.0)` | embedding+logits | none | 1,000 |
+
+    Args:
+        images: the real images, float [N, C, H, W] in the normalised space, or a `LabeledImages` (then no `labels`).
+        labels: their class indices, int [N].
+        networks: where phi comes from, on the images' device and of their dtype. With batch norm that uses batch
+            statistics (`RandomNetworks` of such networks), one forward pass holds all classes, real or synthetic: a
+            class alone would be normalised to the same mean as any other. It is then not cut into chunks.
+        ipc: synthetic images per class.
+        steps: optimisation steps.
+        match: `"embedding"` or `"embedding+logits"` (adds the squared distance of the mean logits, FedDM).
+        init: see `initial_images`; a `LabeledImages` is gone on with, and decides classes and counts.
+        classes: the classes to condense; default those that own a real image.
+        batch_real: real images per class and step, drawn without replacement; a class that has fewer gives all.
+            None: always all.
+        cache: with a fixed network and no augmentation, compute the means of whole classes once in place of a random
+            batch at every step: the same expectation without its noise, at almost no cost. False: as the papers do.
+        lr: step size on the pixels. The papers take 1, DM 10 from 100 images per class on.
+        momentum: in [0, 1).
+        augment: applied with one draw per class and step to its real and its synthetic images (Siamese).
+        num_classes, normalization: of the data, when `images` is a tensor; see `LabeledImages`.
+        generator: an int seed, or a CPU generator, from which one number is drawn; all else derives from it, the step
+            and the class.
+        chunk: images per forward pass over real images; default by device and size (see `chunks.chunk_size`). It
+            bounds memory and changes results by rounding only.
+        callback: called with a `Progress` after each step.
+        resume: a state of `Progress.state()`, or the file that `save_state` wrote: go on from there, to the same bits
+            as without the interruption. Pass the other arguments again (data, networks, ...); `steps` counts from the
+            very beginning and may be larger than before.
+
+    Returns:
+        A set of `ipc` images per class, class-major, in the same normalised space, never clipped; `info` says how it
+        was made, which classes were `absent` in the data, and for which ones the start repeats images
+        (`with_replacement`).
+
+    Raises:
+        TypeError, ValueError: what is wrong with which argument.
+        FloatingPointError: the loss is no longer finite.
+
+    Deviations: the released code of DM seeds its augmentation from the clock; ours derives it. It runs
+    `steps + 1` steps; we run `steps`. FedLGD's and DM's averages over absent classes are NaN; ours leave them out.
+    """
+    real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    check.positive_int(ipc, "ipc")
+    check.positive_int(steps, "steps", least=0)
+    check.one_of(match, "match", _MATCHES)
+    check.real_number(lr, "lr", above=0.0)
+    if check.real_number(momentum, "momentum", least=0.0) >= 1:
+        raise ValueError(f"momentum must be below 1, got {momentum}")
+    batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
+
+    if isinstance(init, LabeledImages) and classes is None:
+        classes = list(class_rows(init))
+    rows = class_rows(real, classes)
+    seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
+    start = initial_images(real, ipc, init=init, classes=list(rows), generator=derive(seed, "init"))
+    counts = start.counts()[list(rows)].tolist()
+    options = {"match": match, "lr": lr, "momentum": momentum, "batch_real": batch_real}
+    arguments = {
+        "method": "distribution matching",
+        "networks": type(networks).__name__,
+        "augment": None if augment is None else type(augment).__name__,
+        **options,
+        "cache": cache,
+        "shape": list(real.shape),
+        "dtype": str(real.images.dtype),
+        "classes": {str(c): [len(own), n] for (c, own), n in zip(rows.items(), counts, strict=True)},
+    }
+    synthetic, velocity, done = start.images, torch.zeros_like(start.images), 0
+    state = resumed(resume, arguments, steps)
+    if state is not None:
+        synthetic, velocity = (state[name].to(synthetic).clone() for name in ("images", "velocity"))
+        seed, done = int(state["seed"]), int(state["step"])
+    constant = {"seed": torch.tensor(seed), "arguments": pack_arguments(arguments)}
+
+    side = _Real(real.images, rows, seed, augment, match, chunk)
+    loss, cached = None, None
+    for step in range(done, steps):
+        network = networks.draw(derive(seed, step, "network"))
+        if step == done:
+            _require_same_place(network, real.images)
+            if cache and networks.fixed and augment is None and not uses_batch_statistics(network):
+                cached = side.means(network, step, len(real))
+        targets = side.means(network, step, batch_real) if cached is None else cached
+        value, gradient = matching_gradient(
+            network,
+            targets,
+            synthetic,
+            counts,
+            match=match,
+            augment=side.view(step),
+            chunk=chunk,
+        )
+        loss = float(value)
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} at step {step + 1}: distribution matching diverged; lower lr")
+        velocity.mul_(momentum).add_(gradient)
+        synthetic.add_(velocity, alpha=-lr)
+        if callback is not None:
+            live = {"images": synthetic, "velocity": velocity, "step": torch.tensor(step + 1), **constant}
+            callback(Progress(step + 1, steps, loss, synthetic, live))
+    info = {
+        "method": "distribution matching",
+        "networks": repr(networks),
+        **options,
+        "ipc": ipc,
+        "steps": steps,
+        "loss": loss,
+        **start.info,
+        "absent": (real.counts() == 0).nonzero().flatten().tolist(),
+    }
+    return start.replace(images=synthetic, info=info)
+
+
+def _require_same_place(network: Network, images: Tensor) -> None:
+    own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
+    if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
+        raise ValueError(
+            f"networks must be where the images are ({images.dtype} on {images.device}), but draw {own.dtype} on "
+            f"{own.device}; build them there"
+        )

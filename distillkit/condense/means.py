@@ -1,0 +1,107 @@
+"""The two halves of a distribution-matching step: mean embeddings of real images, gradient of synthetic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from distillkit.chunks import chunk_size
+from distillkit.networks.base import Network
+from distillkit.networks.samplers import uses_batch_statistics
+
+__all__ = ["embedding_means", "groups", "matching_gradient"]
+
+
+def _embed(network: Network, images: Tensor, match: str) -> Tensor:
+    embedding = network.features(images)
+    return embedding if match == "embedding" else torch.cat([embedding, network.classifier(embedding)], 1)
+
+
+def groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
+    """Consecutive classes whose images fit into one chunk together; a larger class is a group of its own."""
+    limit = sum(counts) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    first, held = 0, 0
+    for position, count in enumerate(counts):
+        if held and held + count > limit:
+            yield slice(first, position)
+            first, held = position, 0
+        held += count
+    yield slice(first, len(counts))
+
+
+@torch.no_grad()
+def embedding_means(
+    network: Network, images: Tensor, counts: Sequence[int], *, match: str = "embedding", chunk: int | None = None
+) -> Tensor:
+    """The mean embedding of each class, without a graph and in chunks: [len(counts), d].
+
+    Args:
+        network: gives `features` and `classifier`. If it uses batch statistics, all images go through at once, so that
+            these are statistics of mixed classes.
+        images: float [N, C, H, W], class by class.
+        counts: images of each class, all positive, N in sum.
+        match: `"embedding"`, or `"embedding+logits"` to append the mean logits.
+        chunk: images per forward pass; default `chunks.chunk_size`.
+    """
+    limit = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts))
+    layout = torch.channels_last if images.device.type == "cpu" else torch.contiguous_format
+    means: Tensor | None = None
+    for part, share in zip(images.split(limit), shares.split(limit, 1), strict=True):
+        try:
+            embedding = _embed(network, part.contiguous(memory_format=layout), match)
+        except RuntimeError:
+            # A network that flattens with `view` refuses channels_last maps; any other error comes again.
+            layout = torch.contiguous_format
+            embedding = _embed(network, part.contiguous(), match)
+        means = share @ embedding if means is None else means.addmm_(share, embedding)
+    assert means is not None
+    return means
+
+
+def matching_gradient(
+    network: Network,
+    targets: Tensor,
+    images: Tensor,
+    counts: Sequence[int],
+    *,
+    match: str = "embedding",
+    augment: Callable[[Tensor, int], Tensor] | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Distribution matching's loss and its gradient with respect to the synthetic images.
+
+    The loss is a sum over classes, so its backward pass runs class by class (small classes together, as many as fit
+    into a chunk), which gives the same gradient in half the time on a CPU. With batch statistics all classes go
+    through the network together.
+
+    Args:
+        network: gives `features` and `classifier`; parameters that ask for no gradient make it faster.
+        targets: the real means [K, d], from `embedding_means` with the same `match`.
+        images: the synthetic images [N, C, H, W], class by class.
+        counts: synthetic images of each of the K classes, all positive, N in sum.
+        match: see `embedding_means`.
+        augment: maps (the images of one class, the class's position 0..K-1) to what the network sees of them.
+        chunk: see `embedding_means`.
+
+    Returns:
+        The loss, a scalar, sum over k of ||targets[k] - mean embedding of class k||^2, and the gradient [N, C, H, W].
+    """
+    loss, gradients = images.new_zeros(()), []
+    parts = images.detach().split(list(counts))
+    for group in groups(network, images, counts, chunk):
+        leaf = torch.cat(parts[group]).requires_grad_()
+        sizes = list(counts[group])
+        with torch.enable_grad():
+            seen = leaf
+            if augment is not None:
+                pairs = enumerate(leaf.split(sizes), group.start)
+                seen = torch.cat([augment(own, position) for position, own in pairs])
+            embedding = _embed(network, seen, match)
+            means = torch.stack([own.mean(0) for own in embedding.split(sizes)])
+            distance = (targets[group] - means).square().sum()
+            gradients.append(torch.autograd.grad(distance, leaf)[0])
+        loss += distance.detach()
+    return loss, torch.cat(gradients)

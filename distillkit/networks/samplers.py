@@ -1,0 +1,159 @@
+"""Where distribution and gradient matching get their networks from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from distillkit import check
+from distillkit.networks.base import Network, NetworkFactory, build, frozen, initialize, split
+
+__all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks", "uses_batch_statistics"]
+
+
+class NetworkSampler(Protocol):
+    """Gives the network of one step.
+
+    Attributes:
+        fixed: whether every draw is the same network, so that what was computed with it may be kept.
+    """
+
+    fixed: bool
+
+    def draw(self, generator: torch.Generator) -> Network:
+        """The next network, its parameters frozen, as a pure function of the generator's state.
+
+        It is valid until the next draw, which may overwrite it in place. Components pass a generator derived from
+        (seed, step), so a resumed run sees the networks that an uninterrupted one sees.
+        """
+        ...
+
+
+def uses_batch_statistics(network: object) -> bool:
+    """Whether some layer normalises with the statistics of the batch, so that a batch must not be cut up.
+
+    True for batch norm in training mode, or without running statistics.
+    """
+    if not isinstance(network, nn.Module):
+        return False
+    return any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
+        for module in network.modules()
+    )
+
+
+class RandomNetworks:
+    """Untrained networks, a fresh one for every draw (DM).
+
+    One network is built and re-drawn in place (`networks.initialize`), which costs a thousandth of a step. It is in
+    eval mode except for batch norm, which uses the batch's statistics: a network that was never trained has no
+    running ones. (The authors' code uses training mode throughout; that differs for dropout only, which would draw
+    from the global random state.)
+
+    Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023), section 3.2.
+
+    Args:
+        factory: `factory()` gives a network of any kind, on the device and of the dtype of the images. What it draws
+            itself is overwritten.
+
+    Raises:
+        TypeError: `factory` is a network, or not callable, or gives none, or one that `initialize` cannot re-draw.
+    """
+
+    fixed = False
+
+    def __init__(self, factory: NetworkFactory) -> None:
+        if isinstance(factory, nn.Module) or not callable(factory):
+            raise TypeError(
+                f"factory must be a function without arguments that returns an nn.Module, got "
+                f"{type(factory).__name__}; for one trained network take FixedNetwork(model)"
+            )
+        self._model = build(factory, 0).requires_grad_(False).eval()
+        for module in self._model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train()
+        self._network = split(self._model)
+
+    def draw(self, generator: torch.Generator) -> Network:
+        """Re-draw the parameters; see `NetworkSampler.draw`."""
+        initialize(self._model, generator)
+        return self._network
+
+    def __repr__(self) -> str:
+        return f"RandomNetworks({type(self._model).__name__})"
+
+
+class FixedNetwork:
+    """Always the same network: a frozen copy of `model` in eval mode (FedLGD's iterative distribution matching).
+
+    Eval mode is what the released code leaves it in; batch norm then uses the running statistics of `model`.
+
+    Paper: Huang et al., "Federated learning on virtual heterogeneous data with local-global distillation"
+    (TMLR 2024), section 3.2.
+
+    Args:
+        model: left untouched; later changes of it do not reach the copy.
+    """
+
+    fixed = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self._network = _copy(model)
+
+    def draw(self, generator: torch.Generator) -> Network:
+        """The network; `generator` is not used."""
+        return self._network
+
+    def __repr__(self) -> str:
+        return f"FixedNetwork({type(self._network).__name__})"
+
+
+class NetworkBall:
+    """Networks around `model`, drawn at distance `radius` (FedDM).
+
+    A draw is w = w_r + rho * eps / ||eps||, eps ~ N(0, 1) for each of the P parameters, all of them flattened to one
+    vector. The paper clips w_r + eps to the ball of radius rho; but ||eps|| is about sqrt(P) (566 for ConvNet's
+    320,010 parameters, against rho = 5), so the clip acts on every draw and **every draw lies on the sphere**. We
+    say so in the formula. Only networks of fewer than some rho^2 = 25 parameters would differ. One parameter moves by
+    rho / sqrt(P) (0.009 for ConvNet), not by 1. Buffers (running statistics) are the model's; eval mode.
+
+    Paper: Xiong et al., "FedDM: iterative distribution matching for communication-efficient federated learning"
+    (CVPR 2023), section 3.2 and Eq. 15.
+
+    Args:
+        model: the centre w_r; left untouched.
+        radius: rho > 0, in units of the parameters. The paper takes 5.
+    """
+
+    fixed = False
+
+    def __init__(self, model: nn.Module, radius: float) -> None:
+        self.radius = check.real_number(radius, "radius", above=0.0)
+        self._network = _copy(model)
+        assert isinstance(self._network, nn.Module)
+        self._parameters = list(self._network.parameters())
+        if not self._parameters:
+            raise ValueError(f"model must have parameters, but {type(model).__name__} has none")
+        self._center = [p.detach().clone() for p in self._parameters]
+        self._sizes = [p.numel() for p in self._parameters]
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator) -> Network:
+        """Move the parameters to a new point of the sphere; see `NetworkSampler.draw`."""
+        first = self._center[0]
+        noise = torch.empty(sum(self._sizes), dtype=first.dtype).normal_(generator=generator)
+        noise = (noise * (self.radius / noise.norm())).to(first.device)
+        for parameter, center, move in zip(self._parameters, self._center, noise.split(self._sizes), strict=True):
+            torch.add(center, move.view_as(center), out=parameter)
+        return self._network
+
+    def __repr__(self) -> str:
+        return f"NetworkBall({type(self._network).__name__}, radius={self.radius:g})"
+
+
+def _copy(model: nn.Module) -> Network:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    return split(frozen(model).eval())
