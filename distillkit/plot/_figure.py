@@ -1,0 +1,64 @@
+"""What all plots share: figures without global state, and colours that colour-blind readers can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe & Ito's palette (without yellow, too pale for lines) and Tol's "muted" scheme.
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+CLASSES = (
+    *("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE"),
+    *("#882255", "#44AA99", "#999933", "#AA4499", "#777777"),
+)
+MARKERS = ("o", "X", "^", "s", "D", "v", "P", "*", "<", ">")
+
+
+def panels(given: Any, count: int, width: float, height: float, across: int = 4) -> tuple[Figure, list[Axes]]:
+    """The `count` axes to draw into and their figure: those given, or new ones of `width` x `height` inches each.
+
+    A new figure belongs to no window and to no pyplot state.
+    """
+    if given is None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        across = min(count, across)
+        down = -(-count // across)
+        figure = Figure(figsize=(width * across, height * down), layout="constrained", dpi=120)
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(down, across, squeeze=False)
+        axes = list(grid.flat)
+        for unused in axes[count:]:
+            unused.remove()
+        return figure, axes[:count]
+    axes = list(given) if hasattr(given, "__iter__") else [given]
+    if len(axes) != count:
+        raise ValueError(f"this picture needs {count} axes, got {len(axes)}")
+    return axes[0].get_figure(root=True), axes
+
+
+def class_colours(count: int) -> list[Any]:
+    """One colour a class: ten distinct ones, or a perceptually even scale for more."""
+    if count <= len(CLASSES):
+        return list(CLASSES[:count])
+    from matplotlib import colormaps
+
+    return [colormaps["viridis"](i / (count - 1)) for i in range(count)]
+
+
+def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
+    """The given names, or the class numbers.
+
+    Raises:
+        ValueError: not one name a class.
+    """
+    if classes is None:
+        return [str(c) for c in range(count)]
+    if len(classes) != count:
+        raise ValueError(f"classes must have one name a class, got {len(classes)} names for {count} classes")
+    return list(classes)

@@ -1,0 +1,163 @@
+"""Pictures of federated runs: who holds what, and what accuracy costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.plot._figure import LINES, MARKERS, class_names, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Run = Sequence[Mapping[str, Any]]
+
+_X_LABELS = {
+    "round": "communication round",
+    "bytes": "traffic up and down, all clients (MB)",
+    "client_seconds": "computing time of all clients (s)",
+    "seconds": "wall time (s)",
+}
+
+
+def partition(
+    parts: Sequence[Tensor],
+    labels: Tensor,
+    *,
+    num_classes: int | None = None,
+    classes: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw who holds what: a column a client, a row a class, a bubble whose area is the number of images.
+
+    Args:
+        parts: for each client the indices of its images into `labels`, as the partitioners return them.
+        labels: class indices int [N] of the whole data set.
+        num_classes: K, default the largest label + 1.
+        classes: names of the classes, default their numbers.
+        ax: the axes to draw into, default those of a new figure.
+
+    Returns:
+        The matplotlib figure; a client's total stands above its column, counts in the bubbles where they fit, and the
+        number of images that no client holds in the title.
+
+    Raises:
+        TypeError, ValueError: no clients, indices or labels out of range, not one name a class.
+    """
+    labels = check.class_labels(labels, None, num_classes).cpu()
+    if not len(parts):
+        raise ValueError("parts must hold at least one client, got none")
+    if num_classes is None:
+        num_classes = int(labels.max()) + 1 if len(labels) else 1
+    names = class_names(classes, num_classes)
+    indices = [check.class_labels(part, None, len(labels), f"parts[{i}]").cpu() for i, part in enumerate(parts)]
+    counts = torch.stack([torch.bincount(labels[part], minlength=num_classes) for part in indices])
+    clients = len(parts)
+    cell = 0.5 if clients <= 20 else 0.22
+    figure, (ax,) = panels(ax, 1, cell * clients + 1.4, max(0.42 * num_classes if clients <= 20 else 3.5, 1.5) + 1.2)
+    client, held = counts.nonzero(as_tuple=True)
+    sizes = counts[client, held].double()
+    largest = float(sizes.max()) if len(sizes) else 1.0
+    points = 72 * 0.9 * min(cell, 0.42)
+    ax.scatter(client, held, s=sizes / largest * points**2, color="#56B4E9", linewidths=0)
+    if clients <= 20:
+        for x, y, size in zip(client.tolist(), held.tolist(), sizes.tolist(), strict=True):
+            ax.text(x, y, f"{size:.0f}", ha="center", va="center", fontsize=7)
+    for i, total in enumerate(counts.sum(1).tolist()):
+        ax.annotate(
+            f"{total:,}",
+            (i, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="center",
+            fontsize=7,
+            rotation=0 if clients <= 20 else 90,
+        )
+    step = -(-clients // 40)
+    ax.set_xticks(range(0, clients, step))
+    ax.set_yticks(range(num_classes), names)
+    ax.set(xlim=(-0.7, clients - 0.3), ylim=(num_classes - 0.4, -0.6), xlabel="client", ylabel="class")
+    ax.set_axisbelow(True)
+    ax.grid(color="#eeeeee")
+    ax.tick_params(length=0)
+    held_at_all = len(torch.cat(indices).unique())
+    left = f", {len(labels) - held_at_all:,} with no client" if held_at_all < len(labels) else ""
+    ax.set_title(f"images per client and class (of {len(labels):,}{left})", fontsize=9, pad=18 if clients <= 20 else 30)
+    return figure
+
+
+def curves(
+    histories: Mapping[str, Sequence[Run]], *, x: str = "round", y: str = "accuracy", ax: Axes | None = None
+) -> Figure:
+    """Draw learning curves: a line a name, the mean over its runs, in a band of one standard deviation either side.
+
+    Args:
+        histories: name -> runs (one a seed), a run being its rows, one a round: mappings with `round`, `y`, and `x`.
+        x: "round", or what each round cost, summed up over the rounds so far: "bytes" (the rows' `bytes`, else
+            `bytes_up + bytes_down`; drawn in MB of 10^6), "client_seconds", "seconds", or any other column.
+        y: the column to draw; one whose name begins with "accuracy" is a fraction and drawn in per cent. Rounds where
+            it is absent or None are passed over (what they cost still counts).
+        ax: the axes to draw into, default those of a new figure.
+
+    Returns:
+        The matplotlib figure. A point is the mean of x and of y over the runs at one round; rounds that some run of a
+        name lacks are not drawn. The band is the sample standard deviation; there is none for a single run.
+
+    Raises:
+        ValueError: no histories, a name without runs, a row without `round` or `x`, or no round with `y` in common.
+    """
+    if not histories or not all(histories.values()):
+        raise ValueError("histories must hold at least one name, and each at least one run")
+    lines = {name: _points(name, runs, x, y) for name, runs in histories.items()}
+    figure, (ax,) = panels(ax, 1, 5.2, 3.6)
+    for i, (name, points) in enumerate(lines.items()):
+        mean = points.mean(0)
+        colour, marker = LINES[i % len(LINES)], MARKERS[i % len(MARKERS)]
+        ax.plot(*mean.T.tolist(), label=name, color=colour, marker=marker, markersize=4, linewidth=1.5)
+        if len(points) > 1:
+            std = points[:, :, 1].std(0)
+            low, high = (mean[:, 1] - std).tolist(), (mean[:, 1] + std).tolist()
+            ax.fill_between(mean[:, 0].tolist(), low, high, color=colour, alpha=0.18, linewidth=0)
+    counts = sorted({len(points) for points in lines.values()})
+    runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    ax.legend(title="one run" if counts == [1] else f"mean ± std of {runs} runs", fontsize=8, title_fontsize=8)
+    ax.set(xlabel=_X_LABELS.get(x, x.replace("_", " ")), ylabel=y.replace("_", " "))
+    if y.startswith("accuracy"):
+        ax.set_ylabel(("test " + y.replace("_", " ")) + " (%)")
+    ax.grid(color="#eeeeee")
+    ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:
+    """(x, y) at the rounds that all runs have, float64 [runs, rounds, 2]."""
+    by_round: list[dict[int, tuple[float, float]]] = []
+    for run in runs:
+        spent, found = 0.0, {}
+        for row in run:
+            if "round" not in row:
+                raise ValueError(f"each row of {name!r} must have a round, got {sorted(row)}")
+            spent += _cost(name, row, x)
+            if row.get(y) is not None:
+                found[int(row["round"])] = (float(row["round"]) if x == "round" else spent, float(row[y]))
+        by_round.append(found)
+    common = sorted(set.intersection(*(set(found) for found in by_round)))
+    if not common:
+        raise ValueError(f"the runs of {name!r} have no round with {y!r} in common")
+    points = torch.tensor([[found[r] for r in common] for found in by_round], dtype=torch.float64)
+    scale = torch.tensor([1e-6 if x == "bytes" else 1.0, 100.0 if y.startswith("accuracy") else 1.0])
+    return points * scale
+
+
+def _cost(name: str, row: Mapping[str, Any], x: str) -> float:
+    if x == "bytes" and "bytes" not in row and "bytes_up" in row and "bytes_down" in row:
+        return float(row["bytes_up"]) + float(row["bytes_down"])
+    if x not in row:
+        raise ValueError(f"each row of {name!r} must have {x!r}, got {sorted(row)}")
+    return float(row[x])

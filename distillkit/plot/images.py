@@ -1,0 +1,221 @@
+"""Pictures of images: by class, real beside synthetic, selected beside rejected, and their pixel values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.normalization import IDENTITY
+from distillkit.plot._figure import LINES, class_names, panels
+from distillkit.rng import as_generator
+from distillkit.sets import LabeledImages, as_set
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CELL = 0.5  # inches
+
+
+def grid(
+    images: Tensor | LabeledImages,
+    labels: Tensor | None = None,
+    *,
+    per_class: int = 10,
+    classes: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw the first images of each class, a class a row, in pixel units.
+
+    Args:
+        images, labels: float [N, C, H, W] in [0, 1] and labels, or a `LabeledImages` alone (in any normalisation).
+            One channel is drawn in grey, three as RGB, any other number as the grey mean of the channels. Label rows
+            (soft, multi-label) count as their largest entry.
+        per_class: the most images a row.
+        classes: names of the classes, default their numbers.
+        ax: the axes to draw into, default those of a new figure.
+
+    Returns:
+        The matplotlib figure (`figure.savefig("grid.png")`).
+
+    Raises:
+        TypeError, ValueError: bad images or labels, an empty set, or not one name a class.
+    """
+    data = as_set(images, labels)
+    check.positive_int(per_class, "per_class")
+    rows = _by_class(data, per_class)
+    return _rows_of_classes([("", rows)], data, class_names(classes, data.num_classes), ax)
+
+
+def real_and_synthetic(
+    real: LabeledImages,
+    synthetic: LabeledImages,
+    *,
+    per_class: int = 5,
+    classes: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw the first real images of each class beside the first synthetic ones, a class a row, in pixel units.
+
+    Args:
+        real, synthetic: sets of the same image shape and number of classes; their normalisations may differ.
+        per_class: the most images a row on either side.
+        classes, ax: as in `grid`.
+
+    Returns:
+        The matplotlib figure.
+
+    Raises:
+        ValueError: the shapes or class counts differ, an empty set, or not one name a class.
+    """
+    check.positive_int(per_class, "per_class")
+    synthetic.replace(normalization=real.normalization).require_same_space(real)
+    blocks = [("real", _by_class(real, per_class)), ("synthetic", _by_class(synthetic, per_class))]
+    return _rows_of_classes(blocks, real, class_names(classes, real.num_classes), ax)
+
+
+def selection(
+    images: Tensor | LabeledImages,
+    selected: Tensor,
+    *,
+    rows: int = 6,
+    columns: int = 8,
+    generator: int | torch.Generator = 0,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw a random sample of the selected images beside a random sample of the rejected ones.
+
+    Args:
+        images: float [N, C, H, W] in [0, 1], or a `LabeledImages`.
+        selected: indices int [M] into `images`, as `distillkit.select` returns them.
+        rows, columns: of either sample, if there are as many images.
+        generator: draws the samples.
+        ax: the axes to draw into, default those of a new figure.
+
+    Returns:
+        The matplotlib figure; the counts of both parts are in it.
+
+    Raises:
+        TypeError, ValueError: bad images, or indices out of range or given twice.
+    """
+    generator = as_generator(generator)
+    check.positive_int(rows, "rows")
+    check.positive_int(columns, "columns")
+    normalization = images.normalization if isinstance(images, LabeledImages) else IDENTITY
+    images = check.batch_of_images(images.images if isinstance(images, LabeledImages) else images)
+    n = len(images)
+    selected = check.class_labels(selected, None, n, "selected").cpu()
+    chosen = torch.bincount(selected, minlength=n)
+    if int(chosen.max()) > 1:
+        raise ValueError(f"selected must hold each index once, got {int(chosen.argmax())} {int(chosen.max())} times")
+    blocks, size = [], rows * columns
+    for name, members in (("selected", chosen.nonzero().flatten()), ("rejected", (chosen == 0).nonzero().flatten())):
+        drawn = members[torch.randperm(len(members), generator=generator)[:size]].to(images.device)
+        pixels = _drawable(normalization.decode(images.index_select(0, drawn)))
+        blocks.append((f"{name}: {len(members):,}", [pixels[i * columns : (i + 1) * columns] for i in range(rows)]))
+    figure, (ax,) = panels(ax, 1, 2 * columns * _CELL + 0.6, rows * _CELL + 0.7)
+    _draw(ax, blocks, columns)
+    ax.set_yticks([])
+    return figure
+
+
+def pixel_histogram(
+    sets: Mapping[str, LabeledImages], *, bins: int = 64, axes: Sequence[Axes] | Axes | None = None
+) -> Figure:
+    """Draw how often each pixel value occurs, a panel a set, a line a channel (as FedLGD's Fig. 18-20).
+
+    Args:
+        sets: name -> set, for example a client's; drawn in pixel units, whatever their normalisations.
+        bins: equal parts of [0, 1]. Values outside are left out and their share is said in the panel's title.
+        axes: one for each set, default those of a new figure.
+
+    Returns:
+        The matplotlib figure; the vertical axis is logarithmic, in per cent of a channel's pixels.
+
+    Raises:
+        ValueError: no sets, an empty set, or another number of axes.
+    """
+    check.positive_int(bins, "bins")
+    if not sets or not all(len(s) for s in sets.values()):
+        raise ValueError("sets must hold at least one set, and none may be empty")
+    figure, drawn = panels(axes, len(sets), 3.2, 2.6, across=3)
+    edges = torch.linspace(0, 1, bins + 1)
+    for ax, (name, one) in zip(drawn, sets.items(), strict=True):
+        channels = one.normalization.decode(one.images).detach().cpu().float().transpose(0, 1).flatten(1)
+        outside = float(((channels < -1e-6) | (channels > 1 + 1e-6)).float().mean())
+        styles = _channel_styles(len(channels))
+        for values, (label, colour) in zip(channels, styles, strict=True):
+            inside = values[(values >= -1e-6) & (values <= 1 + 1e-6)].clamp(0, 1)
+            share = 100 * torch.histc(inside, bins, 0, 1) / len(values)
+            ax.stairs(share.tolist(), edges.tolist(), color=colour, label=label, linewidth=1.2)
+        ax.set_yscale("log")
+        note = f"\n{outside:.1%} outside [0, 1]" if outside else ""
+        ax.set_title(f"{name}, {len(one):,} images{note}", fontsize=9)
+        ax.set(xlabel="pixel value", ylabel="pixels per bin (%)", xlim=(0, 1))
+        if len(styles) > 1:
+            ax.legend(fontsize=8)
+    return figure
+
+
+def _channel_styles(count: int) -> list[tuple[str, str]]:
+    if count == 1:
+        return [("grey", "#000000")]
+    if count == 3:
+        return [("red", LINES[1]), ("green", LINES[2]), ("blue", LINES[0])]
+    return [(f"channel {c}", LINES[c % len(LINES)]) for c in range(count)]
+
+
+def _drawable(pixels: Tensor) -> Tensor:
+    pixels = pixels.detach().clamp(0, 1).cpu().float()
+    if pixels.shape[1] not in (1, 3):
+        pixels = pixels.mean(1, keepdim=True)
+    return pixels.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+
+
+def _by_class(data: LabeledImages, per_class: int) -> list[Tensor]:
+    if not len(data):
+        raise ValueError("images must hold at least one image to draw, got an empty set")
+    labels = data.labels.argmax(1) if data.labels.ndim == 2 else data.labels
+    members = [(labels == c).nonzero().flatten()[:per_class] for c in range(data.num_classes)]
+    pixels = _drawable(data[torch.cat(members)].pixels())
+    return list(pixels.split([len(m) for m in members]))
+
+
+def _rows_of_classes(
+    blocks: list[tuple[str, list[Tensor]]], data: LabeledImages, names: list[str], ax: Axes | None
+) -> Figure:
+    columns = max(len(row) for _, rows in blocks for row in rows)
+    height, width = data.shape[1:]
+    cell = _CELL * width / max(height, width), _CELL * height / max(height, width)
+    figure, (ax,) = panels(ax, 1, len(blocks) * columns * cell[0] + 1.0, len(names) * cell[1] + 0.5)
+    _draw(ax, blocks, columns)
+    ax.set_yticks([(i + 0.5) * (height + 2) for i in range(len(names))], names)
+    ax.set_ylabel("class")
+    return figure
+
+
+def _draw(ax: Any, blocks: list[tuple[str, list[Tensor]]], columns: int) -> None:
+    """Draw blocks of rows of images [n, H, W, 3] beside each other, white where a row is short, each with its title."""
+    _, height, width, _ = blocks[0][1][0].shape
+    gap = 2
+    block = columns * (width + gap)
+    between = max(4, width // 2)
+    sheet = torch.ones(len(blocks[0][1]) * (height + gap), len(blocks) * (block + between) - between, 3)
+    for b, (_, rows) in enumerate(blocks):
+        for r, row in enumerate(rows):
+            for c, image in enumerate(row):
+                top, left = r * (height + gap) + 1, b * (block + between) + c * (width + gap) + 1
+                sheet[top : top + height, left : left + width] = image
+    ax.imshow(sheet.numpy(), interpolation="nearest", extent=(0, sheet.shape[1], sheet.shape[0], 0))
+    centres = [b * (block + between) + block / 2 for b in range(len(blocks))]
+    if any(title for title, _ in blocks):
+        ax.set_xticks(centres, [title for title, _ in blocks])
+        ax.xaxis.tick_top()
+    else:
+        ax.set_xticks([])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
