@@ -112,17 +112,28 @@ def split(model: nn.Module, classifier: str | None = None) -> Network:
 
 def _linear_like(module: nn.Module, generator: torch.Generator) -> None:
     weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
-    drawn = torch.empty(weight.shape)
-    nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-    weight.copy_(drawn)
+    weight.copy_(nn.init.kaiming_uniform_(torch.empty(weight.shape), a=math.sqrt(5), generator=generator))
     if bias is not None:
         fan_in = nn.init._calculate_fan_in_and_fan_out(weight)[0]
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         bias.copy_(torch.empty(bias.shape).uniform_(-bound, bound, generator=generator))
 
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.modules.batchnorm._NormBase)
+_LINEAR_LIKE = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+_CONSTANT = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.modules.batchnorm._NormBase)
+
+
+def _attention(module: nn.MultiheadAttention, generator: torch.Generator) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        drawn = torch.zeros(parameter.shape)
+        if name.startswith("bias_"):
+            nn.init.xavier_normal_(drawn, generator=generator)
+        elif name.endswith("weight"):
+            nn.init.xavier_uniform_(drawn, generator=generator)
+        parameter.copy_(drawn)
 
 
 @torch.no_grad()
@@ -130,9 +141,11 @@ def initialize(model: nn.Module, generator: int | torch.Generator) -> nn.Module:
     """Re-draw all parameters of `model` in place, from `generator` alone; return the model.
 
     The distributions are PyTorch's own defaults: Kaiming uniform with a = sqrt(5) for linear and convolution
-    weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for embeddings, one and zero for norms (running
-    statistics are reset). A module with parameters of its own that is none of these must have a method
-    `initialize(generator)`.
+    weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for embeddings, Xavier for attention, and constants
+    for norms (running statistics are reset) and PReLU. For a network of our own the draws are those of its
+    constructor after `torch.manual_seed`; torchvision's constructors draw from other distributions, which this
+    function does not know. A module with parameters of its own that is none of these must have a method
+    `initialize(generator)`. Buffers other than running statistics stay as they are.
 
     Raises:
         TypeError: a module that this function does not know how to draw (it is named, with the remedy).
@@ -140,15 +153,20 @@ def initialize(model: nn.Module, generator: int | torch.Generator) -> nn.Module:
     generator = as_generator(generator)
     for name, module in model.named_modules():
         own = getattr(module, "initialize", None)
+        parameters = {key for key, _ in module.named_parameters(recurse=False)}
         if callable(own):
             own(generator)
-        elif isinstance(module, (nn.Linear, *_CONVOLUTIONS)):
+        elif isinstance(module, _LINEAR_LIKE) and parameters | {"bias"} == {"weight", "bias"}:
             _linear_like(module, generator)
         elif isinstance(module, nn.Embedding):
             module.weight.copy_(torch.empty(module.weight.shape).normal_(generator=generator))
-        elif isinstance(module, _NORMS):
+            if module.padding_idx is not None:
+                module.weight[module.padding_idx].zero_()
+        elif isinstance(module, nn.MultiheadAttention):
+            _attention(module, generator)
+        elif isinstance(module, _CONSTANT):
             module.reset_parameters()
-        elif next(module.parameters(recurse=False), None) is not None:
+        elif parameters:
             raise TypeError(
                 f"cannot re-draw {name or 'the model'} ({type(module).__name__}): it has parameters of its own; "
                 "give it a method initialize(generator)"

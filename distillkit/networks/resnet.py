@@ -156,17 +156,18 @@ def _residual(
     inputs, rows, columns = image_shape(shape)
     halved = 2 ** (len(outs) - 1)
     more_than_one_pixel(norm, -(-rows // halved), -(-columns // halved))
-    make = _Layers(norm, groups)
-    stages: list[nn.Module] = []
+    make, pre = _Layers(norm, groups), block is _PreActivation
+    layers = [make.conv(inputs, stem, 3)]
+    if not pre:
+        layers += [make.norm(stem), nn.ReLU()]
     channels = stem
     for stage, (out, count) in enumerate(zip(outs, blocks)):
         for i in range(count):
-            stages.append(block(channels, out, 2 if stage and not i else 1, make))
+            layers.append(block(channels, out, 2 if stage and not i else 1, make))
             channels = out
-    # Pre-activation blocks begin with a norm, the others end with one.
-    activate = [make.norm(channels if block is _PreActivation else stem), nn.ReLU()]
-    layers = [*stages, *activate] if block is _PreActivation else [*activate, *stages]
-    return nn.Sequential(make.conv(inputs, stem, 3), *layers, nn.AdaptiveAvgPool2d(1))
+    if pre:
+        layers += [make.norm(channels), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
 
 
 class _Residual(nn.Module):

@@ -1,0 +1,212 @@
+"""The laws that every network of ours obeys, whatever its norm, channels and classes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.networks import (
+    NETWORK_NAMES,
+    CifarResNet,
+    ConvNet,
+    FedCOGCNN,
+    ImageNetwork,
+    LeNet,
+    Network,
+    ResNet,
+    SimpleCNN,
+    WideResNet,
+    build,
+    initialize,
+    network,
+    norm_layer,
+    split,
+)
+
+Make = Callable[[str], nn.Module]
+SHAPE = (5, 22, 23)
+
+SMALL: dict[str, Make] = {
+    "convnet": lambda norm: ConvNet(SHAPE, 2, width=4, norm=norm),
+    "fedcog_cnn": lambda norm: FedCOGCNN(SHAPE, 2, norm=norm),
+    "lenet": lambda norm: LeNet(SHAPE, 2, norm=norm),
+    "simple_cnn": lambda norm: SimpleCNN(SHAPE, 2, norm=norm),
+    "resnet8": lambda norm: CifarResNet(SHAPE, 2, depth=8, width=4, norm=norm),
+    "resnet10": lambda norm: ResNet(SHAPE, 2, depth=10, width=2, norm=norm),
+    "resnet50": lambda norm: ResNet(SHAPE, 2, depth=50, width=2, norm=norm),
+    "wrn10_1": lambda norm: WideResNet(SHAPE, 2, depth=10, width=1, norm=norm),
+}
+NORMS = ("batch", "group", "instance", "layer", "none")
+
+
+def small(name: str, norm: str) -> ImageNetwork:
+    make = SMALL[name]
+    net = build(lambda: make(norm), 3)
+    assert isinstance(net, ImageNetwork)
+    return net
+
+
+def images(count: int = 3, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(count, *SHAPE, dtype=dtype).normal_(generator=torch.Generator().manual_seed(1))
+
+
+every = pytest.mark.parametrize(("name", "norm"), list(itertools.product(SMALL, NORMS)))
+
+
+@every
+def test_forward_is_classifier_of_features(name: str, norm: str) -> None:
+    net = small(name, norm).eval()
+    embedding = net.features(images())
+    logits = net(images())
+    assert embedding.shape == (3, net.embedding_dim)
+    assert logits.shape == (3, 2)
+    assert torch.isfinite(logits).all()
+    assert torch.equal(net.classifier(embedding), logits)
+    assert (embedding[0] - embedding[1]).norm() > 1e-4 * embedding.norm()
+
+
+@every
+def test_memory_format_changes_nothing(name: str, norm: str) -> None:
+    net = small(name, norm).double()
+    plain = net(images(dtype=torch.float64))
+    last = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    for model in (net, last):
+        x = images(dtype=torch.float64).to(memory_format=torch.channels_last)
+        torch.testing.assert_close(model(x), plain)
+
+
+@every
+def test_float64_stays_float64_and_agrees_with_float32(name: str, norm: str) -> None:
+    net = small(name, norm)
+    twin = copy.deepcopy(net).double()
+    double = twin(images().double())
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(net(images()).double(), double, rtol=1e-3, atol=1e-4)
+
+
+@every
+def test_second_derivatives(name: str, norm: str) -> None:
+    """d/dx |dL/dw|^2, what gradient matching needs, against a central difference along one direction."""
+    net = small(name, norm).double()
+    labels = torch.tensor([0, 1, 0])
+    x = images(dtype=torch.float64)
+    direction = torch.empty(x.shape, dtype=torch.float64).normal_(generator=torch.Generator().manual_seed(2))
+
+    def squared_gradient(x: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(net(x), labels)
+        gradients = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+        return torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+
+    x.requires_grad_()
+    slope = (torch.autograd.grad(squared_gradient(x), x)[0] * direction).sum()
+    step = 1e-8  # small, for the gradient of a ReLU network jumps
+    forth, back = (squared_gradient((x + sign * step * direction).detach()).detach() for sign in (1, -1))
+    torch.testing.assert_close(slope, (forth - back) / (2 * step), rtol=1e-4, atol=1e-9)
+
+
+@every
+def test_activations_are_not_overwritten_in_place(name: str, norm: str) -> None:
+    """A hook that keeps what a layer saw (BN-statistics prior, feature extraction) must find it unchanged later."""
+    net = small(name, norm)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for module in net.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda _, x, y: kept.extend([(x[0], x[0].clone()), (y, y.clone())]))
+    with torch.no_grad():
+        net(images())
+    assert kept
+    assert all(torch.equal(now, then) for now, then in kept)
+
+
+@every
+def test_constructor_draws_what_initialize_draws(name: str, norm: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        constructed = SMALL[name](norm)
+    drawn = initialize(small(name, norm), torch.Generator().manual_seed(5))
+    for (key, a), b in zip(constructed.state_dict().items(), drawn.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+
+
+@every
+def test_is_its_own_split(name: str, norm: str) -> None:
+    net = small(name, norm)
+    assert split(net) is net
+    assert isinstance(net.classifier, nn.Linear)
+    as_network: Network = net
+    assert as_network.classifier(as_network.features(images())).shape == (3, 2)
+
+
+def test_only_batch_norm_lets_images_influence_each_other() -> None:
+    for name, norm in itertools.product(SMALL, NORMS):
+        net = small(name, norm).double().train()
+        x = images(dtype=torch.float64)
+        together, alone = net(x), torch.cat([net(x[i : i + 1]) for i in range(3)])
+        assert torch.allclose(together, alone, rtol=1e-9, atol=1e-12) == (norm != "batch"), (name, norm)
+
+
+@pytest.mark.parametrize("name", NETWORK_NAMES)
+def test_by_name(name: str) -> None:
+    with torch.device("meta"):
+        net = network(name, (3, 32, 32), 7, norm="group")
+        assert net(torch.empty(2, 3, 32, 32)).shape == (2, 7)
+    assert any(isinstance(module, nn.GroupNorm) for module in net.modules())
+
+
+def test_names_mean_the_published_networks() -> None:
+    with torch.device("meta"):
+        counts = {
+            name: sum(parameter.numel() for parameter in network(name, (3, 32, 32), 10).parameters())
+            for name in NETWORK_NAMES
+        }
+    assert counts == {
+        "convnet": 320_010,
+        "fedcog_cnn": 69_380 - 90 * 129,
+        "lenet": 62_006,
+        "resnet8": 78_042,
+        "resnet10": 4_903_242,
+        "resnet18": 11_173_962,
+        "resnet20": 272_474,
+        "resnet34": 21_282_122,
+        "resnet50": 23_520_842,
+        "simple_cnn": 62_006,
+        "wrn16_4": 2_748_890,
+    }
+
+
+def test_names_refuse() -> None:
+    with pytest.raises(ValueError, match=r"name must be one of 'convnet', .*'wrn16_4', got 'vgg'"):
+        network("vgg", (3, 32, 32), 10)
+    with pytest.raises(ValueError, match="the name 'resnet18' fixes depth; use the class ResNet to choose it"):
+        network("resnet18", (3, 32, 32), 10, depth=34)
+    with pytest.raises(TypeError, match="dilation"):
+        network("convnet", (3, 32, 32), 10, dilation=2)
+
+
+@pytest.mark.parametrize("norm", ["instance", "group", "layer"])
+def test_norm_layer_normalises_each_group_of_channels(norm: str) -> None:
+    maps = images().reshape(3, 10, 11, 23) * 4 + 2
+    out = norm_layer(norm, 10, groups=5)(maps).reshape(3, {"instance": 10, "group": 5, "layer": 1}[norm], -1)
+    torch.testing.assert_close(out.mean(2), torch.zeros(out.shape[:2]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.var(2, unbiased=False), torch.ones(out.shape[:2]), atol=1e-4, rtol=0)
+
+
+def test_instance_norm_is_torchs() -> None:
+    maps = images()
+    torch.testing.assert_close(norm_layer("instance", 5)(maps), nn.InstanceNorm2d(5)(maps))
+
+
+def test_importing_networks_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, distillkit.networks; "
+        "print([m for m in ('torchvision', 'opacus', 'kornia', 'sklearn', 'matplotlib') if m in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

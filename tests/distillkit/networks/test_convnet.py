@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit.networks import ConvNet, build
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_classes", "options", "embedding_dim", "parameters"),
+    [
+        ((3, 32, 32), 10, {}, 2048, 320_010),
+        ((3, 32, 32), 100, {}, 2048, 504_420),
+        ((1, 28, 28), 10, {}, 2048, 317_706),
+        ((1, 32, 32), 10, {}, 2048, 317_706),
+        ((3, 28, 28), 10, {}, 1152, 311_050),
+        ((3, 96, 96), 2, {}, 18432, 336_386),
+        ((1, 16, 16), 10, {"width": 32, "depth": 2}, 512, 14_826),
+        ((3, 32, 32), 10, {"norm": "none"}, 2048, 320_010 - 3 * 256),
+    ],
+)
+def test_documented_counts(
+    shape: tuple[int, int, int], num_classes: int, options: dict[str, int], embedding_dim: int, parameters: int
+) -> None:
+    with torch.device("meta"):
+        net = ConvNet(shape, num_classes, **options)
+        assert net.features(torch.empty(2, *shape)).shape == (2, embedding_dim)
+    assert (net.embedding_dim, count(net), net.num_classes) == (embedding_dim, parameters, num_classes)
+
+
+def reference(net: ConvNet, images: Tensor, padding: int, norm: str, pooling: str) -> Tensor:
+    """DC's ConvNet written out, with the parameters of `net` in order and groups=2."""
+    parameters = list(net.parameters())
+    maps = images
+    while len(parameters) > 2:
+        maps = F.conv2d(maps, parameters.pop(0), parameters.pop(0), padding=padding)
+        padding = 1
+        if norm != "none":
+            weight, bias = parameters.pop(0)[:, None, None], parameters.pop(0)[:, None, None]
+            n, c, h, w = maps.shape
+            groups = {"instance": c, "layer": 1, "group": 2}.get(norm)
+            if groups is None:
+                mean, var = maps.mean((0, 2, 3), keepdim=True), maps.var((0, 2, 3), unbiased=False, keepdim=True)
+                maps = (maps - mean) / (var + 1e-5).sqrt()
+            else:
+                flat = maps.reshape(n, groups, -1)
+                flat = (flat - flat.mean(2, keepdim=True)) / (flat.var(2, unbiased=False, keepdim=True) + 1e-5).sqrt()
+                maps = flat.reshape(n, c, h, w)
+            maps = maps * weight + bias
+        maps = maps.clamp(min=0)
+        if pooling != "none":
+            n, c, h, w = maps.shape
+            windows = maps[:, :, : h // 2 * 2, : w // 2 * 2].reshape(n, c, h // 2, 2, w // 2, 2)
+            maps = windows.mean((3, 5)) if pooling == "avg" else windows.amax((3, 5))
+    return maps.flatten(1) @ parameters[0].T + parameters[1]
+
+
+@pytest.mark.parametrize("norm", ["instance", "group", "layer", "batch", "none"])
+@pytest.mark.parametrize("pooling", ["avg", "max", "none"])
+@pytest.mark.parametrize(("shape", "padding"), [((1, 28, 28), 3), ((5, 9, 12), 1)])
+def test_equals_the_network_written_out(norm: str, pooling: str, shape: tuple[int, int, int], padding: int) -> None:
+    net = build(lambda: ConvNet(shape, 3, width=4, depth=2, norm=norm, pooling=pooling, groups=2), 1).double()
+    assert isinstance(net, ConvNet)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.empty(parameter.shape).normal_(std=0.1, generator=generator))
+        images = torch.empty(3, *shape, dtype=torch.float64).normal_(generator=generator)
+        torch.testing.assert_close(net(images), reference(net, images, padding, norm, pooling))
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"), [("sigmoid", torch.sigmoid), ("tanh", torch.tanh), ("silu", F.silu)]
+)
+def test_activation_is_the_one_asked_for(activation: str, function: object) -> None:
+    net = build(lambda: ConvNet((1, 4, 4), 2, width=3, depth=1, norm="none", activation=activation), 0)
+    assert isinstance(net, ConvNet)
+    images = torch.linspace(-2, 2, 32).reshape(2, 1, 4, 4)
+    conv = net.body[0]
+    torch.testing.assert_close(net.features(images), F.avg_pool2d(function(conv(images)), 2).flatten(1))
+
+
+def test_without_pooling_the_map_keeps_its_size() -> None:
+    assert ConvNet((1, 6, 5), 2, width=2, depth=4, pooling="none").embedding_dim == 2 * 6 * 5
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "message"),
+    [
+        ((3, 7, 32), {}, "at least 8 pixels high and wide for depth=3"),
+        ((3, 32, 7), {}, r"got \(3, 32, 7\)"),
+        ((3, 32, 32), {"norm": "instancenorm"}, "norm must be one of"),
+        ((3, 32, 32), {"pooling": "mean"}, "pooling must be one of 'avg', 'max', 'none'"),
+        ((3, 32, 32), {"activation": "swish"}, "activation must be one of"),
+        ((3, 32, 32), {"norm": "group", "groups": 3}, "groups must divide the 128 channels"),
+        ((3, 1, 1), {"pooling": "none"}, "more than one pixel"),
+        ((3, 32, 32), {"width": 0}, "width must be at least 1"),
+        ((3, 32, 32), {"depth": 0}, "depth must be at least 1"),
+        ((32, 32), {}, r"shape must be \(channels, height, width\)"),
+        ((0, 32, 32), {}, r"shape\[0\] must be at least 1"),
+    ],
+)
+def test_refuses(shape: tuple[int, int, int], options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ConvNet(shape, 10, **options)
+
+
+def test_refuses_one_class() -> None:
+    with pytest.raises(ValueError, match="num_classes must be at least 2, got 1"):
+        ConvNet((1, 8, 8), 1)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 1, 8, 9), (1, 8, 8)])
+def test_refuses_images_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"shape \[N, 1, 8, 8\] for this network, got \["):
+        ConvNet((1, 8, 8), 2, width=2)(torch.zeros(shape))

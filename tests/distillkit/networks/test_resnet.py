@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit.networks import CifarResNet, ResNet, WideResNet, build
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "depth", "embedding_dim", "parameters"),
+    [
+        (ResNet, 10, 512, 4_903_242),
+        (ResNet, 18, 512, 11_173_962),
+        (ResNet, 34, 512, 21_282_122),
+        (ResNet, 50, 2048, 23_520_842),
+        (CifarResNet, 8, 64, 78_042),
+        (CifarResNet, 20, 64, 272_474),
+        (WideResNet, 16, 256, 2_748_890),
+    ],
+)
+def test_documented_counts(make: type[ResNet], depth: int, embedding_dim: int, parameters: int) -> None:
+    with torch.device("meta"):
+        net = make((3, 32, 32), 10, depth=depth)
+        assert net.features(torch.empty(2, 3, 32, 32)).shape == (2, embedding_dim)
+    assert (net.embedding_dim, count(net)) == (embedding_dim, parameters)
+    with torch.device("meta"):
+        assert count(make((3, 32, 32), 10, depth=depth, norm="instance")) == parameters
+        assert count(make((1, 28, 28), 13, depth=depth)) == parameters + 3 * (embedding_dim + 1) - 2 * 9 * (
+            64 if make is ResNet else 16
+        )
+
+
+@pytest.mark.parametrize(("depth", "layers"), [(10, [1, 1, 1, 1]), (50, [3, 4, 6, 3])])
+def test_resnet_is_torchvisions_with_a_small_stem(depth: int, layers: list[int]) -> None:
+    from torchvision.models.resnet import BasicBlock, Bottleneck
+    from torchvision.models.resnet import ResNet as Theirs
+
+    with torch.device("meta"):
+        theirs = Theirs(BasicBlock if depth == 10 else Bottleneck, layers, num_classes=3)
+        theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    ours = build(lambda: ResNet((3, 16, 16), 3, depth=depth), 0)
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)), assign=True)
+    images = torch.empty(2, 3, 9, 8).normal_(generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(ours.train()(images), theirs.train()(images))
+
+
+def wide_reference(parameters: list[Tensor], images: Tensor, blocks: int) -> Tensor:
+    """Zagoruyko and Komodakis' network written out, with batch statistics."""
+
+    def activated(maps: Tensor) -> Tensor:
+        return F.relu(F.batch_norm(maps, None, None, parameters.pop(0), parameters.pop(0), training=True))
+
+    maps = F.conv2d(images, parameters.pop(0), padding=1)
+    for stage in range(3):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            first = activated(maps)
+            branch = F.conv2d(first, parameters.pop(0), stride=stride, padding=1)
+            branch = F.conv2d(activated(branch), parameters.pop(0), padding=1)
+            maps = branch + (maps if block else F.conv2d(first, parameters.pop(0), stride=stride))
+    return F.linear(activated(maps).mean((2, 3)), parameters.pop(0), parameters.pop(0))
+
+
+def test_wide_resnet_equals_the_network_written_out() -> None:
+    net = build(lambda: WideResNet((2, 8, 8), 3, depth=16, width=2), 0).double()
+    images = torch.empty(3, 2, 8, 8, dtype=torch.float64).normal_(generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(net.train()(images), wide_reference(list(net.parameters()), images, 2))
+
+
+def basic_reference(parameters: list[Tensor], images: Tensor, blocks: int) -> Tensor:
+    """The single-image paper's ResNet written out, with batch statistics."""
+
+    def normed(maps: Tensor) -> Tensor:
+        return F.batch_norm(maps, None, None, parameters.pop(0), parameters.pop(0), training=True)
+
+    maps = F.relu(normed(F.conv2d(images, parameters.pop(0), padding=1)))
+    for stage in range(3):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            branch = F.relu(normed(F.conv2d(maps, parameters.pop(0), stride=stride, padding=1)))
+            branch = normed(F.conv2d(branch, parameters.pop(0), padding=1))
+            maps = F.relu(branch + (maps if stride == 1 else normed(F.conv2d(maps, parameters.pop(0), stride=2))))
+    return F.linear(maps.mean((2, 3)), parameters.pop(0), parameters.pop(0))
+
+
+def test_cifar_resnet_equals_the_network_written_out() -> None:
+    net = build(lambda: CifarResNet((3, 9, 9), 3, depth=14, width=4), 0).double()
+    images = torch.empty(3, 3, 9, 9, dtype=torch.float64).normal_(generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(net.train()(images), basic_reference(list(net.parameters()), images, 2))
+
+
+@pytest.mark.parametrize("make", [ResNet, CifarResNet, WideResNet])
+def test_takes_images_of_any_size_but_not_other_channels(make: type[ResNet]) -> None:
+    net = make((3, 32, 32), 2, width=4, norm="group")
+    for size in ((28, 28), (33, 17), (5, 5)):
+        assert net.features(torch.zeros(2, 3, *size)).shape == (2, net.embedding_dim)
+    with pytest.raises(ValueError, match=r"images must have shape \[N, 3, H, W\] for this network"):
+        net(torch.zeros(2, 1, 32, 32))
+
+
+@pytest.mark.parametrize("make", [ResNet, CifarResNet, WideResNet])
+def test_convolutions_have_a_bias_only_without_norm(make: type[ResNet]) -> None:
+    for norm in ("batch", "instance", "group", "layer", "none"):
+        with torch.device("meta"):
+            net = make((3, 32, 32), 2, width=4, norm=norm)
+        convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
+        assert {module.bias is not None for module in convolutions} == {norm == "none"}
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "options", "message"),
+    [
+        (ResNet, (3, 32, 32), {"depth": 20}, "depth must be one of 10, 18, 34, 50, got 20"),
+        (CifarResNet, (3, 32, 32), {"depth": 18}, "depth must be 6n.2 .* got 18"),
+        (WideResNet, (3, 32, 32), {"depth": 18}, "depth must be 6n.4 .* got 18"),
+        (ResNet, (3, 32, 32), {"norm": "bn"}, "norm must be one of"),
+        (ResNet, (3, 32, 32), {"norm": "group", "groups": 5}, "groups must divide the 64 channels"),
+        (ResNet, (1, 8, 8), {"norm": "instance"}, "more than one pixel"),
+        (CifarResNet, (1, 4, 4), {"norm": "instance"}, "more than one pixel"),
+        (WideResNet, (1, 4, 4), {"norm": "instance"}, "more than one pixel"),
+        (WideResNet, (3, 32, 32), {"width": 0}, "width must be at least 1"),
+    ],
+)
+def test_refuses(make: type[ResNet], shape: tuple[int, int, int], options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(shape, 10, **options)
+
+
+def test_the_smallest_images_for_instance_norm_still_tell_images_apart() -> None:
+    for make, size in ((ResNet, 9), (CifarResNet, 5), (WideResNet, 5)):
+        net = build(lambda make=make, size=size: make((1, size, size), 2, width=2, norm="instance"), 0)
+        images = torch.empty(2, 1, size, size).normal_(generator=torch.Generator().manual_seed(0))
+        embedding = net.features(images)
+        assert (embedding[0] - embedding[1]).norm() > 1e-3 * embedding.norm()
