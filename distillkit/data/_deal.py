@@ -1,0 +1,50 @@
+"""What all partitioners share: from a table of counts to index tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.rng import as_generator
+
+Seed = int | torch.Generator
+
+
+def grouped(labels: Tensor, clients: int, name: str = "labels") -> list[Tensor]:
+    """The indices of each class that occurs, on the CPU."""
+    check.positive_int(clients, "clients")
+    labels = check.class_labels(labels, None, None, name).cpu()
+    if not len(labels):
+        raise ValueError(f"{name} must not be empty")
+    return list(labels.argsort(stable=True).split(labels.unique(return_counts=True)[1].tolist()))
+
+
+def equal(total: int, parts: int) -> Tensor:
+    """`total` cut into `parts` integers that differ by at most one."""
+    return total // parts + (torch.arange(parts) < total % parts).long()
+
+
+def share_evenly(
+    groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed, what: str = "class"
+) -> list[Tensor]:
+    """Share each group evenly among its owners (bool [clients, groups])."""
+    counts = torch.zeros(owns.shape, dtype=torch.long)
+    for k, group in enumerate(groups):
+        owners = int(owns[:, k].sum())
+        if len(group) < owners:
+            raise ValueError(f"{what} {int(labels[group[0]])} has {len(group)} images for {owners} clients")
+        counts[owns[:, k], k] = equal(len(group), owners)
+    return deal(groups, counts, labels, generator)
+
+
+def deal(groups: list[Tensor], counts: Tensor, labels: Tensor, generator: Seed) -> list[Tensor]:
+    """Give client i `counts[i, k]` random images of group k."""
+    rng = as_generator(generator)
+    hands: list[list[Tensor]] = [[] for _ in counts]
+    for k, group in enumerate(groups):
+        shuffled = group[torch.randperm(len(group), generator=rng)]
+        edges = counts[:, k].cumsum(0).tolist()
+        for hand, start, end in zip(hands, [0, *edges], edges):
+            hand.append(shuffled[start:end])
+    return [torch.cat(hand).sort().values.to(labels.device) for hand in hands]

@@ -1,0 +1,169 @@
+"""Datasets by name, as tensors in memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.data.split import Split, assemble, hold_out, to_pixels
+from distillkit.normalization import Normalization
+
+__all__ = ["load"]
+
+_DIGITS = tuple("0123456789")
+_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One of torchvision's datasets: its class, its folder below the data root, its files there, its statistics."""
+
+    loader: str
+    folder: str
+    files: tuple[str, ...]
+    normalization: Normalization
+    classes: tuple[str, ...] = ()
+
+
+def _idx(folder: str, normalization: Normalization, classes: tuple[str, ...]) -> _Source:
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    files = tuple(f"{folder}/raw/{part}-{kind}" for part in ("train", "t10k") for kind in kinds)
+    return _Source(folder, "", files, normalization, classes)
+
+
+_SOURCES = {
+    "mnist": _idx("MNIST", Normalization([0.1307], [0.3081]), _DIGITS),
+    "fashionmnist": _idx("FashionMNIST", Normalization([0.2860], [0.3530]), _FASHION),
+    "usps": _Source("USPS", "USPS", ("usps.bz2", "usps.t.bz2"), Normalization([0.2539], [0.3842]), _DIGITS),
+    "svhn": _Source(
+        "SVHN",
+        "SVHN",
+        ("train_32x32.mat", "test_32x32.mat"),
+        Normalization([0.4377, 0.4438, 0.4728], [0.1980, 0.2010, 0.1970]),
+        _DIGITS,
+    ),
+    "cifar10": _Source(
+        "CIFAR10",
+        "",
+        tuple(
+            f"cifar-10-batches-py/{name}"
+            for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+        ),
+        Normalization([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+        _CIFAR10,
+    ),
+    "cifar100": _Source(
+        "CIFAR100",
+        "",
+        tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta")),
+        Normalization([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
+    ),
+}
+_DIGITS_NORMALIZATION = Normalization([0.3049], [0.3760])
+
+
+def load(
+    name: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    download: bool = False,
+) -> Split:
+    """Load a dataset by name, train and test, float32 in memory, through torchvision's loaders and file layout.
+
+    Args:
+        name: `digits` (the 1,797 real 8x8 digits inside scikit-learn, no files needed), `mnist`, `fashionmnist`,
+            `usps`, `svhn`, `cifar10` or `cifar100`; case and hyphens do not matter.
+        root: the data root: `MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py` and `cifar-100-python` lie in it,
+            USPS's and SVHN's files in its `USPS` and `SVHN`. Default: the environment variable `DISTILLKIT_DATA`.
+        size: height and width in pixels (one number: square). Default: as it is. Bilinear with antialiasing.
+        channels: 1 (luma) or 3 (grey repeated). Default: as it is.
+        normalization: default the published mean and standard deviation of the training split at its own size, or,
+            for RGB turned grey, measured on the training split.
+        download: fetch missing files into `root` with torchvision. Nothing is fetched unless this is asked for.
+
+    `digits` has no test split of its own: a fixed random fifth of each class (359 images) is held back, the same in
+    every call. Of SVHN, `extra` is not used.
+
+    Raises:
+        ValueError: unknown name, no root, bad size or channels, or files that cannot be read or fail torchvision's
+            checksum.
+        FileNotFoundError: files are missing; names them, their folder and the command that gets them.
+    """
+    key = check.one_of(str(name).lower().replace("-", "").replace("_", ""), "name", ("digits", *_SOURCES))
+    if key == "digits":
+        images, labels = _digits()
+        kept, held = hold_out(labels, 0.2)
+        raw = {"train": (images[kept], labels[kept]), "test": (images[held], labels[held])}
+        published, classes = _DIGITS_NORMALIZATION, _DIGITS
+    else:
+        raw, classes = _torchvision(key, _root(root, key), download)
+        published = _SOURCES[key].normalization
+    pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
+    if normalization is None and len(published.mean) in (1, pixels["train"].shape[1]):
+        normalization = published
+    return assemble(
+        pixels, {part: labels for part, (_, labels) in raw.items()}, classes, normalization, {"dataset": key}
+    )
+
+
+def _digits() -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return torch.from_numpy(bunch.images).float()[:, None] / 16, torch.from_numpy(bunch.target).long()
+
+
+def _root(root: str | os.PathLike[str] | None, name: str) -> Path:
+    root = root if root is not None else os.environ.get("DISTILLKIT_DATA")
+    if not root:
+        raise ValueError(f"root must say where {name} is (or is to be put); give root= or set DISTILLKIT_DATA")
+    return Path(root).expanduser()
+
+
+def _torchvision(name: str, root: Path, download: bool) -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[str, ...]]:
+    """Images [N, C, H, W] uint8 and labels of train and test, and the names of the classes."""
+    from torchvision import datasets
+
+    source = _SOURCES[name]
+    folder = root / source.folder
+    missing = [file for file in source.files if not (folder / file).is_file()]
+    if missing and not download:
+        command = f"from distillkit.data import load; load({name!r}, root={str(root)!r}, download=True)"
+        raise FileNotFoundError(
+            f"{name} is not complete in {folder}: missing {', '.join(missing)}. Get it with\n"
+            f'    python -c "{command}"\n'
+            "or give the root of your copy with root= or DISTILLKIT_DATA."
+        )
+    raw: dict[str, tuple[Tensor, Tensor]] = {}
+    for part in ("train", "test"):
+        which: dict[str, Any] = {"split": part} if name == "svhn" else {"train": part == "train"}
+        try:
+            data = getattr(datasets, source.loader)(str(folder), download=bool(missing), **which)
+        except Exception as error:
+            if missing:
+                raise
+            raise ValueError(
+                f"{name} in {folder} cannot be read ({', '.join(source.files)}): {error or type(error).__name__}; "
+                "delete the files and get them again"
+            ) from error
+        raw[part] = _images(data.data), torch.as_tensor(data.labels if name == "svhn" else data.targets).long()
+    return raw, source.classes or tuple(data.classes)
+
+
+def _images(data: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    """Torchvision's arrays, [N, H, W], [N, H, W, 3] or SVHN's [N, 3, H, W], as [N, C, H, W]."""
+    images = torch.as_tensor(data)
+    if images.ndim == 3:
+        return images[:, None]
+    return images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)

@@ -1,0 +1,213 @@
+"""The user's own images: a folder of pictures, or an `.npz` of arrays."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.data.split import Split, assemble, hold_out, to_pixels
+from distillkit.normalization import Normalization
+
+__all__ = ["load_folder", "load_npz"]
+
+_PARTS = {"train": "train", "test": "test", "val": "validation"}
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+
+Size = int | tuple[int, int]
+
+
+def load_folder(
+    path: str | os.PathLike[str],
+    *,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    test_fraction: float = 0.2,
+) -> Split:
+    """Load pictures from ImageFolder's layout: `class/picture.png`, or the same below `train`, `test` and `val`.
+
+    Args:
+        path: the folder. Its sub-folders are the classes, in alphabetical order; pictures may lie deeper. Where a
+            sub-folder `train` has sub-folders itself, `train`, `test` and `val` are the splits.
+        size: height and width in pixels (one number: square) that every picture is resized to, bilinear with
+            antialiasing, aspect ratio ignored. Needed if the pictures differ in size.
+        channels: 1 (luma) or 3 (grey repeated). Needed if some pictures are grey and some are not. Transparency is
+            dropped; 16-bit grey keeps its depth.
+        normalization: default the mean and standard deviation measured on the training split.
+        test_fraction: where there is no `test`, the part of each class that is held back as the test set, in [0, 1):
+            a fixed random choice, the same in every call. 0 gives an empty test set.
+
+    Names that begin with a dot are not looked at. Files that are no pictures, and folders beside the splits, are not
+    read; `info` counts the former and names the latter.
+
+    Raises:
+        FileNotFoundError: no such folder, no classes, or a class without pictures.
+        ValueError: a picture that cannot be read (it is named), differing sizes or channels, or a class that only
+            `test` or `val` has.
+    """
+    path = Path(path).expanduser()
+    check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
+    info: dict[str, Any] = {"dataset": path.resolve().name}
+    parts, beside = _parts(path)
+    classes = [folder.name for folder in _subfolders(parts["train"])]
+    if not classes:
+        raise FileNotFoundError(f"{parts['train']} has no sub-folders; want one a class: class/picture.png")
+    listed = {part: _pictures(folder, classes, every=part == "train") for part, folder in parts.items()}
+    if ignored := sum(others for _, _, others in listed.values()):
+        info["files_ignored"] = ignored
+    if beside:
+        info["folders_ignored"] = beside
+    first = listed["train"][0][0]
+    shape = _read(first, size, channels).shape
+    pixels = {part: _read_all(files, size, channels, first, shape) for part, (files, _, _) in listed.items()}
+    labels = {part: torch.tensor(found, dtype=torch.long) for part, (_, found, _) in listed.items()}
+    if "test" not in pixels:
+        info["test_fraction"] = test_fraction
+        kept, held = hold_out(labels["train"], test_fraction)
+        for table in (pixels, labels):
+            table["train"], table["test"] = table["train"][kept], table["train"][held]
+    return assemble(pixels, labels, classes, normalization, info)
+
+
+def load_npz(
+    path: str | os.PathLike[str],
+    *,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> Split:
+    """Load an `.npz` in MedMNIST's layout: `train_images`, `train_labels`, `test_images`, ..., perhaps `val_images`.
+
+    Args:
+        path: the file. Images are [N, H, W] or [N, H, W, C], C in {1, 3}, uint8 in 0..255 or float in [0, 1]; labels
+            are integers [N] or [N, 1] (class indices) or [N, K] (multi-label rows, which become float).
+        size: height and width in pixels; see `load_folder`.
+        channels: 1 or 3; see `load_folder`.
+        normalization: default the mean and standard deviation measured on the training split.
+        classes: their names. Default: "0", "1", ... up to the largest label in the file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: not an `.npz`, an array that is missing, or one of the wrong shape, type or range.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}; want an .npz with train_images, train_labels, test_images, ...")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or not an .npz of plain arrays: {error}") from error
+    wanted = [name for name in _PARTS if name != "val" or "val_images" in arrays]
+    if missing := [key for name in wanted for key in (f"{name}_images", f"{name}_labels") if key not in arrays]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(arrays)) or 'nothing'}")
+    pixels = {_PARTS[name]: to_pixels(_images(arrays, name), size, channels) for name in wanted}
+    labels = {_PARTS[name]: _labels(arrays, name) for name in wanted}
+    if len({found.ndim for found in labels.values()}) > 1:
+        raise ValueError(f"the splits of {path} have labels of different kinds: class indices and rows")
+    if classes is None:
+        rows = labels["train"].ndim == 2
+        total = labels["train"].shape[1] if rows else 1 + max(int(found.max()) for found in labels.values())
+        classes = tuple(str(k) for k in range(total))
+    return assemble(pixels, labels, classes, normalization, {"dataset": path.stem})
+
+
+def _subfolders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise FileNotFoundError(f"no folder {path}; want class/picture.png below it, or train/class/picture.png")
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _parts(path: Path) -> tuple[dict[str, Path], list[str]]:
+    """The folders of the splits, and the names of folders beside them; without splits all is `train`."""
+    folders = {folder.name: folder for folder in _subfolders(path)}
+    if "train" not in folders or not _subfolders(folders["train"]):
+        return {"train": path}, []
+    return {part: folders[name] for name, part in _PARTS.items() if name in folders}, sorted(set(folders) - set(_PARTS))
+
+
+def _pictures(folder: Path, classes: list[str], every: bool) -> tuple[list[Path], list[int], int]:
+    """The pictures below `folder`, their labels, and how many files are none; `every` class must have one."""
+    if unknown := [found.name for found in _subfolders(folder) if found.name not in classes]:
+        raise ValueError(f"{folder} has classes that the training split does not: {', '.join(unknown)}")
+    files: list[Path] = []
+    labels: list[int] = []
+    others = 0
+    for label, name in enumerate(classes):
+        below = sorted(f for f in (folder / name).rglob("*") if f.is_file() and not _hidden(f, folder))
+        found = [f for f in below if f.suffix.lower() in _SUFFIXES]
+        if every and not found:
+            raise FileNotFoundError(f"class folder {folder / name} holds no pictures ({', '.join(_SUFFIXES)})")
+        others += len(below) - len(found)
+        files += found
+        labels += [label] * len(found)
+    return files, labels, others
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+
+
+def _read_all(files: list[Path], size: Size | None, channels: int | None, first: Path, shape: torch.Size) -> Tensor:
+    pixels = torch.empty(len(files), *shape)
+    for file, out in zip(files, pixels):
+        picture = _read(file, size, channels)
+        if picture.shape != shape:
+            remedy = "channels=1 or channels=3" if picture.shape[0] != shape[0] else "size=, for example size=32"
+            raise ValueError(
+                f"pictures differ: {first} is {list(shape)} (C, H, W), {file} is {list(picture.shape)}; give {remedy}"
+            )
+        out.copy_(picture)
+    return pixels
+
+
+def _read(file: Path, size: Size | None, channels: int | None) -> Tensor:
+    """One picture as pixels [C, H, W]."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            if picture.mode.startswith("I;16"):
+                array = np.asarray(picture).astype(np.float32)[..., None] / 65535
+            elif picture.mode in ("I", "F"):
+                raise ValueError(f"32-bit pixels (mode {picture.mode}) have no defined range")
+            else:
+                array = np.array(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
+    except Exception as error:
+        raise ValueError(f"cannot read picture {file}: {error or type(error).__name__}") from error
+    tensor = torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
+    return to_pixels(tensor[None], size, channels)[0]
+
+
+def _images(arrays: dict[str, np.ndarray[Any, Any]], name: str) -> Tensor:
+    array = arrays[f"{name}_images"]
+    if array.ndim == 3:
+        array = array[..., None]
+    if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
+        raise ValueError(f"{name}_images must be [N, H, W], [N, H, W, 1] or [N, H, W, 3], got {list(array.shape)}")
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"{name}_images must be uint8 or float, got {array.dtype}")
+    if array.dtype != np.uint8 and not (array.min() >= 0 and array.max() <= 1):
+        raise ValueError(f"{name}_images must be in [0, 1] if float, got {array.min():g} to {array.max():g}")
+    return torch.from_numpy(array).permute(0, 3, 1, 2)
+
+
+def _labels(arrays: dict[str, np.ndarray[Any, Any]], name: str) -> Tensor:
+    array, count = arrays[f"{name}_labels"], len(arrays[f"{name}_images"])
+    if array.ndim not in (1, 2) or len(array) != count or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"{name}_labels must be {count} integers [N] or [N, 1], or rows [N, K], got {array.dtype} "
+            f"{list(array.shape)}"
+        )
+    labels = torch.from_numpy(array.astype(np.int64))
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        return labels.float()
+    return labels.flatten()

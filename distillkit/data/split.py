@@ -1,0 +1,107 @@
+"""`Split`: the train and test sets of one dataset, and the way from raw pixels to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from distillkit import check
+from distillkit.normalization import Normalization
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+__all__ = ["Split"]
+
+HOLD_OUT_SEED = 20_211
+"""Which images a dataset without a test split of its own holds back: part of the dataset's definition, no option."""
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One dataset, in memory; unpacks as `train, test`.
+
+    Attributes:
+        train: the training set.
+        test: the test set, in the same normalisation.
+        classes: the names of the classes, in label order.
+        validation: the validation set, where the source has one.
+    """
+
+    train: LabeledImages
+    test: LabeledImages
+    classes: tuple[str, ...]
+    validation: LabeledImages | None = None
+
+    def __iter__(self) -> Iterator[LabeledImages]:
+        yield self.train
+        yield self.test
+
+
+def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+    """Indices (kept, held back): the same random `fraction` of every class each time, rounded, sorted."""
+    rng = derive(HOLD_OUT_SEED, "hold out")
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for k in labels.unique():
+        members = (labels == k).nonzero().flatten()
+        shuffled = members[torch.randperm(len(members), generator=rng)]
+        held[shuffled[: round(fraction * len(members))]] = True
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+def to_pixels(images: Tensor, size: int | tuple[int, int] | None, channels: int | None) -> Tensor:
+    """Turn uint8 0..255 or float [0, 1] images [N, C, H, W] into float32 pixels of the wanted size and channels.
+
+    Resizing is bilinear with antialiasing and ignores the aspect ratio; grey is the ITU-R 601 luma; grey to RGB
+    repeats.
+    """
+    height, width = _size(size) or images.shape[-2:]
+    channels = images.shape[1] if channels is None else check.one_of(channels, "channels", (1, 3))
+    pixels = torch.empty(len(images), channels, height, width)
+    for chunk, out in zip(images.split(1024), pixels.split(1024)):
+        part = chunk.float() / 255 if chunk.dtype == torch.uint8 else chunk.float()
+        if channels == 1 and part.shape[1] == 3:
+            part = (part * part.new_tensor(_LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        if part.shape[-2:] != (height, width):
+            part = F.interpolate(part, (height, width), mode="bilinear", antialias=True)
+        out.copy_(part)
+    return pixels.clamp_(0, 1)
+
+
+def assemble(
+    pixels: Mapping[str, Tensor],
+    labels: Mapping[str, Tensor],
+    classes: Sequence[str],
+    normalization: Normalization | None,
+    info: Mapping[str, Any],
+) -> Split:
+    """Build a `Split` from the pixels (overwritten) and labels of `train`, `test` and perhaps `validation`.
+
+    The normalisation of all is the given one, or mean and standard deviation measured on `train`.
+    """
+    normalization = normalization or Normalization.of(pixels["train"])
+    sets = {}
+    for part, images in pixels.items():
+        for chunk in images.split(1024):
+            chunk.copy_(normalization.encode(chunk))
+        sets[part] = LabeledImages(
+            images,
+            labels[part],
+            num_classes=len(classes),
+            normalization=normalization,
+            info={**info, "split": part},
+        )
+    return Split(sets["train"], sets["test"], tuple(classes), sets.get("validation"))
+
+
+def _size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    return check.positive_int(height, "size"), check.positive_int(width, "size")
