@@ -81,7 +81,7 @@ class Patches:
         self.area = _range(area, "area", most=1.0)
         self.aspect = _range(aspect, "aspect")
         self.rotation = check.real_number(rotation, "rotation", least=0.0, most=180.0)
-        self.shear = check.real_number(shear, "shear", least=0.0, most=89.0)
+        self.shear = check.real_number(shear, "shear", least=0.0, below=90.0)
         self.flip = check.real_number(flip, "flip", least=0.0, most=1.0)
         self.jitter = tuple(check.real_number(s, "jitter", least=0.0, most=1.0) for s in jitter)
         if len(self.jitter) != 4 or self.jitter[3] > 0.5:
@@ -90,12 +90,9 @@ class Patches:
         self.jpeg_quality = jpeg_quality
         channels, height, width = self.image.shape
         if jpeg_quality is not None:
-            check.positive_int(jpeg_quality, "jpeg_quality")
-            if jpeg_quality > 100 or channels not in (1, 3):
-                raise ValueError(
-                    f"jpeg_quality must be at most 100 and the image have 1 or 3 channels, got "
-                    f"{jpeg_quality} and {channels}"
-                )
+            check.positive_int(jpeg_quality, "jpeg_quality", most=100)
+            if channels not in (1, 3):
+                raise ValueError(f"jpeg_quality needs an image of 1 or 3 channels, got {channels}")
         if min(height, width) < size:
             raise ValueError(f"image must be at least size={size} pixels high and wide, got {height}x{width}")
 

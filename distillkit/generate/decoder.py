@@ -1,0 +1,54 @@
+"""A small network that makes images of latent vectors, for inversion through a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distillkit import check
+
+__all__ = ["SmallDecoder"]
+
+
+class SmallDecoder(nn.Module):
+    """Latents float [B, latent] -> pixels [B, C, H, W] in (0, 1).
+
+    A linear layer to `width` maps of a quarter of the size, two upsamplings and three 3x3 convolutions: the generator
+    of FedCOG's appendix (Ye et al., ICLR 2024), which is that of data-free distillation (Fang et al., 2019).
+
+    Args:
+        shape: (C, H, W) of the images.
+        latent: length of a latent vector.
+        width: maps of the first layers; the last but one has half of them.
+
+    Raises:
+        TypeError, ValueError: a shape or size that is not positive.
+    """
+
+    def __init__(self, shape: Sequence[int], latent: int = 256, width: int = 128) -> None:
+        super().__init__()
+        if len(shape) != 3:
+            raise ValueError(f"shape must be (C, H, W), got {tuple(shape)}")
+        channels, height, columns = (check.positive_int(s, "shape") for s in shape)
+        check.positive_int(latent, "latent")
+        check.positive_int(width, "width", least=2)
+        self._sizes = [(-(-height // k), -(-columns // k)) for k in (4, 2, 1)]
+        h, w = self._sizes[0]
+        self.start = nn.Linear(latent, width * h * w)
+        self.norm = nn.BatchNorm2d(width)
+        self.middle = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.LeakyReLU(0.2))
+        self.end = nn.Sequential(
+            nn.Conv2d(width, width // 2, 3, padding=1),
+            nn.BatchNorm2d(width // 2),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width // 2, channels, 3, padding=1),
+        )
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Pixels of `latents`."""
+        small, half, full = self._sizes
+        maps = self.norm(self.start(latents).unflatten(1, (-1, *small)))
+        maps = self.middle(F.interpolate(maps, half))
+        return self.end(F.interpolate(maps, full)).sigmoid()

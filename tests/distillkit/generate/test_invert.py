@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from distillkit import losses
+from distillkit.generate.complement import complement_targets
+from distillkit.generate.decoder import SmallDecoder
+from distillkit.generate.invert import invert
+from distillkit.networks import build
+from distillkit.normalization import Normalization
+from distillkit.rng import as_generator
+
+SHAPE = (3, 8, 8)
+
+
+class Small(nn.Module):
+    def __init__(self, channels: int = 3, classes: int = 4, norm: bool = True, stored: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6, track_running_stats=stored) if norm else nn.Identity()
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(images)).relu().mean((2, 3)) * 8)
+
+
+def net(seed: int, **options: Any) -> nn.Module:
+    model = build(lambda: Small(**options), seed)
+    if isinstance(model.norm, nn.BatchNorm2d) and model.norm.running_mean is not None:
+        model.norm.running_mean.uniform_(-1, 1, generator=as_generator(seed))  # type: ignore[operator]
+        model.norm.running_var.uniform_(0.5, 2, generator=as_generator(seed))  # type: ignore[union-attr,operator]
+    return model
+
+
+TEACHER, STUDENT = net(0), net(1)
+TARGETS = torch.tensor([0, 3, 1, 1, 2])
+
+
+def by_hand(start: Tensor, target: Tensor, steps: int, lr: float, jensen_shannon: bool) -> tuple[Tensor, float, int]:
+    """One image by the formulas: Adam written out, the best of all iterates."""
+    teacher, student = TEACHER.double().eval(), STUDENT.double().eval()
+    x, m, v = start.double().clone(), 0.0, 0.0
+    best: tuple[float, Tensor, int] = (math.inf, x, -1)
+    for step in range(steps + 1):
+        x = x.detach().requires_grad_()
+        z, s = teacher(x[None])[0], student(x[None])[0]
+        p, q = s.softmax(0), z.softmax(0)
+        if jensen_shannon:
+            middle = (p + q) / 2
+            d = sum((a * (a / middle).log()).sum() / 2 for a in (p, q))
+        else:
+            middle = ((p + q) / 2).clamp(0.01, 0.99)
+            d = sum((middle * (middle / a.clamp(0.01, 0.99)).log()).sum() / 2 for a in (p, q)).clamp(0, 1)
+        variation = (x[:, :, 1:] - x[:, :, :-1]).abs().sum() + (x[:, 1:] - x[:, :-1]).abs().sum()
+        loss = -2 * z.log_softmax(0)[target] + 0.5 * (1 - d) + 0.003 * variation + 0.1 * x.square().sum().sqrt()
+        if loss.item() < best[0]:
+            best = (loss.item(), x.detach().clone(), step)
+        (g,) = torch.autograd.grad(loss, x)
+        m, v = 0.5 * m + 0.5 * g, 0.9 * v + 0.1 * g**2
+        change = (m / (1 - 0.5 ** (step + 1))) / ((v / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8)
+        x = x.detach() - lr * change
+    TEACHER.float(), STUDENT.float()
+    return best[1], best[0], best[2]
+
+
+@pytest.mark.parametrize("divergence", ["clamped", "jensen_shannon"])
+def test_it_is_the_formula_optimised_by_adam_and_the_best_iterate_of_each_image(divergence: Any) -> None:
+    lr, steps = 0.4, 12
+    start = torch.randn(5, *SHAPE, generator=as_generator(7))
+    wanted = [by_hand(x, y, steps, lr, divergence == "jensen_shannon") for x, y in zip(start, TARGETS, strict=True)]
+    weights = {"cross_entropy": 2.0, "disagreement": 0.5, "total_variation": 0.003, "image_l2": 0.1}
+    teacher, student = net(0).double(), net(1).double()
+    made = invert(
+        *(teacher, TARGETS),
+        **{"shape": SHAPE, "student": student, "steps": steps, "lr": lr, "divergence": divergence, "generator": 7},
+        **weights,
+    )
+    assert made.images.dtype == torch.float64
+    assert torch.allclose(made.images, torch.stack([w[0] for w in wanted]), atol=1e-9)
+    assert made.info["loss"] == pytest.approx(sum(w[1] for w in wanted) / 5)
+    assert len({w[2] for w in wanted}) > 1, "the case is worth something only if images are best at different steps"
+    assert any(w[2] < steps for w in wanted)
+
+
+def test_the_best_images_are_copies_and_their_logits_are_the_teachers() -> None:
+    """Released code returns the last images with the logits of others."""
+    made = invert(TEACHER, TARGETS, shape=SHAPE, student=STUDENT, steps=15, lr=0.5)
+    assert torch.allclose(made.columns["logits"], TEACHER.eval()(made.images), atol=1e-5)
+    longer = [invert(TEACHER, TARGETS, shape=SHAPE, student=STUDENT, steps=s, lr=0.5).info["loss"] for s in range(6)]
+    assert longer == sorted(longer, reverse=True), "more steps never lose a better image"
+
+
+def test_it_reaches_the_targets() -> None:
+    made = invert(TEACHER, TARGETS, shape=SHAPE, steps=150, lr=0.1)
+    assert made.info["target_accuracy"] == 1.0
+    assert torch.equal(made.columns["logits"].argmax(1), TARGETS)
+    assert torch.equal(made.labels, TARGETS)
+    assert made.num_classes == 4
+
+
+def test_no_step_leaves_the_noise(global_rng_untouched: None) -> None:
+    made = invert(TEACHER, TARGETS, shape=SHAPE, steps=0, generator=3)
+    assert torch.equal(made.images, torch.randn(5, *SHAPE, generator=as_generator(3)))
+
+
+@given(st.integers(1, 5))
+def test_the_batch_changes_nothing_but_memory(batch: int) -> None:
+    options: dict[str, Any] = {"shape": SHAPE, "student": STUDENT, "steps": 4, "total_variation": 0.01}
+    whole = invert(TEACHER, TARGETS, batch=5, **options)
+    parts = invert(TEACHER, TARGETS, batch=batch, **options)
+    assert torch.allclose(whole.images, parts.images, atol=1e-5)
+
+
+def test_equal_seeds_give_equal_bits_and_a_generator_is_advanced(global_rng_untouched: None) -> None:
+    generator = as_generator(5)
+    runs = [
+        invert(TEACHER, TARGETS, shape=SHAPE, steps=2, decoder=decoder, latent=8, generator=g)
+        for decoder in (None, lambda: SmallDecoder(SHAPE, 8, 4))
+        for g in (5, 5, generator, generator)
+    ]
+    for a, b, c, d in (runs[:4], runs[4:]):
+        assert torch.equal(a.images, b.images)
+        assert not torch.equal(c.images, d.images)
+    assert torch.equal(runs[0].images, runs[2].images)
+
+
+def test_disagreement_moves_the_networks_apart() -> None:
+    def apart(weight: float) -> float:
+        made = invert(
+            *(TEACHER, TARGETS),
+            **{"shape": SHAPE, "student": STUDENT, "steps": 60, "lr": 0.05, "disagreement": weight},
+            divergence="jensen_shannon",
+        )
+        return float(losses.jensen_shannon(STUDENT.eval()(made.images), TEACHER.eval()(made.images)))
+
+    assert apart(5.0) > apart(0.0) + 0.05
+
+
+def statistics_gap(images: Tensor) -> Tensor:
+    inputs = TEACHER.conv(images)  # type: ignore[operator]
+    norm = TEACHER.norm
+    mean = inputs.mean((0, 2, 3)) - norm.running_mean
+    var = inputs.var((0, 2, 3), correction=0) - norm.running_var
+    return (mean.norm() + var.norm()).detach()
+
+
+def test_the_batchnorm_prior_pulls_towards_the_stored_statistics() -> None:
+    def made(weight: float, multiplier: float = 10.0) -> Any:
+        return invert(
+            *(TEACHER, TARGETS),
+            **{"shape": SHAPE, "steps": 40, "lr": 0.05, "batch_norm": weight, "first_bn_multiplier": multiplier},
+        )
+
+    assert statistics_gap(made(1.0).images) < 0.3 * statistics_gap(made(0.0).images)
+    assert torch.equal(made(10.0, 1.0).images, made(1.0, 10.0).images), "the only layer is the first"
+    assert not torch.allclose(made(1.0, 1.0).images, made(1.0).images)
+
+
+def test_total_variation_and_norm_shrink() -> None:
+    plain = invert(TEACHER, TARGETS, shape=SHAPE, steps=40, lr=0.05)
+    smooth = invert(TEACHER, TARGETS, shape=SHAPE, steps=40, lr=0.05, total_variation=0.1)
+    small = invert(TEACHER, TARGETS, shape=SHAPE, steps=40, lr=0.05, image_l2=1.0)
+    assert losses.total_variation(smooth.images) < 0.6 * losses.total_variation(plain.images)
+    assert losses.image_l2(small.images) < 0.5 * losses.image_l2(plain.images)
+
+
+def snapshot(model: nn.Module) -> tuple[Any, ...]:
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]
+    modes = [m.training for m in model.modules()]
+    grads = [(p.requires_grad, None if p.grad is None else p.grad.tolist()) for p in model.parameters()]
+    return hooks, modes, grads, {k: v.tolist() for k, v in model.state_dict().items()}
+
+
+def test_the_networks_are_left_as_they_were_also_after_an_exception() -> None:
+    teacher, student = net(3).train(), net(4).eval()
+    teacher.head.bias.requires_grad_(False)  # type: ignore[union-attr]
+    teacher(torch.ones(2, *SHAPE)).sum().backward()
+    before = snapshot(teacher), snapshot(student)
+    invert(teacher, TARGETS, shape=SHAPE, student=student, steps=2, batch_norm=1.0)
+    assert (snapshot(teacher), snapshot(student)) == before
+
+    with torch.no_grad():
+        teacher.conv.weight[0, 0, 0, 0] = torch.nan  # type: ignore[index,union-attr,operator]
+    hooks = snapshot(teacher)[:2]
+    with pytest.raises(ValueError, match="the loss of 5 of 5 images was never finite"):
+        invert(teacher, TARGETS, shape=SHAPE, steps=2, batch_norm=1.0)
+    assert snapshot(teacher)[:2] == hooks
+
+
+def test_multi_label_rows() -> None:
+    rows = torch.tensor([[1.0, 0, 1, 0], [0, 0, 0, 1], [1, 1, 1, 1]])
+    made = invert(TEACHER, rows, shape=SHAPE, steps=0, student=STUDENT, divergence="jensen_shannon")
+    p, q = STUDENT.eval()(made.images).sigmoid().double(), TEACHER(made.images).sigmoid().double()
+
+    def entropy(x: Tensor) -> Tensor:
+        return -(x * x.log() + (1 - x) * (1 - x).log())
+
+    apart = (entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2).mean()
+    wanted = nn.functional.binary_cross_entropy(q, rows.double()) + 0.1 * (1 - apart)
+    assert made.info["loss"] == pytest.approx(float(wanted), rel=1e-4)
+
+    made = invert(TEACHER, rows, shape=SHAPE, steps=80, lr=0.1)
+    assert made.info["target_accuracy"] > 0.9
+    assert torch.equal(made.labels, rows)
+    assert made.labels.dtype == torch.float32
+
+
+def test_a_decoder_makes_pixels_in_the_given_normalisation() -> None:
+    half = Normalization((0.5,) * 3, (0.25,) * 3)
+    made = invert(
+        *(TEACHER, TARGETS),
+        **{"shape": SHAPE, "steps": 40, "decoder": lambda: SmallDecoder(SHAPE, 16, 8), "latent": 16},
+        normalization=half,
+    )
+    pixels = half.decode(made.images)
+    assert 0 <= float(pixels.min()) < float(pixels.max()) <= 1
+    assert made.normalization == half
+    start = invert(
+        *(TEACHER, TARGETS),
+        **{"shape": SHAPE, "steps": 0, "decoder": lambda: SmallDecoder(SHAPE, 16, 8), "latent": 16},
+        normalization=half,
+    )
+    assert made.info["loss"] < 0.8 * start.info["loss"]
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (5, 9, 6), (3, 1, 1)])
+def test_the_small_decoder_makes_any_shape(shape: tuple[int, int, int]) -> None:
+    latents = torch.randn(4, 7, generator=as_generator(0))
+    pixels = build(lambda: SmallDecoder(shape, 7, 4), 0)(latents)
+    assert pixels.shape == (4, *shape)
+    assert float(pixels.min()) > 0
+    assert float(pixels.max()) < 1
+
+
+def test_a_foreign_network_and_other_shapes() -> None:
+    resnet = torchvision.models.resnet18(num_classes=2)
+    made = invert(resnet, torch.tensor([1, 0]), shape=(3, 64, 64), steps=1, batch_norm=0.1)
+    assert made.shape == (3, 64, 64)
+    five = invert(net(2, channels=5, classes=2), torch.tensor([1, 0]), shape=(5, 7, 9), steps=2)
+    assert five.shape == (5, 7, 9)
+
+
+def test_batch_statistics_couple_a_batch() -> None:
+    teacher = net(0, stored=False)
+    options: dict[str, Any] = {"shape": (3, 64, 64), "steps": 2, "lr": 0.1}
+    targets = TARGETS.repeat(2)
+    default = invert(teacher, targets, **options)
+    assert torch.equal(default.images, invert(teacher, targets, batch=256, **options).images)
+    assert not torch.allclose(default.images, invert(teacher, targets, batch=5, **options).images)
+
+
+def test_no_targets_give_an_empty_set() -> None:
+    made = invert(TEACHER, complement_targets(torch.tensor([4, 4, 4, 4])), shape=SHAPE)
+    assert len(made) == 0
+    assert made.num_classes == 4
+    assert made.columns["logits"].shape == (0, 4)
+
+
+def test_a_network_without_parameters() -> None:
+    made = invert(nn.Flatten(), torch.tensor([2, 0]), shape=(3, 1, 1), steps=30, lr=0.2)
+    assert made.info["target_accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "options"),
+    [
+        (TypeError, "teacher must be an nn.Module", {"teacher": lambda x: x}),
+        (TypeError, "student must be an nn.Module", {"student": 3}),
+        (ValueError, "student must have the teacher's 4 classes, got 3", {"student": net(0, classes=3)}),
+        (ValueError, r"teacher must give logits \[B, K\], got \[1, 3, 8, 8\]", {"teacher": nn.Identity()}),
+        (ValueError, r"teacher cannot take images of shape=\(1, 8, 8\)", {"shape": (1, 8, 8)}),
+        (ValueError, r"shape must be \(C, H, W\)", {"shape": (8, 8)}),
+        (ValueError, "shape must be at least 1", {"shape": (3, 0, 8)}),
+        (TypeError, "targets must be a torch.Tensor", {"targets": [0, 1]}),
+        (ValueError, "targets must be below num_classes=4", {"targets": torch.tensor([4])}),
+        (ValueError, r"targets must be rows \[N, 4\]", {"targets": torch.rand(2, 3, generator=as_generator(0))}),
+        (ValueError, r"numbers in \[0, 1\]", {"targets": torch.full((1, 4), 2.0)}),
+        (ValueError, "steps", {"steps": -1}),
+        (ValueError, "lr", {"lr": 0.0}),
+        (ValueError, "batch", {"batch": 0}),
+        (ValueError, "latent", {"latent": 0}),
+        (ValueError, "total_variation must be at least 0", {"total_variation": -1.0}),
+        (ValueError, "divergence must be one of", {"divergence": "kl"}),
+        (ValueError, "has no BatchNorm layer", {"batch_norm": 1.0, "teacher": net(0, norm=False)}),
+        (ValueError, r"decoder must give images of shape=\(3, 8, 8\)", {"decoder": lambda: SmallDecoder((3, 4, 4))}),
+    ],
+)
+def test_bad_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
+    given_options = {"teacher": TEACHER, "targets": TARGETS, "shape": SHAPE, "steps": 1, **options}
+    with pytest.raises(error, match=match):
+        invert(**given_options)
+
+
+@pytest.mark.parametrize("arguments", [((3, 8), 4, 4), ((3, 8, 0), 4, 4), ((3, 8, 8), 0, 4), ((3, 8, 8), 4, 1)])
+def test_the_small_decoder_refuses(arguments: Any) -> None:
+    with pytest.raises(ValueError, match=r"shape|latent|width"):
+        SmallDecoder(*arguments)
+
+
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=12), st.integers(1, 400))
+def test_complement_targets_are_in_proportion_to_what_lacks(counts: list[int], total: int) -> None:
+    lacking = [max(counts) - n for n in counts]
+    down = complement_targets(torch.tensor(counts), total=total)
+    exact = complement_targets(torch.tensor(counts), total=total, rounding="largest_remainder")
+    if not sum(lacking):
+        assert len(down) == len(exact) == 0
+        return
+    share = [total * m / sum(lacking) for m in lacking]
+    floors = [total * m // sum(lacking) for m in lacking]
+    assert torch.bincount(down, minlength=len(counts)).tolist() == floors
+    assert len(exact) == total
+    assert all(abs(n - s) < 1 for n, s in zip(torch.bincount(exact, minlength=len(counts)), share, strict=True))
+    assert torch.equal(down, down.sort().values)
+    assert int((exact == counts.index(max(counts))).sum()) == 0
+
+
+def test_complement_targets_by_example() -> None:
+    assert complement_targets(torch.tensor([10, 7, 9]), total=10).tolist() == [1] * 7 + [2] * 2
+    exact = complement_targets(torch.tensor([10, 7, 9]), total=10, rounding="largest_remainder")
+    assert exact.tolist() == [1] * 8 + [2] * 2
+    with pytest.raises(ValueError, match="counts"):
+        complement_targets(torch.tensor([], dtype=torch.long))
+    with pytest.raises(TypeError, match="counts"):
+        complement_targets(torch.tensor([0.5]))
+    with pytest.raises(ValueError, match="rounding"):
+        complement_targets(torch.tensor([1]), rounding="up")
