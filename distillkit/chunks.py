@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+import torch
 from torch import Tensor
 
 from distillkit import check
 
-__all__ = ["chunk_size"]
+__all__ = ["chunk_size", "forward_chunks"]
 
 _PIXELS_CPU = 16 * 32 * 32
 _PIXELS_ACCELERATOR = 4096 * 32 * 32
@@ -26,3 +29,21 @@ def chunk_size(images: Tensor, chunk: int | None = None) -> int:
     pixels = _PIXELS_CPU if images.device.type == "cpu" else _PIXELS_ACCELERATOR
     fitting: int = max(1, pixels // (images.shape[2] * images.shape[3]))
     return 1 << (fitting.bit_length() - 1)
+
+
+def forward_chunks(function: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Iterator[Tensor]:
+    """Yield `function(part)` for consecutive parts of `size` images, without a graph; channels_last on a CPU.
+
+    A network that flattens with `view` refuses channels_last maps; it gets the images as they are.
+    """
+    layout = torch.channels_last if images.device.type == "cpu" else torch.contiguous_format
+    for part in images.split(size):
+        with torch.no_grad():
+            try:
+                out = function(part.contiguous(memory_format=layout))
+            except RuntimeError:
+                if layout == torch.contiguous_format:
+                    raise
+                layout = torch.contiguous_format
+                out = function(part.contiguous())
+        yield out

@@ -20,9 +20,9 @@ from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, as_set
 
-__all__ = ["Augmentation", "distribution_matching"]
+__all__ = ["MATCHES", "Augmentation", "distribution_matching"]
 
-_MATCHES = ("embedding", "embedding+logits")
+MATCHES = ("embedding", "embedding+logits")
 
 
 class Augmentation(Protocol):
@@ -151,7 +151,7 @@ def distribution_matching(
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
     check.positive_int(ipc, "ipc")
     check.positive_int(steps, "steps", least=0)
-    check.one_of(match, "match", _MATCHES)
+    check.one_of(match, "match", MATCHES)
     check.real_number(lr, "lr", above=0.0)
     if check.real_number(momentum, "momentum", least=0.0) >= 1:
         raise ValueError(f"momentum must be below 1, got {momentum}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from distillkit import check
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
-__all__ = ["INITS", "class_rows", "class_statistics", "images_from_statistics", "initial_images"]
+__all__ = ["INITS", "class_rows", "class_statistics", "images_from_statistics", "initial_images", "random_rows"]
 
 INITS = ("real", "noise", "statistics", "statistics-whole-set")
 
@@ -94,15 +94,25 @@ def images_from_statistics(
     return (means.view(k, 1, c, 1, 1) + noise * stds.view(k, 1, c, 1, 1)).flatten(0, 1)
 
 
-def _random_real(rows: dict[int, Tensor], ipc: int, generator: torch.Generator) -> tuple[Tensor, list[int]]:
+def random_rows(
+    rows: Mapping[int, Tensor], counts: Sequence[int], generator: torch.Generator
+) -> tuple[Tensor, list[int]]:
+    """Draw `counts` images of each class without replacement; one that has fewer gives all and repeats random ones.
+
+    Args:
+        rows: what `class_rows` returns.
+        counts: images wanted of each of these classes, in their order.
+        generator: a CPU generator, which is advanced.
+
+    Returns:
+        row numbers int64 [sum of counts], class by class, and the classes whose images repeat.
+    """
     chosen, short = [], []
-    for c, own in rows.items():
-        pick = own[torch.randperm(len(own), generator=generator)[:ipc]]
-        if len(own) < ipc:
+    for (c, own), count in zip(rows.items(), counts, strict=True):
+        chosen.append(own[torch.randperm(len(own), generator=generator)[:count]])
+        if len(own) < count:
             short.append(c)
-            extra = torch.randint(len(own), (ipc - len(own),), generator=generator)
-            pick = torch.cat([pick, own[extra]])
-        chosen.append(pick)
+            chosen.append(own[torch.randint(len(own), (count - len(own),), generator=generator)])
     return torch.cat(chosen), short
 
 
@@ -148,7 +158,7 @@ def initial_images(
         chosen = list(rows := class_rows(real, classes))
     c, h, w = real.shape
     if init == "real":
-        index, info["with_replacement"] = _random_real(rows, ipc, generator)
+        index, info["with_replacement"] = random_rows(rows, [ipc] * len(rows), generator)
         images = real.images.index_select(0, index.to(real.images.device)).clone()
     elif init == "noise":
         noise = torch.randn(len(chosen) * ipc, c, h, w, generator=generator, dtype=real.images.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from distillkit.chunks import chunk_size
+from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import uses_batch_statistics
 
@@ -46,18 +46,11 @@ def embedding_means(
         chunk: images per forward pass; default `chunks.chunk_size`.
     """
     limit = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
-    shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts))
-    layout = torch.channels_last if images.device.type == "cpu" else torch.contiguous_format
-    means: Tensor | None = None
-    for part, share in zip(images.split(limit), shares.split(limit, 1), strict=True):
-        try:
-            embedding = _embed(network, part.contiguous(memory_format=layout), match)
-        except RuntimeError:
-            # A network that flattens with `view` refuses channels_last maps; any other error comes again.
-            layout = torch.contiguous_format
-            embedding = _embed(network, part.contiguous(), match)
-        means = share @ embedding if means is None else means.addmm_(share, embedding)
-    assert means is not None
+    shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts)).split(limit, 1)
+    embeddings = forward_chunks(lambda part: _embed(network, part, match), images, limit)
+    means = shares[0] @ next(embeddings)
+    for share, embedding in zip(shares[1:], embeddings, strict=True):
+        means.addmm_(share, embedding)
     return means
 
 

@@ -1,0 +1,138 @@
+"""Training a network from scratch on a small set, and testing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit import check
+from distillkit.chunks import chunk_size, forward_chunks
+from distillkit.condense.distribution import Augmentation
+from distillkit.networks.dropout import seeded_dropout
+from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.rng import as_generator
+from distillkit.sets import LabeledImages
+
+__all__ = ["CLASSIC", "Protocol", "accuracy", "train"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a network is trained from scratch on a small set: that of DC, DSA and DM (Zhao et al., 2021 to 2023).
+
+    SGD with momentum and weight decay on the mean cross-entropy of shuffled batches, the last one may be smaller. As in
+    their code, `epochs + 1` epochs are run; `lr` falls once, after epoch `epochs // 2 + 1` counted from zero, and
+    the momentum starts anew there. Nothing is selected on the test set: the last iterate counts.
+
+    Attributes:
+        epochs: E. 1000 with augmentation; DC without it takes 300.
+        lr, momentum, weight_decay, batch: of SGD.
+        lr_drop: the factor by which lr falls.
+        augment: applied to every batch, each image with a draw of its own (not Siamese). DSA and DM evaluate with
+            `DSA()`, on digits with `DSA(DIGITS)`; DC without.
+    """
+
+    epochs: int = 1000
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    batch: int = 256
+    lr_drop: float = 0.1
+    augment: Augmentation | None = None
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.epochs, "epochs")
+        check.positive_int(self.batch, "batch")
+        check.real_number(self.lr, "lr", above=0.0)
+        check.real_number(self.lr_drop, "lr_drop", above=0.0)
+        check.real_number(self.momentum, "momentum", least=0.0, most=1.0)
+        check.real_number(self.weight_decay, "weight_decay", least=0.0)
+
+
+def _loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels if labels.ndim == 1 else labels.to(logits), reduction="sum")
+
+
+CLASSIC = Protocol()
+"""The published protocol without augmentation."""
+
+
+def train(
+    network: nn.Module,
+    data: LabeledImages,
+    protocol: Protocol = CLASSIC,
+    *,
+    generator: int | torch.Generator = 0,
+    chunk: int | None = None,
+) -> nn.Module:
+    """Train `network` in place on a set; return it, in eval mode.
+
+    Args:
+        network: maps images to logits [N, K]; on the device and of the dtype of the images.
+        data: class indices, or rows of probabilities (a teacher's soft labels), for which cross-entropy is the
+            distillation loss at temperature 1 up to a constant.
+        protocol: see `Protocol`.
+        generator: decides the shuffles and the augmentation (and dropout).
+        chunk: images per forward and backward pass; default `chunks.chunk_size`. Gradients of a batch are summed over
+            its chunks, which is exact; with batch norm a batch is never cut.
+
+    Raises:
+        ValueError: an empty set, or rows that are not probabilities.
+        FloatingPointError: the loss is no longer finite.
+    """
+    images, labels = data
+    if not len(data):
+        raise ValueError("data must hold at least one image, got an empty set")
+    if labels.ndim == 2 and not ((labels >= 0).all() and torch.allclose(labels.sum(1), labels.new_ones(len(labels)))):
+        raise ValueError("labels that are rows must be probabilities: not negative, each row summing to 1")
+    generator = as_generator(generator)
+    network.train()
+    size = protocol.batch if uses_batch_statistics(network) else chunk_size(images, chunk)
+    lr = protocol.lr
+    with seeded_dropout(network, generator), torch.enable_grad():
+        optimizer = _sgd(network, lr, protocol)
+        for epoch in range(protocol.epochs + 1):
+            total = images.new_zeros(())
+            order = torch.randperm(len(images), generator=generator).to(images.device)
+            for index in order.split(protocol.batch):
+                x, y = images.index_select(0, index), labels.index_select(0, index)
+                if protocol.augment is not None:
+                    x = protocol.augment(x, generator, siamese=False)
+                optimizer.zero_grad()
+                for part, target in zip(x.split(size), y.split(size), strict=True):
+                    loss = _loss_sum(network(part), target) / len(x)
+                    loss.backward()
+                    total += loss.detach()
+                optimizer.step()
+            if not torch.isfinite(total):
+                raise FloatingPointError(f"the loss is {float(total)} in epoch {epoch}: training diverged; lower lr")
+            if epoch == protocol.epochs // 2 + 1:
+                lr *= protocol.lr_drop
+                optimizer = _sgd(network, lr, protocol)
+    return network.eval()
+
+
+def _sgd(network: nn.Module, lr: float, protocol: Protocol) -> torch.optim.SGD:
+    return torch.optim.SGD(network.parameters(), lr=lr, momentum=protocol.momentum, weight_decay=protocol.weight_decay)
+
+
+def accuracy(network: nn.Module, data: LabeledImages, *, chunk: int | None = None) -> float:
+    """Share of images whose largest logit is that of their class, in [0, 1]; in eval mode, which is put back.
+
+    Raises:
+        ValueError: an empty set, or labels that are rows.
+    """
+    if not len(data) or data.labels.ndim != 1:
+        raise ValueError("data must hold at least one image and have class indices as labels")
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    size = chunk_size(data.images, chunk)
+    try:
+        guesses = torch.cat([logits.argmax(1) for logits in forward_chunks(network, data.images, size)])
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return float((guesses == data.labels).double().mean())
