@@ -1,0 +1,158 @@
+"""The base of every add-on to weight averaging: hooks that add up, and slots that one add-on may fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Tensor
+
+from distillkit.sets import LabeledImages
+from fl.message import Message, Tensors
+from fl.method import Client, Server
+from fl.reduce import Reduced, Schema
+
+if TYPE_CHECKING:
+    from fl.averaging import FedAvg
+    from fl.local import Local, Step
+
+__all__ = ["SLOTS", "AddOn", "Batch", "fills"]
+
+SLOTS = ("dataset", "batches", "gradient", "normalise", "rescale", "server_step", "tested", "personal")
+"""What does not commute: one add-on may fill each, a second is refused when the method is built."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images that one step reads.
+
+    Attributes:
+        images: float [B, C, H, W].
+        labels: as the task's; an add-on's may be its own (virtual classes count from 0).
+        columns: what else belongs to each image.
+        joint: forwarded together with the real batch (shared batch statistics), or alone.
+    """
+
+    images: Tensor
+    labels: Tensor
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    joint: bool = False
+
+
+class AddOn:
+    """One idea on top of `FedAvg`: it overrides only what it needs. Add-ons are frozen and hold no run's state.
+
+    Hooks run in the order of the add-ons' names, so the order of arguments changes nothing. Scratch values that
+    live for one local training go to `local.of(self)`, a dict.
+
+    Attributes:
+        outputs: extra rows of the classifier; `local.offset(self)` is the first one's index.
+        previous: wants this client's last trained weights, `local.previous`.
+        damping: strength of a pull to the start of the round, which enters `local.path`.
+        reads: what its loss terms read of private data: "nothing", one "example" at a time, or the "batch" together.
+        single_label: its terms make sense for one class an image only.
+    """
+
+    outputs: int = 0
+    previous: bool = False
+    damping: float = 0.0
+    reads: Literal["nothing", "example", "batch"] = "batch"
+    single_label: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages; also its place in the order."""
+        return type(self).__name__
+
+    @property
+    def off(self) -> bool:
+        """Its terms are off (a weight of 0): then it is not installed at all."""
+        return False
+
+    def check(self, method: FedAvg) -> None:
+        """Raise ValueError with the reason if this combination makes no sense."""
+
+    def start(self, server: Server) -> None:
+        """Prepare the server's state; the model is there already."""
+
+    def send(self, server: Server, client: int, message: Message) -> None:
+        """Add to what this client is told. Pure."""
+
+    def expect(self, server: Server, client: int, schema: Schema) -> None:
+        """Say what the add-on's part of the reply must look like."""
+
+    def setup(self, local: Local, reply: Message) -> None:
+        """Answer the one question before round 1 (class statistics, say)."""
+
+    def begun(self, server: Server, replies: Reduced) -> None:
+        """Take the replies to `setup`."""
+
+    def begin(self, local: Local) -> None:
+        """Prepare a local training."""
+
+    def records(self, local: Local) -> LabeledImages | None:
+        """Images that join the loader's set for this training."""
+        return None
+
+    def data(self, local: Local) -> Iterator[Batch] | None:
+        """An endless stream of this add-on's own batches, one a step."""
+        return None
+
+    def loss(self, step: Step) -> Tensor | None:
+        """A term to add to the loss of this step."""
+        return None
+
+    def correct(self, step: Step, grads: Tensors) -> None:
+        """Change the gradient in place, after everything that computes it and before the optimiser."""
+
+    def after(self, step: Step) -> None:
+        """Change the parameters after the optimiser's step."""
+
+    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+        """Add to the reply; `update` is what goes out, `local.delta` the raw change."""
+
+    def digest(self, server: Server, reply: Message, out: Message) -> None:
+        """Derive further entries from one reply on the server, before it is forgotten."""
+
+    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+        """Use the reduced replies after the new model is set; `old` are the weights of before."""
+
+    # Slots: at most one add-on fills each.
+
+    def dataset(self, local: Local) -> LabeledImages:
+        """The set to train on instead of the client's own."""
+        return local.client.data
+
+    def batches(self, local: Local, data: LabeledImages) -> Iterator[Batch]:
+        """The real batches of a phase."""
+        return iter(())
+
+    def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
+        """Wrap the computation of the gradient."""
+        return compute()
+
+    def normalise(self, local: Local, update: Tensors) -> Tensors:
+        """Rescale the update on the client."""
+        return update
+
+    def rescale(self, server: Server, replies: Reduced, mean: Tensors) -> Tensors:
+        """Rescale the mean update on the server."""
+        return mean
+
+    def server_step(self, server: Server, mean: Tensors) -> Tensors:
+        """Turn the mean update into the server's step."""
+        return mean
+
+    def tested(self, server: Server) -> Tensors:
+        """The weights to test instead of the current ones."""
+        raise LookupError(f"{self.name} does not fill the slot 'tested'")
+
+    def personal(self, client: Client, message: Message) -> Tensors:
+        """The weights of this client's personal model."""
+        raise LookupError(f"{self.name} does not fill the slot 'personal'")
+
+
+def fills(addon: AddOn, hook: str) -> bool:
+    """Whether the add-on overrides a hook or slot."""
+    return getattr(type(addon), hook) is not getattr(AddOn, hook)

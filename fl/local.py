@@ -1,0 +1,261 @@
+"""One client's training in one round, and the order of one step."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from distillkit.networks import split
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from fl.addon import AddOn, Batch, fills
+from fl.message import Message, Tensors
+from fl.method import Client
+
+if TYPE_CHECKING:
+    from fl.averaging import FedAvg
+
+__all__ = ["Local", "Output", "Phase", "Step", "seed_dropout", "shuffled"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One part of a local training: passes over the data (or a number of steps), and which parameters move."""
+
+    epochs: int = 1
+    steps: int | None = None
+    train: str = "*"
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the network says of a batch: embedding [B, d] and logits [B, K']."""
+
+    embedding: Tensor
+    logits: Tensor
+
+
+def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None) -> Iterator[Tensor]:
+    """Index tensors: whole passes in fresh random orders, the last short batch kept; or exactly `steps` of them."""
+    done = 0
+    while done < epochs if steps is None else True:
+        for index in torch.randperm(count, generator=generator).split(batch):
+            if steps is not None:
+                if steps == 0:
+                    return
+                steps -= 1
+            yield index
+        done += 1
+
+
+def _dropped(module: nn.modules.dropout._DropoutNd, generator: torch.Generator, x: Tensor) -> Tensor:
+    if not module.training or module.p == 0:
+        return x
+    shape = x.shape if type(module) is nn.Dropout else (*x.shape[:2], *[1] * (x.ndim - 2))
+    keep = torch.rand(shape, generator=generator).to(x.device) >= module.p
+    return x * keep / (1 - module.p)
+
+
+def seed_dropout(net: nn.Module, generator: torch.Generator) -> None:
+    """Make the dropout layers of `net` draw from `generator` instead of the global random state."""
+    for module in net.modules():
+        if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            module.forward = partial(_dropped, module, generator)  # type: ignore[method-assign]
+
+
+class Local:
+    """What an add-on sees of a client's training in one round.
+
+    Attributes:
+        method, client, message: who trains, where, and what the server said.
+        task: what the labels mean.
+        start: the received parameters, by name.
+        previous: this client's last trained state (parameters and buffers), if an add-on asked for it and there is one.
+        net: the network in training (`network` is its features/classifier view); `params()` are the parameters that
+            are shared with the server.
+        data: the set that is trained on.
+        counts: images of each class in the client's own data, int64 [K].
+        weight: factor of the base objective; an add-on may change it in `begin`.
+        lr: this round's learning rate.
+        steps: optimiser steps taken so far.
+    """
+
+    def __init__(self, method: FedAvg, client: Client, message: Message) -> None:
+        self.method, self.client, self.message, self.task = method, client, message, client.task
+        self.round, self.memory = client.round, client.memory
+        self.weight, self.lr, self.steps = 1.0, method.lr * method.lr_decay ** (client.round - 1), 0
+        self.received: Tensors = method.state_for(client, message)
+        self.net = method.network_at(client, self.received)
+        seed_dropout(self.net, client.generator("dropout"))
+        self.network = split(self.net)
+        self._named = dict(self.net.named_parameters())
+        self._shared = {n: p for n, p in self._named.items() if not method.is_personal(n)}
+        self.start: Tensors = {n: p.detach().clone() for n, p in self._shared.items()}
+        self.previous: Tensors | None = client.memory.get(method.last)
+        self.counts = self.task.counts(client.data.labels)
+        self.data = client.data
+        self._scratch: dict[str, dict[str, Any]] = {}
+        self._twins: dict[int, tuple[Mapping[str, Tensor], nn.Module]] = {}
+        self._path: list[tuple[Phase, int]] = []
+
+    def params(self) -> dict[str, nn.Parameter]:
+        """The shared parameters in training, by name."""
+        return self._shared
+
+    def of(self, addon: AddOn) -> dict[str, Any]:
+        """An add-on's scratch values for this training."""
+        return self._scratch.setdefault(addon.name, {})
+
+    def offset(self, addon: AddOn) -> int:
+        """The index of the add-on's first extra output."""
+        return self.method.offset(addon, self.task.num_classes)
+
+    def generator(self, addon: AddOn, purpose: str = "") -> torch.Generator:
+        """An add-on's own generator for this round and client."""
+        return derive(self.client.seed, self.round, self.client.id, addon.name, purpose)
+
+    def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """A frozen twin in eval mode at other weights; names that are missing keep the received values."""
+        known = self._twins.get(id(weights))
+        if known is None:
+            twin = self.method.network_at(self.client, {**self.received, **weights}).eval().requires_grad_(False)
+            known = self._twins[id(weights)] = (weights, twin)
+        return known[1]
+
+    def optimizer(self, params: list[nn.Parameter] | list[Tensor]) -> torch.optim.Optimizer:
+        """The method's optimiser on other tensors, at this round's rate."""
+        method = self.method
+        if method.optimizer == "adam":
+            return torch.optim.Adam(params, lr=self.lr, weight_decay=method.weight_decay, foreach=False)
+        return torch.optim.SGD(
+            params, lr=self.lr, momentum=method.momentum, weight_decay=method.weight_decay, foreach=False
+        )
+
+    def batches(self, data: LabeledImages, phase: Phase, purpose: str) -> Iterator[Batch]:
+        """Shuffled (and augmented) batches of a set for one phase."""
+        generator, method, device = self.client.generator(purpose), self.method, self.client.device
+        for index in shuffled(len(data), method.batch, generator, phase.epochs, phase.steps):
+            images, labels = (
+                data.images.index_select(0, index).to(device),
+                data.labels.index_select(0, index).to(device),
+            )
+            if method.augment is not None:
+                images = method.augment(images, generator)
+            columns = {n: c.index_select(0, index).to(device) for n, c in data.columns.items()}
+            yield Batch(images, labels, columns)
+
+    def train(self) -> None:
+        """Run every phase; `net` then holds the trained weights."""
+        streams = {a.name: a.data(self) for a in self.method.addons if fills(a, "data")}
+        streams = {name: stream for name, stream in streams.items() if stream is not None}
+        slot = self.method.slot("batches")
+        for number, phase in enumerate(self.method.phases):
+            moved = {n: p for n, p in self._named.items() if fnmatch.fnmatch(n, phase.train)}
+            optimizer = self.optimizer(list(moved.values()))
+            real = slot.batches(self, self.data) if slot else self.batches(self.data, phase, f"batches{number}")
+            self.net.train()
+            before = self.steps
+            for batch in real:
+                self.client.check_running()
+                own = {name: next(cast("Iterator[Batch]", stream)) for name, stream in streams.items()}
+                Step(self, batch, own, moved).take(optimizer)
+                self.steps += 1
+            if any(n in self._shared for n in moved):
+                self._path.append((phase, self.steps - before))
+
+    @cached_property
+    def path(self) -> float:
+        """How far a constant unit gradient would have moved a parameter: same optimiser, steps and damping, no decay.
+
+        With plain SGD and no damping it is steps x lr; SCAFFOLD and FedNova divide by it.
+        """
+        damping, moved = sum(a.damping for a in self.method.addons), 0.0
+        for _, steps in self._path:
+            point = torch.zeros(1, dtype=torch.float64)
+            optimizer = self.optimizer([point])
+            optimizer.param_groups[0]["weight_decay"] = 0.0
+            for _ in range(steps):
+                point.grad = 1.0 + damping * (point - moved)
+                optimizer.step()
+            moved -= float(point)
+        return moved
+
+    @cached_property
+    def delta(self) -> Tensors:
+        """Trained minus received, for every shared parameter; read it after `train`."""
+        return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
+
+    def trained(self) -> Tensors:
+        """A copy of the trained state: parameters and buffers."""
+        return {n: t.detach().clone() for n, t in self.net.state_dict().items()}
+
+
+class Step:
+    """One optimiser step: forward, loss, gradient, correction, optimiser, after."""
+
+    def __init__(self, local: Local, batch: Batch, own: Mapping[str, Batch], moved: Mapping[str, nn.Parameter]) -> None:
+        self.local, self.batch, self.own, self.moved = local, batch, own, moved
+        self._outputs: dict[str, Output] = {}
+
+    def out(self, addon: AddOn | None = None) -> Output:
+        """What the network says of the real batch, or of an add-on's own batch."""
+        return self._outputs["" if addon is None else addon.name]
+
+    def of(self, addon: AddOn) -> Batch:
+        """The add-on's own batch of this step."""
+        return self.own[addon.name]
+
+    def _forward(self) -> None:
+        net = self.local.network
+
+        def run(images: Tensor) -> Output:
+            embedding = net.features(images)
+            return Output(embedding, net.classifier(embedding))
+
+        joint = [name for name, batch in self.own.items() if batch.joint]
+        parts = [self.batch.images, *(self.own[name].images for name in joint)]
+        together = run(torch.cat(parts) if joint else self.batch.images)
+        sizes = [len(part) for part in parts]
+        for name, e, z in zip(["", *joint], together.embedding.split(sizes), together.logits.split(sizes)):
+            self._outputs[name] = Output(e, z)
+        for name, batch in self.own.items():
+            if not batch.joint:
+                self._outputs[name] = run(batch.images)
+
+    def loss(self) -> Tensor:
+        """The weighted base objective plus every add-on's term, from a fresh forward."""
+        self._forward()
+        total = self.local.method.objective_of(self.local.task)(self.out().logits, self.batch.labels)
+        if self.local.weight != 1.0:
+            total = self.local.weight * total
+        for addon in self.local.method.addons:
+            term = addon.loss(self)
+            if term is not None:
+                total = total + term
+        return total
+
+    def compute(self) -> Tensors:
+        """The gradient of `loss` at the network's current weights; a parameter that it does not reach gets zeros."""
+        names, params = list(self.moved), list(self.moved.values())
+        grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
+        return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}
+
+    def take(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do the step."""
+        method = self.local.method
+        slot = method.slot("gradient")
+        compute: Callable[[], Tensors] = self.compute
+        grads = slot.gradient(self, compute) if slot else compute()
+        for addon in method.addons:
+            addon.correct(self, grads)
+        for name, param in self.moved.items():
+            param.grad = grads[name]
+        optimizer.step()
+        for addon in method.addons:
+            addon.after(self)

@@ -1,0 +1,275 @@
+"""Typed entries, messages, and one codec for the wire, the checkpoint and client memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, Literal, TypeVar, cast, get_args, overload
+
+import torch
+from torch import Tensor
+
+from distillkit.normalization import ZCA, Normalization
+from distillkit.sets import LabeledImages
+
+__all__ = ["Entry", "Message", "Rule", "Tensors", "Value", "declared", "decode", "digest", "encode", "sizes"]
+
+Tensors = dict[str, Tensor]
+Value = Tensor | Tensors | LabeledImages | float | int | str
+Rule = Literal["mean", "sum", "max", "first", "union"]
+V = TypeVar("V")
+
+
+class Entry(Generic[V]):
+    """One named thing that a message, a server's state or a client's memory may hold.
+
+    Declared once, as a class attribute; its key is `"Class.attribute"`. The declaration is the wire format and the
+    rule by which the replies of a round combine:
+
+    * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector
+      with one weight for each row of v. Without it w = 1; with `over` the sum is divided by that public constant.
+    * `sum`, `max` (the only rule besides `first` for integers), `first` (the lowest client number's value).
+    * `union`: rows one after the other in client order, each with its client's number.
+
+    Args:
+        reduce: the rule.
+        by: the weight's entry (mean only).
+        over: a public denominator (mean only, not with `by`).
+        bound: the largest absolute value of an element, for secure sums and clipping; checked on arrival.
+        kept: the body travels only to a client that does not hold the current value; else its digest does.
+    """
+
+    def __init__(
+        self,
+        reduce: Rule = "mean",
+        *,
+        by: Entry[Any] | None = None,
+        over: float | None = None,
+        bound: float | None = None,
+        kept: bool = False,
+    ) -> None:
+        if reduce not in get_args(Rule):
+            raise ValueError(f"reduce must be one of {', '.join(get_args(Rule))}, got {reduce!r}")
+        if reduce != "mean" and (by is not None or over is not None):
+            raise ValueError(f"by and over belong to reduce='mean', got reduce={reduce!r}")
+        if by is not None and over is not None:
+            raise ValueError("by and over cannot both be given: one denominator")
+        if over is not None and not over > 0:
+            raise ValueError(f"over must be positive, got {over}")
+        if bound is not None and not bound > 0:
+            raise ValueError(f"bound must be positive, got {bound}")
+        self.reduce, self.by, self.over, self.bound, self.kept = reduce, by, over, bound, kept
+        self.key = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        if not self.key:
+            self.key = f"{owner.__name__}.{name}"
+
+    def __repr__(self) -> str:
+        return f"Entry({self.key!r}, {self.reduce})"
+
+
+def declared(owner: object) -> list[Entry[Any]]:
+    """The entries that an object's class and its bases declare."""
+    found: dict[str, Entry[Any]] = {}
+    for base in reversed(type(owner).__mro__):
+        for value in vars(base).values():
+            if isinstance(value, Entry):
+                found[value.key] = value
+    return list(found.values())
+
+
+class Message:
+    """A flat map from entries to values: tensors, groups of tensors, image sets, numbers and strings.
+
+    It is what travels, what a server keeps as state and what a client keeps as memory. `message[entry]` is typed by
+    the entry's annotation. Values are shared, not copied: treat a message as read-only once it is sent.
+    """
+
+    def __init__(self, values: Mapping[Entry[Any], Value] | None = None) -> None:
+        self._values: dict[str, Value] = {}
+        for entry, value in (values or {}).items():
+            self[entry] = value
+
+    @staticmethod
+    def of(values: Mapping[str, Value]) -> Message:
+        """Build a message from keys (what `decode` does)."""
+        message = Message()
+        message._values = dict(values)
+        return message
+
+    def __getitem__(self, entry: Entry[V]) -> V:
+        if entry.key not in self._values:
+            raise KeyError(f"the message holds no {entry.key!r}; it holds {', '.join(self._values) or 'nothing'}")
+        return cast(V, self._values[entry.key])
+
+    def __setitem__(self, entry: Entry[Any], value: Any) -> None:
+        if not entry.key:
+            raise ValueError("an Entry must be declared as a class attribute before it is used")
+        self._values[entry.key] = _checked(entry.key, value)
+
+    def __delitem__(self, entry: Entry[Any]) -> None:
+        del self._values[entry.key]
+
+    def __contains__(self, entry: object) -> bool:
+        return isinstance(entry, Entry) and entry.key in self._values
+
+    @overload
+    def get(self, entry: Entry[V]) -> V | None: ...
+    @overload
+    def get(self, entry: Entry[V], default: V) -> V: ...
+    def get(self, entry: Entry[V], default: V | None = None) -> V | None:
+        """The entry's value, or `default`."""
+        return cast("V | None", self._values.get(entry.key, cast(Value, default)))
+
+    def items(self) -> Iterator[tuple[str, Value]]:
+        """Pairs of key and value."""
+        yield from self._values.items()
+
+    def copy(self) -> Message:
+        """A shallow copy: setting entries in it leaves this one alone."""
+        return Message.of(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Message({', '.join(f'{k}: {n} bytes' for k, n in sizes(self).items())})"
+
+
+def _checked(key: str, value: Any) -> Value:
+    if isinstance(value, bool) or not isinstance(value, Tensor | dict | LabeledImages | float | int | str):
+        raise TypeError(
+            f"{key} must be a tensor, a dict of tensors, a LabeledImages, a number or a string, "
+            f"got {type(value).__name__}"
+        )
+    if isinstance(value, dict):
+        wrong = [n for n, t in value.items() if not isinstance(n, str) or not isinstance(t, Tensor)]
+        if wrong:
+            raise TypeError(f"{key} must map names to tensors, but {wrong[0]!r} does not")
+    return value
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def sizes(message: Message) -> dict[str, int]:
+    """Payload bytes by entry. A set counts its pixels under its key, labels and columns under `key:labels` etc.
+
+    Numbers count 8 bytes, strings their UTF-8 length; names, shapes and framing are not payload.
+    """
+    found: dict[str, int] = {}
+    for key, value in message.items():
+        if isinstance(value, Tensor):
+            found[key] = _bytes(value)
+        elif isinstance(value, dict):
+            found[key] = sum(_bytes(t) for t in value.values())
+        elif isinstance(value, LabeledImages):
+            found[key] = _bytes(value.images)
+            found[f"{key}:labels"] = _bytes(value.labels)
+            for name, column in value.columns.items():
+                found[f"{key}:{name}"] = _bytes(column)
+        elif isinstance(value, str):
+            found[key] = len(value.encode())
+        else:
+            found[key] = 8
+    return found
+
+
+_SEPARATOR = "\x1f"
+
+
+def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
+    """Put a value's tensors into `tensors`; return what else is needed to build it again."""
+    if isinstance(value, Tensor):
+        tensors[key] = value
+        return {"kind": "tensor"}
+    if isinstance(value, dict):
+        for name, tensor in value.items():
+            tensors[f"{key}{_SEPARATOR}{name}"] = tensor
+        return {"kind": "group", "names": list(value)}
+    if isinstance(value, LabeledImages):
+        parts = {"images": value.images, "labels": value.labels}
+        parts |= {f"column.{name}": column for name, column in value.columns.items()}
+        zca = value.normalization.zca
+        if zca is not None:
+            parts |= {"zca.center": zca.center, "zca.matrix": zca.matrix, "zca.inverse": zca.inverse}
+        for name, tensor in parts.items():
+            tensors[f"{key}{_SEPARATOR}{name}"] = tensor
+        facts = {"mean": value.mean, "std": value.std, "num_classes": value.num_classes, "info": value.info}
+        return {"kind": "set", "names": list(parts), **facts}
+    return {"kind": "plain", "value": value}
+
+
+def _unpack(key: str, form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Value:
+    if form["kind"] == "tensor":
+        return tensors[key]
+    if form["kind"] == "plain":
+        return cast(Value, form["value"])
+    group = {name: tensors[f"{key}{_SEPARATOR}{name}"] for name in form["names"]}
+    if form["kind"] == "group":
+        return group
+    zca = ZCA(group["zca.center"], group["zca.matrix"], group["zca.inverse"]) if "zca.matrix" in group else None
+    return LabeledImages(
+        group["images"],
+        group["labels"],
+        num_classes=form["num_classes"],
+        normalization=Normalization(form["mean"], form["std"], zca),
+        columns={n.removeprefix("column."): t for n, t in group.items() if n.startswith("column.")},
+        info=form["info"],
+    )
+
+
+def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
+    """Serialise a message (and string facts beside it) as safetensors, with a checksum of its content."""
+    from safetensors.torch import save
+
+    tensors: Tensors = {}
+    forms = {key: _pack(key, value, tensors) for key, value in message.items()}
+    stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
+    return save(stored, metadata={**meta, "checksum": _checksum(stored, meta)})
+
+
+def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    state = hashlib.blake2b(json.dumps(dict(sorted(meta.items()))).encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        state.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
+        if tensor.numel():
+            state.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def decode(data: bytes) -> tuple[Message, dict[str, str]]:
+    """Rebuild what `encode` wrote: the message and its facts.
+
+    Raises:
+        ValueError: the bytes are truncated, altered, or not a message.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        size = int.from_bytes(data[:8], "little")
+        meta = dict(json.loads(data[8 : 8 + size]).get("__metadata__", {}))
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"damaged or truncated: {error}") from error
+    if meta.get("format") != "distillkit.Message/1":
+        raise ValueError(f"not a message (format {meta.get('format')!r})")
+    checksum = meta.pop("checksum", "")
+    if _checksum(tensors, meta) != checksum:
+        raise ValueError("its content does not match its checksum")
+    forms = json.loads(meta["forms"])
+    facts = {k: v for k, v in meta.items() if k not in ("format", "forms")}
+    return Message.of({key: _unpack(key, form, tensors) for key, form in forms.items()}), facts
+
+
+def digest(key: str, value: Value) -> str:
+    """A 32-character fingerprint of one value, equal on every machine that holds the same bits."""
+    tensors: Tensors = {}
+    form = _pack(key, value, tensors)
+    return _checksum({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"form": json.dumps(form)})

@@ -1,0 +1,163 @@
+"""A federated method: three verbs over messages, and what stands beside them."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from distillkit.normalization import Normalization
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from fl.message import Entry, Message, declared
+from fl.reduce import Reduced, Schema
+from fl.task import Task
+
+__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Predictor", "Server"]
+
+
+class NoUsableReply(RuntimeError):
+    """The replies of a round leave nothing to learn from (too few, or all weights zero); the state is untouched."""
+
+
+class Interrupted(RuntimeError):
+    """A local computation was asked to stop."""
+
+
+@dataclass
+class Server:
+    """The server's side of a run, as a method sees it.
+
+    Attributes:
+        task: what the labels mean.
+        shape: (C, H, W) of an image.
+        normalization: how the clients' images were normalised (a set in another space is refused).
+        clients: how many clients exist (not how many are drawn).
+        seed: the run's seed.
+        data: sets that only the server holds, by name ("proxy", "validation", ...).
+        state: what the method keeps between rounds; checkpointed.
+        round: the round being prepared or run, from 1; 0 while the method starts.
+        drawn: the clients drawn in this round.
+        notes: numbers and strings that a method adds to this round's line of the history.
+    """
+
+    task: Task
+    shape: tuple[int, int, int]
+    normalization: Normalization
+    clients: int
+    seed: int
+    data: Mapping[str, LabeledImages] = field(default_factory=dict)
+    state: Message = field(default_factory=Message)
+    round: int = 0
+    drawn: list[int] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The generator of (seed, round, server, purpose)."""
+        return derive(self.seed, self.round, "server", purpose)
+
+    def check_running(self) -> None:
+        """Raise `Interrupted` if the run is being stopped; long loops call it now and then."""
+        if self.stop.is_set():
+            raise Interrupted
+
+
+@dataclass
+class Client:
+    """One client's side: its number, its data, and what it keeps between the rounds in which it is drawn.
+
+    `memory` is a pending copy: it becomes the client's memory only if its reply is folded.
+    """
+
+    id: int
+    data: LabeledImages
+    test: LabeledImages | None
+    task: Task
+    round: int
+    seed: int
+    memory: Message = field(default_factory=Message)
+    stop: threading.Event = field(default_factory=threading.Event)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The generator of (seed, round, client, purpose)."""
+        return derive(self.seed, self.round, self.id, purpose)
+
+    def check_running(self) -> None:
+        """Raise `Interrupted` if the run is being stopped; long loops call it now and then."""
+        if self.stop.is_set():
+            raise Interrupted
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model that can be tested and saved: a network in eval mode, of whose outputs the first `outputs` count."""
+
+    network: nn.Module
+    outputs: int | None = None
+
+    @torch.no_grad()
+    def sums(self, data: LabeledImages, task: Task, chunk: int = 256) -> torch.Tensor:
+        """The task's summed statistics over a set."""
+        total = torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64)
+        for start in range(0, len(data), chunk):
+            logits = self.network(data.images[start : start + chunk])[:, : self.outputs]
+            total += task.sums(logits, data.labels[start : start + chunk])
+        return total
+
+
+class Method(ABC):
+    """Base of every method. Method objects are frozen and live on the server and on every client alike.
+
+    A subclass declares its entries as class attributes and writes `start`, `send`, `local` and `receive`.
+    """
+
+    def entries(self) -> list[Entry[Any]]:
+        """Every entry that may travel or be kept."""
+        return declared(self)
+
+    def start(self, server: Server) -> None:  # noqa: B027
+        """Prepare the server's state before the first round."""
+
+    @abstractmethod
+    def send(self, server: Server, client: int) -> Message:
+        """What the server tells this client. Pure: it may be called any number of times."""
+
+    def expect(self, server: Server, client: int) -> Schema:
+        """What this client's reply must look like, by entry key; entries without a line are only checked in general."""
+        return {}
+
+    def setup(self, client: Client, message: Message) -> Message | None:
+        """Answer the one question that the server asks every client before round 1; None: there is none."""
+        return None
+
+    def begin(self, server: Server, replies: Reduced) -> None:  # noqa: B027
+        """Take the replies to `setup`."""
+
+    @abstractmethod
+    def local(self, client: Client, message: Message) -> Message:
+        """What the client does where its data lives; it sees nothing else."""
+
+    def digest(self, server: Server, reply: Message) -> Message:
+        """Further entries that the server derives from one reply before it is folded and forgotten."""
+        return Message()
+
+    @abstractmethod
+    def receive(self, server: Server, replies: Reduced) -> None:
+        """Update the server's state from the reduced replies, and prepare the next round."""
+
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """Test this client's models on `client.test`; memory is read-only. Empty: nothing to test."""
+        return Message()
+
+    def predictors(self, server: Server) -> Mapping[str, Predictor]:
+        """The global models by name: one (named ""), several, or none."""
+        return {}

@@ -1,0 +1,189 @@
+"""The in-process engine: draws clients, moves messages, checks and reduces replies, counts bytes, keeps records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+import distillkit
+from distillkit import check
+from distillkit.sets import LabeledImages
+from fl import history
+from fl.cohort import Pool
+from fl.engine import Engine, Holding, holding
+from fl.method import Method, Server
+from fl.store import Store
+from fl.task import Classification, Task
+
+__all__ = ["Holding", "Run", "simulate"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: the rows of its history, the server's last state, and the global models by name."""
+
+    rows: list[dict[str, Any]]
+    server: Server
+    models: dict[str, nn.Module]
+
+    @property
+    def accuracy_last(self) -> float | None:
+        """Accuracy after the last round, a fraction in [0, 1]."""
+        return history.accuracy_last(self.rows)
+
+    @property
+    def accuracy_best(self) -> float | None:
+        """Best accuracy after any round, a fraction in [0, 1] (chosen on the test set)."""
+        return history.accuracy_best(self.rows)
+
+
+def simulate(
+    method: Method,
+    clients: Sequence[LabeledImages | Holding],
+    *,
+    rounds: int,
+    test: LabeledImages | None = None,
+    task: Task | None = None,
+    server_data: Mapping[str, LabeledImages] | None = None,
+    participation: float | int = 1.0,
+    min_replies: int = 1,
+    evaluate: Literal["drawn", "all", "none"] | Sequence[int] = "drawn",
+    seed: int = 0,
+    workers: int = 1,
+    server_threads: int = 1,
+    device: torch.device | str = "cpu",
+    out: str | Path | None = None,
+    resume: bool = False,
+    transcript: bool = False,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
+    progress: bool = True,
+) -> Run:
+    """Run a federated method in this process.
+
+    The result is a function of the arguments above `workers` alone: any number of workers, and any number of kills
+    and resumptions, give the same bits.
+
+    Args:
+        method: what to run.
+        clients: one set (or `Holding`) a client, any sequence; only drawn clients are indexed. A client without images
+            is recorded as `empty` and not asked.
+        rounds: how many rounds; a resumed run may ask for more than before.
+        test: the global test set, evaluated after every round.
+        task: default `Classification` with the first client's class count.
+        server_data: sets that only the server holds, by name.
+        participation: share in (0, 1] or number of the clients drawn in a round, without replacement.
+        min_replies: fewer usable replies than this end the run with `NoUsableReply` (the last round is kept).
+        evaluate: whose own test images are used after a round: the drawn clients', all clients', nobody's, or a fixed
+            panel's.
+        seed: everything random follows from it.
+        workers: threads that run clients, each with one intra-op thread.
+        server_threads: intra-op threads of the server's work; part of the result (rounding), so it is recorded.
+        device: where clients and server compute.
+        out: a folder for config.json, history.jsonl and checkpoint/; without it nothing is written.
+        resume: go on from `out`'s last completed round; a finished run is returned as it is.
+        transcript: keep every message that the server saw under `out`.
+        on_round: called with each row of the history.
+        progress: show a progress bar on a terminal.
+
+    Raises:
+        ValueError, TypeError: bad arguments.
+        NoUsableReply: a round left too little; raised after the state of the last good round is safe.
+        fl.store.CheckpointError: `out` is unusable, torn, or holds another run.
+        KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
+    """
+    check.positive_int(rounds, "rounds")
+    check.positive_int(workers, "workers")
+    check.positive_int(min_replies, "min_replies")
+    if not len(clients):
+        raise ValueError("clients must hold at least one client, got none")
+    if transcript and out is None:
+        raise ValueError("transcript needs a folder: give out")
+    first = holding(clients[0]).train
+    task = task or Classification(first.num_classes)
+    device = torch.device(device)
+    store = Store(Path(out)) if out is not None else None
+    with Pool(workers, server_threads) as pool:
+        server = Server(
+            task, first.shape, first.normalization, len(clients), seed,
+            data=dict(server_data or {}), device=device, stop=pool.stop,
+        )  # fmt: skip
+        config = _config(method, clients, server, participation, min_replies, evaluate, server_threads, test, rounds)
+        run_id = hashlib.blake2b(json.dumps(config["fixed"]).encode(), digest_size=8).hexdigest()
+        engine = Engine(method, clients, server, pool, store, test, run_id=run_id, transcript=transcript)
+        rows: list[dict[str, Any]] = []
+        if store is not None and store.exists():
+            if not resume:
+                raise ValueError(f"{store.out} holds a run already; pass resume=True to go on, or another folder")
+            store.require_same(config, free=("rounds", "versions"))
+            restored = store.restore(run_id)
+            if restored is not None:
+                server.round, server.state = restored
+                rows = store.history(server.round)
+        if not rows:
+            pool.on_server(lambda: method.start(server))
+            if store is not None:
+                store.begin(config)
+            engine.ask_setup(range(len(clients)), min_replies)
+        remaining = range(server.round + 1, rounds + 1)
+        with _bar(remaining, progress, len(rows)) as bar:
+            for number in remaining:
+                row = engine.round(number, participation, min_replies, evaluate)
+                rows.append(row)
+                if row["accuracy"] is not None:
+                    bar.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
+                bar.update()
+                if on_round is not None:
+                    on_round(row)
+        models = {name: p.network for name, p in pool.on_server(lambda: method.predictors(server)).items()}
+    return Run(rows, server, models)
+
+
+def _bar(remaining: range, progress: bool, done: int) -> Any:
+    from tqdm import tqdm
+
+    total = done + len(remaining)
+    return tqdm(total=total, initial=done, unit="round", disable=None if progress else True, leave=False)
+
+
+def _set_facts(data: LabeledImages) -> list[Any]:
+    state = hashlib.blake2b(data.labels.detach().cpu().contiguous().numpy().tobytes(), digest_size=8)
+    state.update(repr(float(data.images.double().sum())).encode())
+    return [len(data), state.hexdigest()]
+
+
+def _config(
+    method: Method,
+    clients: Sequence[LabeledImages | Holding],
+    server: Server,
+    participation: float | int,
+    min_replies: int,
+    evaluate: Any,
+    server_threads: int,
+    test: LabeledImages | None,
+    rounds: int,
+) -> dict[str, Any]:
+    held = [holding(c).train for c in clients] if isinstance(clients, list | tuple) else []
+    fixed = {
+        "method": repr(method),
+        "task": repr(server.task),
+        "seed": server.seed,
+        "clients": len(clients),
+        "data": hashlib.blake2b(json.dumps([_set_facts(d) for d in held]).encode(), digest_size=8).hexdigest(),
+        "test": _set_facts(test) if test is not None else None,
+        "server_data": {name: _set_facts(d) for name, d in server.data.items()},
+        "participation": participation,
+        "min_replies": min_replies,
+        "evaluate": evaluate if isinstance(evaluate, str) else list(evaluate),
+        "threads": {"client": 1, "server": server_threads},
+        "device": str(server.device),
+    }
+    versions = {"distillkit": distillkit.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {"fixed": fixed, "rounds": rounds, "versions": versions}

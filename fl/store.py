@@ -1,0 +1,218 @@
+"""What a run keeps on disk: atomically written files, a manifest that names the last completed round, and memories."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fl.message import Message, decode, encode
+
+__all__ = ["CheckpointError", "Memories", "Store", "write_atomically"]
+
+_FORMAT = "distillkit.run/1"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written, read, or does not belong to this run; the file is named."""
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Raises:
+        CheckpointError: the folder is unwritable or the disk is full; the old file is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
+
+
+def _read(path: Path) -> tuple[Message, dict[str, str]]:
+    try:
+        return decode(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; the checkpoint is incomplete") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a usable checkpoint: {error}") from error
+
+
+class Memories:
+    """Each client's memory: one value in RAM, or one file a client, read when the client is drawn.
+
+    What a round stages becomes visible with `commit`; files of a round that was never committed are ignored.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._ram: dict[int, Message] = {}
+        self._staged: dict[int, Message] = {}
+
+    def _file(self, client: int, round_number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / str(client) / f"{round_number}.safetensors"
+
+    def _rounds(self, client: int) -> list[int]:
+        assert self._folder is not None
+        return sorted(int(p.stem) for p in (self._folder / str(client)).glob("[0-9]*.safetensors"))
+
+    def load(self, client: int, committed: int) -> Message:
+        """The client's memory, staged or as of the last committed round, as a copy that may be changed."""
+        if client in self._staged:
+            return self._staged[client].copy()
+        if self._folder is None:
+            return self._ram.get(client, Message()).copy()
+        known = [r for r in self._rounds(client) if r <= committed]
+        return _read(self._file(client, known[-1]))[0] if known else Message()
+
+    def stage(self, client: int, memory: Message) -> None:
+        """Keep a pending memory until the round is committed."""
+        self._staged[client] = memory
+
+    def drop(self) -> None:
+        """Forget what is staged: the round failed."""
+        self._staged.clear()
+
+    def write(self, round_number: int) -> None:
+        """Put the staged memories where `load` will find them once the round is committed."""
+        for client, memory in self._staged.items():
+            if self._folder is None:
+                self._ram[client] = memory
+            else:
+                write_atomically(self._file(client, round_number), encode(memory, {"client": str(client)}))
+
+    def tidy(self, round_number: int) -> None:
+        """Delete what the committed round replaced."""
+        if self._folder is not None:
+            for client in self._staged:
+                for old in self._rounds(client):
+                    if old != round_number:
+                        self._file(client, old).unlink(missing_ok=True)
+        self._staged.clear()
+
+
+class Store:
+    """The folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` when asked for.
+
+    The manifest is replaced last: it alone decides which round is the last completed one.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.folder = out, out / "checkpoint"
+        self.memories = Memories(self.folder / "clients")
+
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.out / "config.json").exists() or (self.folder / "manifest.json").exists()
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Start a new run's records."""
+        write_atomically(self.out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+        write_atomically(self.out / "history.jsonl", b"")
+
+    def require_same(self, config: Mapping[str, Any], free: tuple[str, ...]) -> None:
+        """Refuse to go on with a run that was made with another configuration.
+
+        Raises:
+            CheckpointError: naming the settings that differ.
+        """
+        path = self.out / "config.json"
+        try:
+            saved = json.loads(path.read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        wanted = json.loads(json.dumps(config))
+        differs = [k for k in wanted if k not in free and saved.get(k) != wanted[k]]
+        if differs:
+            lines = "; ".join(f"{k}: was {saved.get(k)!r}, now {wanted[k]!r}" for k in differs)
+            raise CheckpointError(f"{self.out} holds a run with other settings ({lines}); give another folder")
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The last committed manifest, or None if no round was completed."""
+        path = self.folder / "manifest.json"
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+        if not isinstance(found, dict) or found.get("format") != _FORMAT:
+            raise CheckpointError(f"{path} is not a checkpoint of this library")
+        return found
+
+    def commit(self, round_number: int, run: str, state: Message, models: Mapping[str, Message]) -> None:
+        """Make a round the last completed one."""
+        self.memories.write(round_number)
+        server = f"server.{round_number}.safetensors"
+        write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
+        for name, model in models.items():
+            write_atomically(self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model))
+        manifest = {"format": _FORMAT, "round": round_number, "run": run, "server": server}
+        write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
+        for old in self.folder.glob("server.*.safetensors"):
+            if old.name != server:
+                old.unlink(missing_ok=True)
+        self.memories.tidy(round_number)
+
+    def restore(self, run: str) -> tuple[int, Message] | None:
+        """The last completed round and the server's state after it, or None.
+
+        Raises:
+            CheckpointError: torn, foreign, or incomplete; the file is named.
+        """
+        manifest = self.manifest()
+        if manifest is None:
+            return None
+        path = self.folder / str(manifest["server"])
+        state, facts = _read(path)
+        if facts.get("run") != run or manifest.get("run") != run or facts.get("round") != str(manifest["round"]):
+            raise CheckpointError(f"{path} belongs to another run or round than this one")
+        return int(manifest["round"]), state
+
+    def history(self, upto: int) -> list[dict[str, Any]]:
+        """The rows of rounds up to `upto`; later or torn lines are cut off the file."""
+        path = self.out / "history.jsonl"
+        rows: list[dict[str, Any]] = []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            if row["round"] <= upto:
+                rows.append(row)
+        if len(rows) != upto:
+            raise CheckpointError(f"{path} holds {len(rows)} rounds, but the checkpoint is of round {upto}")
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        return rows
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a line to the history."""
+        path = self.out / "history.jsonl"
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def record(self, round_number: int, client: int, direction: str, message: Message) -> None:
+        """Keep a message that the server saw."""
+        path = self.out / "transcript" / str(round_number) / f"{client}-{direction}.safetensors"
+        write_atomically(path, encode(message, {"client": str(client), "round": str(round_number)}))
+
+
+def plain(model: Message) -> bytes:
+    """A model file that any safetensors reader opens: the tensors under their own names."""
+    from safetensors.torch import save
+
+    [(_, group)] = model.items()
+    assert isinstance(group, dict)
+    return save({n: t.detach().cpu().contiguous() for n, t in group.items()})

@@ -1,0 +1,117 @@
+"""What the labels mean: the loss, the class counts, distillation, and the metrics of a classification task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["Classification", "MultiLabel", "Task"]
+
+
+class Task(Protocol):
+    """What a federated method asks of a task; frozen, and the same object on the server and on every client."""
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        ...
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean training loss of logits [N, K'] with K' >= K."""
+        ...
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """How many images of each class, int64 [K]."""
+        ...
+
+    def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Statistics that add up over test images, float64 [3 + 3K]: count, correct, loss, then tp, fp, fn."""
+        ...
+
+    def metrics(self, sums: Tensor) -> dict[str, float]:
+        """Named metrics of summed statistics; `accuracy` and `loss` are always among them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One class an image: cross-entropy; accuracy is the share of images whose largest logit is their class.
+
+    A network may have more than K outputs (virtual classes): an image predicted as one of those is wrong.
+    """
+
+    num_classes: int
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy; `labels` are indices [N] or rows of probabilities [N, K']."""
+        return F.cross_entropy(logits, labels)
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """How many images of each class, int64 [K]."""
+        return torch.bincount(labels, minlength=self.num_classes)
+
+    def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Count, correct, summed cross-entropy, then true positives, false positives, false negatives by class."""
+        predicted, k = logits.argmax(1), self.num_classes
+        right = predicted == labels
+        tp = torch.bincount(labels[right], minlength=k)
+        fp = torch.bincount(predicted[~right & (predicted < k)], minlength=k)
+        fn = torch.bincount(labels[~right], minlength=k)
+        loss = F.cross_entropy(logits.double(), labels, reduction="sum").cpu()
+        head = torch.stack([torch.tensor(float(len(labels)), dtype=torch.float64), right.sum().double().cpu(), loss])
+        return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
+
+    def metrics(self, sums: Tensor) -> dict[str, float]:
+        """`accuracy` (a fraction) and `loss` (mean cross-entropy)."""
+        return {"accuracy": float(sums[1] / sums[0]), "loss": float(sums[2] / sums[0])}
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """Any number of classes an image, labels as rows of 0 and 1: binary cross-entropy, a logit above 0 says yes.
+
+    `accuracy` is the share of right answers over images and classes. Precision, recall and F1 are given per class
+    averaged (`c_`) and overall (`o_`), as the FLAIR benchmark reports them; 0/0 counts as 0.
+    """
+
+    num_classes: int
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Binary cross-entropy over images and classes, mean."""
+        return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """How many images carry each class, int64 [K]."""
+        return (labels > 0.5).sum(0)
+
+    def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Answers given (images x classes), right answers, summed loss, then tp, fp, fn by class."""
+        logits, truth = logits[:, : self.num_classes], labels > 0.5
+        says = logits > 0
+        loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum").cpu()
+        head = torch.tensor([float(labels.numel()), float((says == truth).sum()), float(loss)], dtype=torch.float64)
+        cells = [(says & truth).sum(0), (says & ~truth).sum(0), (~says & truth).sum(0)]
+        return torch.cat([head, torch.cat(cells).double().cpu()])
+
+    def metrics(self, sums: Tensor) -> dict[str, float]:
+        """accuracy, loss, c_precision, c_recall, c_f1, o_precision, o_recall, o_f1."""
+        tp, fp, fn = sums[3:].view(3, -1)
+
+        def ratio(a: Tensor, b: Tensor) -> Tensor:
+            return torch.where(b > 0, a / b.clamp_min(1e-12), torch.zeros_like(a))
+
+        found = {"accuracy": float(sums[1] / sums[0]), "loss": float(sums[2] / sums[0])}
+        for name, (p, r) in {
+            "c": (ratio(tp, tp + fp).mean(), ratio(tp, tp + fn).mean()),
+            "o": (ratio(tp.sum(), (tp + fp).sum()), ratio(tp.sum(), (tp + fn).sum())),
+        }.items():
+            found |= {
+                f"{name}_precision": float(p),
+                f"{name}_recall": float(r),
+                f"{name}_f1": float(ratio(2 * p * r, p + r)),
+            }
+        return found
