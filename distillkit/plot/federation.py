@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.data.partition import summary
 from distillkit.plot._figure import LINES, MARKERS, class_names, panels
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ _X_LABELS = {
 
 
 def partition(
-    parts: Sequence[Tensor],
     labels: Tensor,
+    parts: Sequence[Tensor],
     *,
     num_classes: int | None = None,
     classes: Sequence[str] | None = None,
@@ -36,8 +37,8 @@ def partition(
     """Draw who holds what: a column a client, a row a class, a bubble whose area is the number of images.
 
     Args:
-        parts: for each client the indices of its images into `labels`, as the partitioners return them.
         labels: class indices int [N] of the whole data set.
+        parts: for each client the indices of its images into `labels`, as the partitioners return them.
         num_classes: K, default the largest label + 1.
         classes: names of the classes, default their numbers.
         ax: the axes to draw into, default those of a new figure.
@@ -56,7 +57,7 @@ def partition(
         num_classes = int(labels.max()) + 1 if len(labels) else 1
     names = class_names(classes, num_classes)
     indices = [check.class_labels(part, None, len(labels), f"parts[{i}]").cpu() for i, part in enumerate(parts)]
-    counts = torch.stack([torch.bincount(labels[part], minlength=num_classes) for part in indices])
+    counts = summary(labels, indices, num_classes)
     clients = len(parts)
     cell = 0.5 if clients <= 20 else 0.22
     figure, (ax,) = panels(ax, 1, cell * clients + 1.4, max(0.42 * num_classes if clients <= 20 else 3.5, 1.5) + 1.2)
@@ -68,17 +69,11 @@ def partition(
     if clients <= 20:
         for x, y, size in zip(client.tolist(), held.tolist(), sizes.tolist(), strict=True):
             ax.text(x, y, f"{size:.0f}", ha="center", va="center", fontsize=7)
+    small: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "fontsize": 7}
+    above = {**small, "ha": "center", "rotation": 0 if clients <= 20 else 90}
     for i, total in enumerate(counts.sum(1).tolist()):
-        ax.annotate(
-            f"{total:,}",
-            (i, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 4),
-            textcoords="offset points",
-            ha="center",
-            fontsize=7,
-            rotation=0 if clients <= 20 else 90,
-        )
+        ax.annotate(f"{total:,}", (i, 1.0), xycoords=("data", "axes fraction"), **above)
+    ax.annotate("total", (-0.02, 1.0), xycoords="axes fraction", ha="right", **small)
     step = -(-clients // 40)
     ax.set_xticks(range(0, clients, step))
     ax.set_yticks(range(num_classes), names)
@@ -130,6 +125,10 @@ def curves(
     ax.set(xlabel=_X_LABELS.get(x, x.replace("_", " ")), ylabel=y.replace("_", " "))
     if y.startswith("accuracy"):
         ax.set_ylabel(("test " + y.replace("_", " ")) + " (%)")
+    if x == "round":
+        from matplotlib.ticker import MaxNLocator
+
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.grid(color="#eeeeee")
     ax.spines[["top", "right"]].set_visible(False)
     return figure

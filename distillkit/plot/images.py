@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CELL = 0.5  # inches
+_FRAME = 0.85  # the grey around an image, so that a white one is seen
 
 
 def grid(
@@ -117,7 +118,7 @@ def selection(
         drawn = members[torch.randperm(len(members), generator=generator)[:size]].to(images.device)
         pixels = _drawable(normalization.decode(images.index_select(0, drawn)))
         blocks.append((f"{name}: {len(members):,}", [pixels[i * columns : (i + 1) * columns] for i in range(rows)]))
-    figure, (ax,) = panels(ax, 1, 2 * columns * _CELL + 0.6, rows * _CELL + 0.7)
+    figure, (ax,) = panels(ax, 1, 2 * columns * _CELL + 0.6, rows * _CELL + 0.4)
     _draw(ax, blocks, columns)
     ax.set_yticks([])
     return figure
@@ -139,11 +140,13 @@ def pixel_histogram(
     Raises:
         ValueError: no sets, an empty set, or another number of axes.
     """
+    from matplotlib.ticker import LogFormatter
+
     check.positive_int(bins, "bins")
     if not sets or not all(len(s) for s in sets.values()):
         raise ValueError("sets must hold at least one set, and none may be empty")
     figure, drawn = panels(axes, len(sets), 3.2, 2.6, across=3)
-    edges = torch.linspace(0, 1, bins + 1)
+    edges, low, high = torch.linspace(0, 1, bins + 1), 100.0, 0.0
     for ax, (name, one) in zip(drawn, sets.items(), strict=True):
         channels = one.normalization.decode(one.images).detach().cpu().float().transpose(0, 1).flatten(1)
         outside = float(((channels < -1e-6) | (channels > 1 + 1e-6)).float().mean())
@@ -151,13 +154,18 @@ def pixel_histogram(
         for values, (label, colour) in zip(channels, styles, strict=True):
             inside = values[(values >= -1e-6) & (values <= 1 + 1e-6)].clamp(0, 1)
             share = 100 * torch.histc(inside, bins, 0, 1) / len(values)
+            low, high = min([low, *share[share > 0].tolist()]), max(high, float(share.max()))
             ax.stairs(share.tolist(), edges.tolist(), color=colour, label=label, linewidth=1.2)
-        ax.set_yscale("log")
         note = f"\n{outside:.1%} outside [0, 1]" if outside else ""
         ax.set_title(f"{name}, {len(one):,} images{note}", fontsize=9)
         ax.set(xlabel="pixel value", ylabel="pixels per bin (%)", xlim=(0, 1))
         if len(styles) > 1:
             ax.legend(fontsize=8)
+    for ax in drawn:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
+        ax.set_ylim(0.7 * low, 1.5 * max(high, low))
     return figure
 
 
@@ -209,6 +217,7 @@ def _draw(ax: Any, blocks: list[tuple[str, list[Tensor]]], columns: int) -> None
         for r, row in enumerate(rows):
             for c, image in enumerate(row):
                 top, left = r * (height + gap) + 1, b * (block + between) + c * (width + gap) + 1
+                sheet[top - 1 : top + height + 1, left - 1 : left + width + 1] = _FRAME
                 sheet[top : top + height, left : left + width] = image
     ax.imshow(sheet.numpy(), interpolation="nearest", extent=(0, sheet.shape[1], sheet.shape[0], 0))
     centres = [b * (block + between) + block / 2 for b in range(len(blocks))]
