@@ -1,0 +1,188 @@
+"""How close two images are: PSNR, SSIM and LPIPS, one number a pair, on pixels in [0, 1].
+
+For privacy, closer is worse: a *higher* PSNR or SSIM and a *lower* LPIPS mean that more of the reference leaked.
+Pairs are compared in the order given; images that an attack returns in another order are matched first.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from distillkit import check
+
+__all__ = ["MissingWeights", "lpips", "psnr", "ssim"]
+
+_TRUNKS = {"alex": ("alexnet", 31), "vgg": ("vgg16", 16), "squeeze": ("squeezenet1_1", 17)}
+"""For each LPIPS network, torchvision's name of its trunk and the smallest image that passes through it."""
+
+
+class MissingWeights(FileNotFoundError):
+    """The pretrained weights of a metric are not on this machine.
+
+    Attributes:
+        file: where they are looked for.
+        url: where they come from.
+    """
+
+    def __init__(self, net: str, file: Path, url: str) -> None:
+        super().__init__(
+            f"LPIPS ({net}) needs the weights {file.name} in {file.parent}, and they are not there. Get them with\n"
+            f"    curl --create-dirs -o {file} {url}\n"
+            "or call lpips(..., download=True). The folder is torch.hub's: set TORCH_HOME to move it."
+        )
+        self.file, self.url = file, url
+
+
+def psnr(images: Tensor, references: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each pair in decibels, 10 log10(1 / MSE); infinite where a pair is equal.
+
+    Per image: the mean over a batch of these numbers is not the PSNR of the pooled error, which libraries that
+    return one number a batch report.
+
+    Args:
+        images: float [N, C, H, W] in [0, 1].
+        references: the same shape, dtype and device.
+
+    Returns:
+        Float [N]; higher is closer.
+
+    Raises:
+        TypeError, ValueError: shapes that differ, or values outside [0, 1].
+    """
+    _check(images, references)
+    return -10 * (images - references).square().flatten(1).mean(1).log10()
+
+
+def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
+    """Structural similarity of each pair (Wang et al., 2004), the mean over positions and channels, by kornia.
+
+    The paper's constants: Gaussian window with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1, only positions where
+    the window lies inside the image. Equal images give exactly 1. Colour images are scored channel by channel.
+
+    Args:
+        images: float [N, C, H, W] in [0, 1].
+        references: the same shape, dtype and device.
+        window: width of the window in pixels, odd. The paper's 11 does not fit in images below 11 pixels; values of
+            different windows are not comparable.
+
+    Returns:
+        Float [N] in [-1, 1]; higher is closer.
+
+    Raises:
+        TypeError, ValueError: as `psnr`; an even window, or one larger than the images.
+    """
+    _check(images, references)
+    check.positive_int(window, "window")
+    if window % 2 == 0:
+        raise ValueError(f"window must be odd, got {window}")
+    if window > min(images.shape[-2:]):
+        raise ValueError(f"window must fit in the images, {list(images.shape[-2:])} pixels, got {window}")
+    from kornia.metrics import ssim as ssim_map
+
+    return ssim_map(images, references, window, max_val=1.0, eps=0.0, padding="valid").flatten(1).mean(1)
+
+
+def lpips(
+    images: Tensor,
+    references: Tensor,
+    *,
+    net: str = "alex",
+    resize: int | None = None,
+    chunk: int = 64,
+    download: bool = False,
+) -> Tensor:
+    """Learned perceptual distance of each pair (Zhang et al., CVPR 2018), version 0.1, by the authors' package.
+
+    That package ships the linear heads only; the trunk's ImageNet weights are torchvision's, in torch.hub's folder.
+    They are loaded from there, and fetched only if `download` asks for it. No gradient; computed in float32.
+
+    Args:
+        images: float [N, C, H, W] in [0, 1], C in {1, 3}; grey is repeated. (Scaled to [-1, 1] inside.)
+        references: the same shape, dtype and device.
+        net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
+        resize: pixels; both images are first resized to this square (bilinear with antialiasing). Needed where they
+            are smaller than the trunk takes: 31, 16 and 17 pixels. Report it: it changes the values.
+        chunk: pairs a forward pass.
+        download: fetch missing weights.
+
+    Returns:
+        Float [N]; *lower* is closer, 0 at equality.
+
+    Raises:
+        MissingWeights: the weights are absent; names file, URL, folder and the command that gets them.
+        TypeError, ValueError: as `psnr`; images too small, of other channel counts, or a damaged weights file.
+    """
+    _check(images, references)
+    check.positive_int(chunk, "chunk")
+    least = _TRUNKS[check.one_of(net, "net", tuple(_TRUNKS))][1]
+    if images.shape[1] not in (1, 3):
+        raise ValueError(f"images must have 1 or 3 channels for LPIPS, got {images.shape[1]}")
+    if resize is not None:
+        check.positive_int(resize, "resize")
+    if (smallest := resize or min(images.shape[-2:])) < least:
+        raise ValueError(f"images must have at least {least} pixels a side for net={net!r}, got {smallest}; resize=64")
+    network = _network(net, _weights(net, download), images.device)
+    values = []
+    with torch.no_grad():
+        for pair in zip(images.split(chunk), references.split(chunk)):
+            a, b = (_prepared(x, resize) for x in pair)
+            values.append(network(a, b).flatten())
+    return torch.cat(values).to(images.dtype)
+
+
+def _check(images: Tensor, references: Tensor) -> None:
+    for name, batch in (("images", images), ("references", references)):
+        check.batch_of_images(batch, name)
+        low, high = float(batch.detach().min()), float(batch.detach().max())
+        if low < 0 or high > 1:
+            raise ValueError(
+                f"{name} must be pixels in [0, 1], got {low:.4g} to {high:.4g}: these look normalised; use set.pixels()"
+            )
+    for what in ("shape", "dtype", "device"):
+        one, other = getattr(images, what), getattr(references, what)
+        if one != other:
+            raise ValueError(f"images and references must have the same {what}, got {one} and {other}")
+
+
+def _prepared(pixels: Tensor, resize: int | None) -> Tensor:
+    pixels = pixels.float().expand(-1, 3, -1, -1)
+    if resize is not None:
+        pixels = F.interpolate(pixels, (resize, resize), mode="bilinear", antialias=True)
+    return 2 * pixels - 1
+
+
+def _weights(net: str, download: bool) -> Path:
+    from torchvision.models import get_model_weights
+
+    url = get_model_weights(_TRUNKS[net][0])["IMAGENET1K_V1"].url
+    file = Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[1]
+    if not file.is_file():
+        if not download:
+            raise MissingWeights(net, file, url)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        digest = file.stem.rsplit("-", 1)[1]
+        torch.hub.download_url_to_file(url, str(file), hash_prefix=digest, progress=False)
+    return file
+
+
+@functools.cache
+def _network(net: str, file: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    """The network, built once a device; `file` exists, so that torchvision finds it and does not fetch it."""
+    import lpips as package
+
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")
+            network = package.LPIPS(net=net, version="0.1", verbose=False)
+    except Exception as error:
+        raise ValueError(
+            f"{file} cannot be loaded ({error or type(error).__name__}); delete it and fetch it"
+        ) from error
+    return network.requires_grad_(False).to(device)
