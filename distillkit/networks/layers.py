@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from distillkit.check import one_of, positive_int
 
@@ -12,9 +14,17 @@ __all__ = ["ImageNetwork", "activation_layer", "norm_layer"]
 
 Shape = tuple[int, int, int]
 
+
+class _ReLU(nn.ReLU):
+    """A ReLU that works in place where no graph is recorded: a tenth of ConvNet's time without gradients."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return F.relu(maps, inplace=not torch.is_grad_enabled())
+
+
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
-    "relu": nn.ReLU,
+    "relu": _ReLU,
     "sigmoid": nn.Sigmoid,
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
@@ -83,9 +93,9 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
         channels: number of channels.
         groups: for "group" only; must divide `channels`.
 
-    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels, and with one. That equals instance
-    normalisation, is two to four times as fast on a CPU, works on one image at a time (Opacus), and its second
-    derivatives are right under every mode of automatic differentiation.
+    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels, and with one. That equals
+    `nn.InstanceNorm2d`, is several times as fast on a CPU, is known to Opacus, and its second derivatives are
+    right under every mode of automatic differentiation (those of `nn.InstanceNorm2d` are not).
 
     Raises:
         ValueError: no such kind, or `groups` does not divide `channels`.
@@ -101,7 +111,11 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
 
 
 def activation_layer(kind: str) -> nn.Module:
-    """The activation called `kind`: relu, leaky_relu (slope 0.01), sigmoid, silu or tanh; never in place."""
+    """The activation called `kind`: relu, leaky_relu (slope 0.01), sigmoid, silu or tanh.
+
+    Under `torch.no_grad()` relu overwrites its input, which must be a tensor of the network's own: a hook that keeps
+    the output of the layer before it must copy it.
+    """
     return _ACTIVATIONS[one_of(kind, "activation", _ACTIVATIONS)]()
 
 

@@ -112,17 +112,39 @@ def test_second_derivatives(name: str, norm: str) -> None:
 
 
 @every
-def test_activations_are_not_overwritten_in_place(name: str, norm: str) -> None:
-    """A hook that keeps what a layer saw (BN-statistics prior, feature extraction) must find it unchanged later."""
+def test_layers_overwrite_nothing_that_is_needed(name: str, norm: str) -> None:
+    """While a graph is recorded, what a hook kept stays; without one, the answer and the images stay the same."""
     net = small(name, norm)
-    kept: list[tuple[Tensor, Tensor]] = []
-    for module in net.modules():
-        if not list(module.children()):
-            module.register_forward_hook(lambda _, x, y: kept.extend([(x[0], x[0].clone()), (y, y.clone())]))
-    with torch.no_grad():
-        net(images())
+    x, kept = images(), list[tuple[Tensor, Tensor]]()
+    handles = [
+        module.register_forward_hook(lambda _, inputs, y: kept.extend((t, t.clone()) for t in (inputs[0], y)))
+        for module in net.modules()
+        if not list(module.children())
+    ]
+    logits = net(x)
     assert kept
     assert all(torch.equal(now, then) for now, then in kept)
+    for handle in handles:
+        handle.remove()
+    with torch.no_grad():
+        assert torch.equal(net(x), logits)
+    assert torch.equal(x, images())
+
+
+@pytest.mark.parametrize("norm", ["group", "instance", "layer", "none"])
+def test_second_derivatives_agree_in_every_mode_of_differentiation(norm: str) -> None:
+    """Forward mode over and under reverse mode; torch's own instance norm is wrong in one of them."""
+    net = build(lambda: ConvNet((2, 8, 8), 2, width=4, depth=2, norm=norm, activation="silu"), 0).double()
+    x, v = torch.empty(2, 2, 2, 8, 8, dtype=torch.float64).normal_(generator=torch.Generator().manual_seed(0))
+
+    def loss(x: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(net(x), torch.tensor([0, 1]))
+
+    twice_back = torch.func.vjp(torch.func.grad(loss), x)[1](v)[0]
+    forward_over_reverse = torch.func.jvp(torch.func.grad(loss), (x,), (v,))[1]
+    reverse_over_forward = torch.func.grad(lambda x: torch.func.jvp(loss, (x,), (v,))[1])(x)
+    torch.testing.assert_close(forward_over_reverse, twice_back)
+    torch.testing.assert_close(reverse_over_forward, twice_back)
 
 
 @every
