@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.chunks import chunk_size
+from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.condense.initialization import class_rows
 from distillkit.networks.base import Network, frozen, split
 from distillkit.normalization import Normalization
@@ -162,11 +162,7 @@ def _embedder(real: LabeledImages, network: nn.Module | None, chunk: int | None)
         rows = rows.to(real.images.device)
         if twin is None:
             return real.images.index_select(0, rows).flatten(1)
-        parts = [
-            twin.features(real.images.index_select(0, part).to(memory_format=torch.channels_last))
-            for part in rows.split(size)
-        ]
-        return torch.cat(parts)
+        return torch.cat(list(forward_chunks(twin.features, real.images.index_select(0, rows), size)))
 
     return embed
 

@@ -1,0 +1,94 @@
+"""The gradient of the cross-entropy in a network's parameters, and how images move it towards a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from distillkit.chunks import chunk_size
+from distillkit.losses.matching import gradient_distance
+from distillkit.networks.base import Network
+from distillkit.networks.samplers import uses_batch_statistics
+
+__all__ = ["Metric", "distance_gradient", "parameter_gradient"]
+
+Metric = Literal["row_cosine", "mse", "cos"]
+
+
+def parameter_gradient(
+    network: Network,
+    parameters: Sequence[Tensor],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    chunk: int | None = None,
+) -> list[Tensor]:
+    """Gradient of the mean cross-entropy over `images`, detached, accumulated over chunks.
+
+    Args:
+        network: maps images to logits. If it uses batch statistics, all images go through at once.
+        parameters: those of the network that are differentiated; one that the loss does not reach gets zeros.
+        images: float [N, C, H, W].
+        labels: class indices int [N], or rows float [N, K].
+        chunk: images per pass; default by device and size. The mean of the chunks' gradients, weighted by their
+            sizes, is the whole batch's gradient, so this changes rounding only.
+
+    Returns:
+        A tensor per parameter.
+    """
+    size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    total: list[Tensor] = []
+    for part, own in zip(images.split(size), labels.split(size), strict=True):
+        loss = F.cross_entropy(network(part), own) * (len(part) / len(images))
+        gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        total = [a + b for a, b in zip(total, gradient, strict=True)] if total else list(gradient)
+    return total
+
+
+def distance_gradient(
+    network: Network,
+    parameters: Sequence[Tensor],
+    images: Tensor,
+    labels: Tensor,
+    targets: Sequence[Tensor],
+    *,
+    metric: Metric = "row_cosine",
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Distance of the images' parameter gradient from a target, and its gradient in the images.
+
+    It is a double backward pass (never forward-mode differentiation, which is wrong for some norms). More images than
+    a chunk take two rounds: the gradient g and v = d distance / d g first, then chunk by chunk the derivative of
+    <g, v> in the images. That is the chain rule, so the result is the same and memory stays bounded.
+
+    Args:
+        network, parameters, images, labels, chunk: see `parameter_gradient`.
+        targets: a tensor per parameter.
+        metric: see `losses.matching.gradient_distance`.
+
+    Returns:
+        The distance, a scalar, and its gradient [N, C, H, W].
+    """
+    size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    if len(images) <= size:
+        leaf = images.detach().requires_grad_()
+        loss = F.cross_entropy(network(leaf), labels)
+        gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+        distance = gradient_distance(gradient, targets, metric=metric)
+        return distance.detach(), torch.autograd.grad(distance, leaf, materialize_grads=True)[0]
+
+    whole = [g.requires_grad_() for g in parameter_gradient(network, parameters, images, labels, chunk=size)]
+    distance = gradient_distance(whole, targets, metric=metric)
+    direction = torch.autograd.grad(distance, whole, materialize_grads=True)
+    pulled = []
+    for part, own in zip(images.detach().split(size), labels.split(size), strict=True):
+        leaf = part.clone().requires_grad_()
+        loss = F.cross_entropy(network(leaf), own) * (len(part) / len(images))
+        gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+        along = torch.stack([(g * v).sum() for g, v in zip(gradient, direction, strict=True)]).sum()
+        pulled.append(torch.autograd.grad(along, leaf, materialize_grads=True)[0])
+    return distance.detach(), torch.cat(pulled)

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distillkit import LabeledImages, Normalization
+from distillkit.augment import DSA
+from distillkit.condense import Progress, load_state, save_state
+from distillkit.condense.gradient import gradient_matching, loops_for, match_gradient
+from distillkit.condense.parameter_gradient import distance_gradient, parameter_gradient
+from distillkit.losses.matching import gradient_distance
+from distillkit.networks import ConvNet, build
+from distillkit.networks.samplers import FixedNetwork, RandomNetworks
+from distillkit.rng import derive
+
+
+def data(counts: list[int], shape: tuple[int, int, int] = (1, 8, 8), seed: int = 0) -> LabeledImages:
+    g = derive(seed, "data")
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    centers = torch.randn(len(counts), *shape, generator=g, dtype=torch.float64)
+    images = centers[labels] + 0.3 * torch.randn(len(labels), *shape, generator=g, dtype=torch.float64)
+    order = torch.randperm(len(labels), generator=g)
+    return LabeledImages(images[order], labels[order], num_classes=len(counts))
+
+
+def convnet(norm: str = "instance", classes: int = 2, channels: int = 1) -> Callable[[], nn.Module]:
+    return lambda: ConvNet((channels, 8, 8), classes, width=4, depth=2, norm=norm, activation="silu").double()
+
+
+class TenLines(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5 * 6 * 6, 7)
+        self.last = nn.Linear(7, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(images.flatten(1))))
+
+
+def test_loops_are_the_published_ones_where_they_exist() -> None:
+    published = {1: (1, 1), 10: (10, 50), 20: (20, 25), 30: (30, 20), 40: (40, 15), 50: (50, 10), 100: (100, 2)}
+    assert {ipc: loops_for(ipc) for ipc in published} == published
+
+
+def test_loops_exist_for_every_ipc() -> None:
+    inner = [loops_for(ipc)[1] for ipc in range(1, 1200)]
+    assert all(loops_for(ipc)[0] == ipc for ipc in range(1, 1200))
+    assert all(1 <= i <= 50 for i in inner)
+    assert inner[:10] == sorted(inner[:10])
+    assert inner[9:] == sorted(inner[9:], reverse=True)
+    with pytest.raises(ValueError, match="ipc must be at least 1"):
+        loops_for(0)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5, 16, None])
+def test_chunked_parameter_gradient_is_the_whole_one(chunk: int | None) -> None:
+    real = data([4, 3])
+    network = build(convnet(), 0)
+    parameters = list(network.parameters())
+    want = torch.autograd.grad(F.cross_entropy(network(real.images), real.labels), parameters)
+    got = parameter_gradient(network, parameters, *real, chunk=chunk)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+        assert not a.requires_grad
+
+
+@pytest.mark.parametrize("metric", ["row_cosine", "mse", "cos"])
+def test_chunked_distance_gradient_is_the_whole_one_and_right(metric: str) -> None:
+    synthetic = data([3, 2])
+    network = build(convnet(), 0)
+    parameters = list(network.parameters())
+    targets = parameter_gradient(network, parameters, *data([9, 9], seed=1))
+
+    def distance(images: Tensor) -> Tensor:
+        g = torch.autograd.grad(F.cross_entropy(network(images), synthetic.labels), parameters, create_graph=True)
+        return gradient_distance(g, targets, metric=metric)
+
+    value, gradient = distance_gradient(network, parameters, *synthetic, targets, metric=metric)
+    torch.testing.assert_close(value, distance(synthetic.images).detach())
+    for chunk in (1, 2):
+        again = distance_gradient(network, parameters, *synthetic, targets, metric=metric, chunk=chunk)
+        torch.testing.assert_close(again, (value, gradient))
+    way = torch.randn(gradient.shape, generator=derive(2), dtype=torch.float64)
+    ahead, behind = (distance(synthetic.images + sign * 1e-5 * way).detach() for sign in (1, -1))
+    torch.testing.assert_close((ahead - behind) / 2e-5, (gradient * way).sum(), rtol=1e-5, atol=1e-7)
+
+
+def slow_dc(
+    real: LabeledImages, start: Tensor, network: nn.Module, outer: int, inner: int, augment: DSA | None, seed: int
+) -> Tensor:
+    """DC's algorithm box with torch's own optimisers, all real images of a class in each step, one network."""
+    ipc = len(start) // real.num_classes
+    labels = torch.arange(real.num_classes).repeat_interleave(ipc)
+    synthetic = start.clone().requires_grad_()
+    pixels = torch.optim.SGD([synthetic], lr=0.1, momentum=0.5)
+    weights = torch.optim.SGD(network.parameters(), lr=0.05)
+    for j in range(outer):
+        loss = torch.zeros((), dtype=torch.float64)
+        for c in range(real.num_classes):
+            x, s = real.images[real.labels == c], synthetic[labels == c]
+            if augment is not None:
+                x = augment(x, derive(seed, 0, j, c, "augment"), siamese=True)
+                s = augment(s, derive(seed, 0, j, c, "augment"), siamese=True)
+            target = torch.autograd.grad(F.cross_entropy(network(x), torch.full((len(x),), c)), network.parameters())
+            g = torch.autograd.grad(
+                F.cross_entropy(network(s), torch.full((ipc,), c)), network.parameters(), create_graph=True
+            )
+            for a, b in zip(g, target, strict=True):
+                if a.ndim > 1:
+                    for row, other in zip(a.flatten(1), b.flatten(1), strict=True):
+                        loss = loss + 1 - (row @ other) / (row.norm() * other.norm() + 1e-6)
+        pixels.zero_grad()
+        loss.backward()
+        pixels.step()
+        if j == outer - 1:
+            break
+        draws = derive(seed, 0, j, "train")
+        for _ in range(inner):
+            for index in torch.randperm(len(labels), generator=draws).split(3):
+                x = synthetic.detach()[index]
+                x = x if augment is None else augment(x, draws)
+                weights.zero_grad()
+                F.cross_entropy(network(x), labels[index]).backward()
+                weights.step()
+    return synthetic.detach()
+
+
+@pytest.mark.parametrize("augment", [None, DSA(mode="M")])
+def test_equals_the_algorithm_box(augment: DSA | None, global_rng_untouched: None) -> None:
+    real, generator = data([5, 7]), derive(3)
+    seed = int(torch.randint(2**62, (), generator=generator.clone_state()))
+    states: list[Progress] = []
+    got = gradient_matching(
+        real,
+        networks=RandomNetworks(convnet()),
+        ipc=2,
+        iterations=1,
+        loops=(3, 2),
+        batch_real=None,
+        lr=0.1,
+        lr_net=0.05,
+        batch_net=3,
+        augment=augment,
+        generator=generator,
+        chunk=2,
+        callback=states.append,
+    )
+    start = torch.randn(4, 1, 8, 8, generator=derive(seed, "init"), dtype=torch.float64)
+    want = slow_dc(real, start, build(convnet(), derive(seed, 0, "network")), 3, 2, augment, seed)
+    torch.testing.assert_close(got.images, want)
+    assert not torch.equal(got.images, start)
+    assert got.labels.tolist() == [0, 0, 1, 1]
+    assert [p.step for p in states] == [1]
+
+
+def test_brings_the_gradients_together_and_down_not_up() -> None:
+    real, losses = data([12, 12, 12]), []
+    networks = FixedNetwork(build(convnet(classes=3), 5))
+    gradient_matching(
+        real, networks=networks, ipc=2, iterations=12, loops=(1, 0), batch_real=None, lr=1.0,
+        callback=lambda p: losses.append(p.loss),
+    )  # fmt: skip
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_the_set_equal_to_the_data_is_a_fixed_point() -> None:
+    real = data([3, 3])
+    order = real.labels.argsort(stable=True)
+    start = real[order]
+    made = gradient_matching(
+        real, networks=RandomNetworks(convnet()), ipc=3, iterations=2, loops=(1, 0), init=start, batch_real=None
+    )
+    torch.testing.assert_close(made.images, start.images, rtol=0, atol=1e-4)
+
+
+def test_resumes_to_the_same_bits_and_says_what_differs(tmp_path: Path) -> None:
+    real = data([6, 6])
+    options = {"networks": RandomNetworks(convnet()), "ipc": 2, "loops": (2, 1), "batch_real": 3, "augment": DSA()}
+    whole = gradient_matching(real, iterations=4, generator=1, **options)
+
+    def keep(progress: Progress) -> None:
+        if progress.step == 2:
+            save_state(tmp_path / "state.safetensors", progress.state())
+
+    gradient_matching(real, iterations=3, generator=1, callback=keep, **options)
+    for resume in (tmp_path / "state.safetensors", load_state(tmp_path / "state.safetensors")):
+        again = gradient_matching(real, iterations=4, generator=99, resume=resume, **options)
+        assert torch.equal(again.images, whole.images)
+    with pytest.raises(ValueError, match="batch_real=3"):
+        gradient_matching(real, iterations=4, resume=resume, **{**options, "batch_real": 4})
+
+
+def test_an_int_seed_is_a_pure_function_and_a_generator_is_advanced() -> None:
+    real = data([4, 4])
+
+    def run(generator: int | torch.Generator) -> Tensor:
+        return gradient_matching(
+            real, networks=RandomNetworks(convnet()), ipc=1, iterations=1, generator=generator
+        ).images
+
+    g = derive(0)
+    assert torch.equal(run(0), run(0))
+    assert torch.equal(run(0), run(g))
+    assert not torch.equal(run(0), run(g))
+
+
+def test_short_missing_and_unbalanced_classes() -> None:
+    real = data([2, 9, 0, 4])
+    made = gradient_matching(
+        real, networks=RandomNetworks(convnet(classes=4)), ipc=3, iterations=1, loops=(1, 1), init="real"
+    )
+    assert made.counts().tolist() == [3, 3, 0, 3]
+    assert made.info["absent"] == [2]
+    assert made.info["with_replacement"] == [0]
+    one = gradient_matching(
+        real, networks=RandomNetworks(convnet(classes=4)), ipc=3, iterations=1, loops=(1, 1), classes=[1]
+    )
+    assert one.labels.tolist() == [1, 1, 1]
+
+
+def test_a_set_of_its_own_counts_is_gone_on_with() -> None:
+    real = data([5, 5]).replace(normalization=Normalization((0.5,), (0.2,)))
+    start = real[real.labels.argsort(stable=True)][torch.tensor([0, 5, 6, 7])]
+    made = gradient_matching(real, networks=RandomNetworks(convnet()), iterations=1, loops=(2, 1), init=start)
+    assert made.counts().tolist() == [1, 3]
+    assert made.normalization == real.normalization
+    assert made.info["init"] == "given"
+    assert not torch.equal(made.images, start.images)
+
+
+def test_batch_norm_gets_the_statistics_of_a_mixed_batch_and_batches_of_any_chunk() -> None:
+    real = data([6, 6])
+    factory = convnet(norm="batch")
+    options = {"networks": RandomNetworks(factory), "ipc": 2, "iterations": 1, "batch_real": 5, "generator": 2}
+    a, b = (gradient_matching(real, loops=(1, 0), chunk=chunk, **options).images for chunk in (1, 12))
+    torch.testing.assert_close(a, b)  # in the matching, statistics are fixed, so chunks are exact
+
+    seed = int(torch.randint(2**62, (), generator=derive(2)))
+    network = build(factory, derive(seed, 0, "network")).train()
+    for norm in network.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.momentum = 1.0
+    with torch.no_grad():
+        network(real.images)  # 16 a class are all of them
+    network.eval()
+    start = torch.randn(4, 1, 8, 8, generator=derive(seed, "init"), dtype=torch.float64)
+    parameters, want = list(network.parameters()), []
+    for c in (0, 1):
+        own = (real.labels == c).nonzero().flatten()
+        rows = own[torch.randperm(6, generator=derive(seed, 0, 0, "real", c))[:5]]
+        target = parameter_gradient(network, parameters, real.images[rows], torch.full((5,), c))
+        want.append(distance_gradient(network, parameters, start[2 * c :][:2], torch.full((2,), c), target)[1])
+    torch.testing.assert_close(a, start - 0.1 * torch.cat(want))
+    trained = gradient_matching(real, loops=(2, 1), **options)
+    assert bool(torch.isfinite(trained.images).all())
+
+
+def test_a_fixed_network_with_batch_norm_keeps_its_running_statistics_and_itself() -> None:
+    real, model = data([6, 6]), build(convnet(norm="batch"), 0)
+    model(real.images)
+    before = copy.deepcopy(model.state_dict())
+    gradient_matching(real, networks=FixedNetwork(model), ipc=1, iterations=2, loops=(2, 2))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_any_network_any_channels() -> None:
+    real = data([4, 4], (5, 6, 6)).to(dtype=torch.float32)
+    made = gradient_matching(real, networks=RandomNetworks(TenLines), ipc=1, iterations=1, loops=(2, 1), augment=DSA())
+    assert made.images.shape == (2, 5, 6, 6)
+    assert made.images.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"ipc": 0}, ValueError, "ipc must be at least 1"),
+        ({"iterations": -1}, ValueError, "iterations must be"),
+        ({"loops": (0, 1)}, ValueError, r"loops\[0\]"),
+        ({"loops": (1, -1)}, ValueError, r"loops\[1\]"),
+        ({"lr": 0}, ValueError, "lr must be greater"),
+        ({"momentum": 1}, ValueError, "momentum must be below 1"),
+        ({"lr_net": -1}, ValueError, "lr_net must be"),
+        ({"batch_net": 0}, ValueError, "batch_net must be"),
+        ({"metric": "l1"}, ValueError, "metric must be one of"),
+        ({"init": "zeros"}, ValueError, "init must be one of"),
+        ({"generator": "a"}, TypeError, "generator must be"),
+    ],
+)
+def test_bad_options_are_refused(options: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        gradient_matching(data([3, 3]), networks=RandomNetworks(convnet()), **{"ipc": 1, "iterations": 1, **options})
+
+
+def test_networks_of_another_dtype_and_divergence_are_refused() -> None:
+    real = data([3, 3])
+    with pytest.raises(ValueError, match="float32"):
+        gradient_matching(real.to(dtype=torch.float32), networks=RandomNetworks(convnet()), ipc=1, iterations=1)
+    with pytest.raises(FloatingPointError, match="lower lr"):
+        gradient_matching(
+            real, networks=RandomNetworks(convnet()), ipc=1, iterations=9, loops=(2, 1), lr=1e300, metric="mse"
+        )
+
+
+def server_case() -> tuple[nn.Module, LabeledImages, list[Tensor]]:
+    network = build(convnet(), 1)
+    target = parameter_gradient(network, list(network.parameters()), *data([20, 20], seed=4))
+    return network, data([2, 3], seed=5), target
+
+
+def test_match_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: None) -> None:
+    network, start, target = server_case()
+    before = copy.deepcopy(network.state_dict())
+    named = dict(zip(dict(network.named_parameters()), target, strict=True))
+    leaf = start.images.clone().requires_grad_()
+    sgd = torch.optim.SGD([leaf], lr=1.0, momentum=0.5)
+    for _ in range(3):
+        g = torch.autograd.grad(
+            F.cross_entropy(network(leaf), start.labels), list(network.parameters()), create_graph=True
+        )
+        sgd.zero_grad()
+        gradient_distance(g, target).backward()
+        sgd.step()
+    for given in (target, named, {name: 7 * t for name, t in named.items()}):
+        losses: list[float] = []
+        made = match_gradient(network, start, given, steps=3, callback=lambda p, to=losses: to.append(p.loss))
+        torch.testing.assert_close(made.images, leaf.detach(), rtol=1e-3, atol=1e-5)
+        assert losses[-1] < losses[0]
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert torch.equal(made.labels, start.labels)
+    assert made.info["steps"] == 3
+
+
+def test_match_gradient_of_some_parameters_soft_labels_and_chunks() -> None:
+    network, start, target = server_case()
+    rows = start.replace(labels=F.one_hot(start.labels, 2).double(), columns={"client": torch.arange(5)})
+    by_index = match_gradient(network, start, target, steps=2)
+    by_row = match_gradient(network, rows, target, steps=2, chunk=2)
+    torch.testing.assert_close(by_index.images, by_row.images)
+    assert by_row.columns == {}
+    last = dict(zip(dict(network.named_parameters()), target, strict=True))["classifier.weight"]
+    only = match_gradient(network, start, {"classifier.weight": last}, steps=2)
+    assert not torch.allclose(only.images, by_index.images)
+
+
+def test_match_gradient_resumes_to_the_same_bits() -> None:
+    network, start, target = server_case()
+    states: list[dict[str, Tensor]] = []
+    whole = match_gradient(network, start, target, steps=4, callback=lambda p: states.append(p.state()))
+    again = match_gradient(network, start, target, steps=4, resume=states[1])
+    assert torch.equal(again.images, whole.images)
+    with pytest.raises(ValueError, match=r"lr=1\.0"):
+        match_gradient(network, start, target, steps=4, lr=0.5, resume=states[1])
+
+
+def test_match_gradient_refuses_targets_that_do_not_fit() -> None:
+    network, start, target = server_case()
+    with pytest.raises(ValueError, match="for each of the"):
+        match_gradient(network, start, target[:-1])
+    with pytest.raises(ValueError, match="no parameters of the network: mask"):
+        match_gradient(network, start, {"mask": target[0]})
+    with pytest.raises(ValueError, match=r"must be a tensor \[2\], got \[3\]"):
+        match_gradient(network, start, [*target[:-1], torch.zeros(3)])
+    with pytest.raises(ValueError, match="must be finite"):
+        match_gradient(network, start, [*target[:-1], torch.full((2,), torch.nan)])
+    with pytest.raises(ValueError, match="target must hold at least one"):
+        match_gradient(network, start, {})
+    with pytest.raises(TypeError, match="network must be"):
+        match_gradient("net", start, target)  # type: ignore[arg-type]
