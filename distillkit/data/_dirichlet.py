@@ -97,9 +97,10 @@ def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Se
 
 
 def _cut(total: int, shares: Tensor) -> Tensor:
-    """`total` cut at the rounded-down cumulative `shares`."""
-    edges = (shares.cumsum(0)[:-1] * total).long().clamp(max=total)
-    return torch.diff(edges, prepend=torch.tensor([0]), append=torch.tensor([total]))
+    """`total` cut at the rounded-down cumulative `shares`; a share of 0 gets nothing."""
+    cumulative = shares.cumsum(0)
+    edges = (cumulative / cumulative[-1] * total).long()
+    return torch.diff(edges, prepend=edges.new_zeros(1))
 
 
 def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from distillkit.data import clients as client_views
+from distillkit.data import partition
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+
+def balanced(classes: int, each: int, seed: int = 0) -> Tensor:
+    labels = torch.arange(classes).repeat_interleave(each)
+    return labels[torch.randperm(len(labels), generator=derive(seed))]
+
+
+COMPLETE: dict[str, Callable[..., list[Tensor]]] = {
+    "iid": partition.iid,
+    "dirichlet": lambda y, n, **o: partition.dirichlet(y, n, 0.5, min_size=1, **o),
+    "dirichlet_capped": lambda y, n, **o: partition.dirichlet_capped(y, n, 0.5, min_size=1, **o),
+    "classes_per_client": lambda y, n, **o: partition.classes_per_client(y, n, 2, **o),
+    "class_clusters": lambda y, n, **o: partition.class_clusters(y, n, 2, **o),
+    "dominant_class": lambda y, n, **o: partition.dominant_class(y, n, 0.9, **o),
+    "by_domain": partition.by_domain,
+}
+ALL = {**COMPLETE, "dirichlet_prior": lambda y, n, **o: partition.dirichlet_prior(y, n, 0.5, **o)}
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(
+    seed=st.integers(0, 10**6), classes=st.sampled_from([2, 4, 6]), times=st.integers(1, 3), each=st.integers(20, 40)
+)
+def test_disjoint_sorted_in_range_and_complete(name: str, seed: int, classes: int, times: int, each: int) -> None:
+    labels = balanced(classes, each, seed)
+    parts = ALL[name](labels, classes * times, generator=seed)
+    assert len(parts) == classes * times
+    given_out = torch.cat(parts)
+    assert given_out.dtype == torch.int64
+    assert len(given_out.unique()) == len(given_out)
+    assert all(torch.equal(part, part.sort().values) for part in parts)
+    missing = set(range(len(labels))) - set(given_out.tolist())
+    assert len(missing) == (len(labels) % (classes * times) if name == "dirichlet_prior" else 0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_pure_function_of_the_seed(name: str, global_rng_untouched: None) -> None:
+    labels = balanced(4, 30)
+    first, again, other = (ALL[name](labels, 8, generator=seed) for seed in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other))
+    from_generator = ALL[name](labels, 8, generator=derive(3))
+    assert all(torch.equal(a, b) for a, b in zip(first, from_generator))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_given_labels_stay_as_they_are_and_class_numbers_may_have_gaps(name: str) -> None:
+    labels = balanced(4, 30)
+    kept = labels.clone()
+    dense = ALL[name](labels, 8)
+    assert torch.equal(labels, kept)
+    gaps = ALL[name](labels * 5 + 2, 8)
+    assert all(torch.equal(a, b) for a, b in zip(dense, gaps))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("labels", "clients", "error", "match"),
+    [
+        (torch.rand(8), 2, TypeError, "integer"),
+        (torch.zeros(2, 2, dtype=torch.long), 2, ValueError, "one dimension"),
+        (torch.zeros(0, dtype=torch.long), 2, ValueError, "not be empty"),
+        (torch.tensor([0, -1]), 1, ValueError, "at least 0"),
+        (torch.arange(2), 0, ValueError, "clients"),
+        (torch.arange(2), 2.0, TypeError, "clients"),
+    ],
+)
+def test_bad_labels_and_clients(name: str, labels: Tensor, clients: int, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        ALL[name](labels, clients)
+
+
+def test_bad_generator() -> None:
+    with pytest.raises(TypeError, match="generator"):
+        partition.iid(torch.arange(4), 2, generator="0")  # type: ignore[arg-type]
+
+
+def test_iid_is_even_and_unrelated_to_the_label() -> None:
+    labels = balanced(2, 1005)
+    parts = partition.iid(labels, 4)
+    assert sorted(len(p) for p in parts) == [502, 502, 503, 503]
+    counts = partition.summary(labels, parts)
+    assert ((counts / counts.sum(1, keepdim=True) - 0.5).abs() < 0.08).all()
+    with pytest.raises(ValueError, match="3 clients cannot share 2 images"):
+        partition.iid(torch.arange(2), 3)
+
+
+@pytest.mark.parametrize("maker", [partition.dirichlet, partition.dirichlet_capped])
+@given(seed=st.integers(0, 10**6), minimum=st.integers(0, 12), alpha=st.floats(0.05, 10))
+def test_dirichlet_honours_the_minimum(
+    maker: Callable[..., list[Tensor]], seed: int, minimum: int, alpha: float
+) -> None:
+    parts = maker(balanced(4, 50), 5, alpha, min_size=minimum, generator=seed)
+    assert min(map(len, parts)) >= minimum
+
+
+@pytest.mark.parametrize("alpha", [0.3, 3.0])
+def test_dirichlet_shares_have_the_moments_of_the_dirichlet_distribution(alpha: float) -> None:
+    clients, classes = 4, 3000
+    labels = torch.arange(classes).repeat_interleave(50)
+    parts = partition.dirichlet(labels, clients, alpha, min_size=0)
+    shares = partition.summary(labels, parts) / 50
+    variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
+    torch.testing.assert_close(shares.mean(1), torch.full((clients,), 1 / clients), atol=0.03, rtol=0)
+    torch.testing.assert_close(shares.var(1), torch.full((clients,), variance), atol=0.0, rtol=0.1)
+
+
+def test_dirichlet_at_a_tiny_alpha_gives_each_class_to_one_client() -> None:
+    labels = balanced(10, 30)
+    counts = partition.summary(labels, partition.dirichlet(labels, 3, 1e-6, min_size=1))
+    assert ((counts > 0).sum(0) == 1).all()
+
+
+def test_dirichlet_redraws_where_a_first_draw_would_not_do() -> None:
+    labels = balanced(10, 140)
+    first = partition.dirichlet(labels, 10, 0.01, min_size=0)
+    assert min(map(len, first)) < 10
+    assert min(map(len, partition.dirichlet(labels, 10, 0.01))) >= 10
+
+
+@given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.01, 0.1, 1.0]))
+def test_capped_dirichlet_stops_feeding_a_full_client(seed: int, alpha: float) -> None:
+    labels, clients = balanced(6, 40), 4
+    counts = partition.summary(labels, partition.dirichlet_capped(labels, clients, alpha, min_size=0, generator=seed))
+    held_before = counts.cumsum(1) - counts
+    full = held_before >= len(labels) / clients
+    assert (counts[full] == 0).all()
+
+
+def test_the_cap_changes_the_split() -> None:
+    labels = balanced(10, 40)
+    free, capped = (
+        partition.summary(labels, maker(labels, 5, 0.05, min_size=0)).sum(1).max()
+        for maker in (partition.dirichlet, partition.dirichlet_capped)
+    )
+    assert capped < free
+
+
+@pytest.mark.parametrize("maker", [partition.dirichlet, partition.dirichlet_capped])
+def test_impossible_dirichlet_requests_are_refused(maker: Callable[..., list[Tensor]]) -> None:
+    labels = balanced(2, 50)
+    with pytest.raises(ValueError, match="100 images cannot give 5 clients at least 21 each"):
+        maker(labels, 5, 1.0, min_size=21)
+    with pytest.raises(ValueError, match=r"none of 7 draws at alpha=1e-05 gave all 4 clients .*raise alpha"):
+        maker(labels, 4, 1e-5, min_size=25, tries=7)
+    for alpha in (0.0, -1.0, float("nan"), 1e9):
+        with pytest.raises(ValueError, match="alpha"):
+            maker(labels, 5, alpha)
+    with pytest.raises(ValueError, match="min_size"):
+        maker(labels, 5, 1.0, min_size=-1)
+    with pytest.raises(ValueError, match="tries"):
+        maker(labels, 5, 1.0, tries=0)
+
+
+@given(seed=st.integers(0, 10**6), alpha=st.sampled_from([1e-6, 0.1, 100.0]), clients=st.integers(1, 9))
+def test_prior_partition_gives_equal_sizes(seed: int, alpha: float, clients: int) -> None:
+    labels = torch.tensor([0] * 3 + [1] * 40 + [2] * 21)
+    parts = partition.dirichlet_prior(labels, clients, alpha, generator=seed)
+    assert {len(part) for part in parts} == {64 // clients}
+
+
+def test_prior_partition_follows_a_prior_until_classes_run_out() -> None:
+    labels = balanced(5, 200)
+    even = partition.summary(labels, partition.dirichlet_prior(labels, 10, 1e6))
+    assert (even.float().mean(0) == 20).all()
+    assert (even - 20).abs().max() <= 15
+    skewed = partition.summary(labels, partition.dirichlet_prior(labels, 5, 1e-6))
+    assert skewed[0].max() == 200
+    with pytest.raises(ValueError, match="3 clients cannot share 2 images"):
+        partition.dirichlet_prior(torch.arange(2), 3, 1.0)
+
+
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 5), clients=st.integers(5, 12))
+def test_classes_per_client(seed: int, k: int, clients: int) -> None:
+    labels = balanced(5, 60)
+    counts = partition.summary(labels, partition.classes_per_client(labels, clients, k, generator=seed))
+    assert ((counts > 0).sum(1) == k).all()
+    assert (counts[torch.arange(clients), torch.arange(clients) % 5] > 0).all()
+    for column in counts.T:
+        owned = column[column > 0]
+        assert owned.max() - owned.min() <= 1
+
+
+def test_the_other_classes_of_a_client_are_uniform() -> None:
+    labels = balanced(4, 2000)
+    counts = partition.summary(labels, partition.classes_per_client(labels, 1200, 2))
+    others = (counts[::4, 1:] > 0).sum(0)
+    assert others.sum() == 300
+    assert (others > 70).all()
+
+
+@given(seed=st.integers(0, 10**6), clients=st.integers(3, 5))
+def test_fewer_clients_than_classes_leave_no_class_out(seed: int, clients: int) -> None:
+    labels = balanced(6, 20)
+    parts = partition.classes_per_client(labels, clients, 2, generator=seed)
+    counts = partition.summary(labels, parts)
+    assert ((counts > 0).sum(1) == 2).all()
+    assert (counts.sum(0) == 20).all()
+
+
+def test_impossible_class_counts_are_refused() -> None:
+    labels = balanced(6, 20)
+    with pytest.raises(ValueError, match="2 clients with 2 classes each cannot own all 6"):
+        partition.classes_per_client(labels, 2, 2)
+    with pytest.raises(ValueError, match="k must be at most the number of classes, 6, got 7"):
+        partition.classes_per_client(labels, 8, 7)
+    with pytest.raises(ValueError, match="class 0 has 2 images for 3 clients"):
+        partition.classes_per_client(balanced(2, 2), 3, 2)
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        partition.classes_per_client(labels, 8, 0)
+
+
+def test_class_clusters_of_the_paper() -> None:
+    labels = balanced(10, 50)
+    counts = partition.summary(labels, partition.class_clusters(labels, 10, 2))
+    for client in range(10):
+        expected = torch.zeros(10, dtype=torch.long)
+        first = 2 * (client % 5)
+        expected[first : first + 2] = 25
+        assert torch.equal(counts[client], expected)
+    with pytest.raises(ValueError, match="k must divide the number of classes, 10, got 3"):
+        partition.class_clusters(labels, 10, 3)
+    with pytest.raises(ValueError, match="4 clients cannot own 5 clusters"):
+        partition.class_clusters(labels, 4, 2)
+    with pytest.raises(ValueError, match="class 0 has 1 images for 2 clients"):
+        partition.class_clusters(torch.tensor([0, 1, 1]), 2, 2)
+
+
+def test_dominant_class_of_the_paper() -> None:
+    labels = balanced(10, 500)
+    counts = partition.summary(labels, partition.dominant_class(labels, 10))
+    assert (counts.diagonal() == 495).all()
+    others = counts[~torch.eye(10, dtype=torch.bool)]
+    assert set(others.tolist()) == {0, 1}
+    assert counts.sum(1).max() - counts.sum(1).min() <= 1
+
+
+def test_several_clients_of_one_dominant_class_divide_its_share() -> None:
+    labels = balanced(2, 100)
+    counts = partition.summary(labels, partition.dominant_class(labels, 4, 0.8))
+    assert counts.tolist() == [[40, 10], [10, 40], [40, 10], [10, 40]]
+    alone = partition.summary(labels[labels == 0], partition.dominant_class(labels[labels == 0], 2, 0.8))
+    assert alone.tolist() == [[50], [50]]
+    with pytest.raises(ValueError, match="multiple of the number of classes, 2, got 3"):
+        partition.dominant_class(labels, 3)
+    with pytest.raises(ValueError, match=r"class 0 has 100 images; 0\.001 of them is too few for its 2 owners"):
+        partition.dominant_class(labels, 4, 0.001)
+    for share in (0.0, 1.1):
+        with pytest.raises(ValueError, match="share"):
+            partition.dominant_class(labels, 4, share)
+
+
+def test_by_domain() -> None:
+    domains = torch.tensor([7, 3, 3, 7, 9, 3, 7])
+    assert [part.tolist() for part in partition.by_domain(domains)] == [[1, 2, 5], [0, 3, 6], [4]]
+    twice = partition.by_domain(torch.tensor([0, 1] * 10), 4)
+    assert [len(part) for part in twice] == [5, 5, 5, 5]
+    assert [int(part[0]) % 2 for part in twice] == [0, 1, 0, 1]
+    with pytest.raises(ValueError, match="multiple of the number of domains, 3, got 4"):
+        partition.by_domain(domains, 4)
+    with pytest.raises(ValueError, match="domain 9 has 1 images for 2 clients"):
+        partition.by_domain(domains, 6)
+    with pytest.raises(TypeError, match="domains"):
+        partition.by_domain(domains.float())
+
+
+def test_summary_counts() -> None:
+    labels = torch.tensor([0, 2, 2, 0])
+    parts = [torch.tensor([1, 2]), torch.tensor([0]), torch.tensor([], dtype=torch.long)]
+    assert partition.summary(labels, parts).tolist() == [[0, 0, 2], [1, 0, 0], [0, 0, 0]]
+    assert partition.summary(labels, parts, 5).shape == (3, 5)
+    assert partition.summary(labels[:0], parts[2:]).tolist() == [[0]]
+    with pytest.raises(ValueError, match="below num_classes=2"):
+        partition.summary(labels, parts, 2)
+    with pytest.raises(ValueError, match="at least one client"):
+        partition.summary(labels, [])
+
+
+def test_client_views() -> None:
+    data = LabeledImages(torch.arange(6.0).view(6, 1, 1, 1), torch.tensor([0, 1, 2, 0, 1, 2]), info={"dataset": "x"})
+    first, empty = client_views(data, [torch.tensor([1, 3]), torch.tensor([], dtype=torch.long)])
+    assert first.images.flatten().tolist() == [1, 3]
+    assert first.labels.tolist() == [1, 0]
+    assert (first.num_classes, empty.num_classes, len(empty)) == (3, 3, 0)
+    assert first.info == {"dataset": "x", "client": 0, "clients": 2}
+    with pytest.raises(ValueError, match=r"indices in \[0, 6\), got 0 to 6"):
+        client_views(data, [torch.tensor([0, 6])])
+    with pytest.raises(ValueError, match="1 are given again"):
+        client_views(data, [torch.tensor([0, 1]), torch.tensor([1])])
+    with pytest.raises(ValueError, match="at least one client"):
+        client_views(data, [])
