@@ -14,7 +14,7 @@ from fl.method import Client, Server
 from fl.reduce import Reduced, Schema
 
 if TYPE_CHECKING:
-    from fl.averaging import FedAvg
+    from fl.core import Core
     from fl.local import Local, Step
 
 __all__ = ["SLOTS", "AddOn", "Batch", "fills"]
@@ -70,7 +70,7 @@ class AddOn:
         """Its terms are off (a weight of 0): then it is not installed at all."""
         return False
 
-    def check(self, method: FedAvg) -> None:
+    def check(self, method: Core) -> None:
         """Raise ValueError with the reason if this combination makes no sense."""
 
     def start(self, server: Server) -> None:

@@ -122,29 +122,25 @@ class Engine:
     # The setup round, and a round.
 
     def ask_setup(self, numbers: Sequence[int], min_replies: int) -> None:
-        """Ask every client once before round 1, if the method has a question."""
-        if type(self.method).setup is Method.setup:
+        """Ask every client that has images once before round 1, if the method has a question."""
+        if not self.method.asks:
             return
+        numbers = [k for k in numbers if len(holding(self.clients[k]).train)]
         messages = self.pool.on_server(lambda: {k: self._message(k) for k in numbers})
 
         def work(number: int) -> tuple[Client, Message | None]:
             client = self._client(number)
-            return client, self.method.setup(client, messages[number]) if len(client.data) else None
+            return client, self.method.setup(client, messages[number])
 
-        reducer, asked = Reducer(self.entries), False
+        reducer = Reducer(self.entries)
         bytes_up: dict[str, int] = {}
         failed: dict[str, str] = {}
         for number, outcome in zip(numbers, self.pool.run(numbers, work)):
-            if outcome.reply is None and outcome.error is None:
-                continue
-            asked = True
             reason = outcome.error or self._fold(reducer, number, outcome, expected=False)
             if reason is not None:
                 failed[str(number)] = reason
             elif outcome.reply is not None:
                 bytes_up.update({key: bytes_up.get(key, 0) + n for key, n in sizes(outcome.reply).items()})
-        if not asked:
-            return
         self._enough(reducer, failed, min_replies)
         self.pool.on_server(lambda: self.method.begin(self.server, reducer.result()))
         self.server.notes["setup"] = {"bytes_up": sum(bytes_up.values()), "up": bytes_up, "failed": failed}

@@ -135,9 +135,14 @@ class Method(ABC):
         """What this client's reply must look like, by entry key; entries without a line are only checked in general."""
         return {}
 
-    def setup(self, client: Client, message: Message) -> Message | None:
-        """Answer the one question that the server asks every client before round 1; None: there is none."""
-        return None
+    @property
+    def asks(self) -> bool:
+        """Whether the server asks every client one question (`setup`) before round 1."""
+        return False
+
+    def setup(self, client: Client, message: Message) -> Message:
+        """Answer that question."""
+        return Message()
 
     def begin(self, server: Server, replies: Reduced) -> None:  # noqa: B027
         """Take the replies to `setup`."""
