@@ -144,7 +144,7 @@ def rbf_mmd(
     else:
         width = distances.new_tensor(check.real_number(bandwidth, "bandwidth", above=0))
     powers = range(-(kernels // 2), kernels - kernels // 2)
-    gram = torch.stack([(-distances / (width * multiplier**i)).exp() for i in powers]).sum(0)
+    gram = sum(((-distances / (width * multiplier**i)).exp() for i in powers), torch.zeros_like(distances))
 
     xx, yy, xy = gram[:n, :n], gram[n:, n:], gram[:n, n:]
     if not unbiased:

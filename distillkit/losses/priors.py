@@ -69,10 +69,9 @@ def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tens
         images[..., 1:, 1:] - images[..., :-1, :-1],
         images[..., 1:, :-1] - images[..., :-1, 1:],
     )
-    rows = [d.reshape(1, -1) for d in differences if d.numel()]
     if order == 2:
-        return sum((row_norms(row).sum() for row in rows), images.new_zeros(()))
-    return sum((row.abs().mean() for row in rows), images.new_zeros(()))
+        return torch.stack([row_norms(d.reshape(1, -1)).sum() for d in differences]).sum()
+    return torch.stack([d.abs().sum() / max(d.numel(), 1) for d in differences]).sum()
 
 
 def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch"] = "mean") -> Tensor:
@@ -129,8 +128,8 @@ class BatchNormPrior:
         self._layers = [m for m in norms if m.running_mean is not None]
         if not self._layers:
             raise ValueError(
-                f"{type(model).__name__} has no BatchNorm layer with running statistics, so this prior does not exist "
-                "for it: use a network with BatchNorm or leave the prior out"
+                f"model has no BatchNorm layer with running statistics, so {type(model).__name__} cannot have "
+                "this prior: take a network with BatchNorm or leave the prior out"
             )
         self._first_multiplier = check.real_number(first_multiplier, "first_multiplier", least=0)
         self._handles: list[RemovableHandle] = []

@@ -1,0 +1,101 @@
+"""The modules are their functions; nothing draws; the page of the losses runs."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillkit import losses
+
+ROOT = Path(__file__).parents[3]
+
+
+def normal(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+X, Y, LABELS, MORE = normal(0, 6, 4), normal(1, 5, 4), torch.tensor([0, 1, 0, 2, 1, 3]), torch.tensor([2, 2, 0, 1, 3])
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "options", "inputs"),
+    [
+        (losses.SupervisedContrastive, losses.supervised_contrastive, {}, (X, LABELS)),
+        (
+            losses.SupervisedContrastive,
+            losses.supervised_contrastive,
+            {"temperature": 0.5, "detach_other": False, "empty": "zero", "reduction": "sum"},
+            (X, LABELS, Y, MORE),
+        ),
+        (losses.KnowledgeDistillation, losses.knowledge_distillation, {}, (X, X.flip(0))),
+        (
+            losses.KnowledgeDistillation,
+            losses.knowledge_distillation,
+            {"temperature": 4.0, "reduction": "none"},
+            (X, X.flip(0)),
+        ),
+        (losses.RBFMMD, losses.rbf_mmd, {}, (X, Y)),
+        (
+            losses.RBFMMD,
+            losses.rbf_mmd,
+            {"bandwidth": 2.0, "kernels": 3, "multiplier": 3.0, "unbiased": True},
+            (X, Y),
+        ),
+    ],
+)
+def test_a_module_is_one_call_of_its_function(module, function, options, inputs, global_rng_untouched):
+    layer = module(**options)
+    assert torch.equal(layer(*inputs), function(*inputs, **options))
+    assert not layer.state_dict()
+
+
+def test_detaching_is_passed_on():
+    other = Y.clone().requires_grad_()
+    assert not losses.SupervisedContrastive()(X, LABELS, other, MORE).requires_grad
+    assert losses.SupervisedContrastive(detach_other=False)(X, LABELS, other, MORE).requires_grad
+
+
+def test_unbiased_needs_two_rows_a_side():
+    with pytest.raises(ValueError, match="unbiased needs at least 2 rows in x and in y, got 1 and 5"):
+        losses.rbf_mmd(X[:1], Y, unbiased=True)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: losses.supervised_contrastive(X, LABELS, other_embeddings=Y),
+        lambda: losses.supervised_contrastive(X, LABELS, other_labels=MORE),
+        lambda: losses.mean_embedding_distance(X, Y, real_labels=LABELS),
+    ],
+)
+def test_half_of_a_pair_is_refused(call):
+    with pytest.raises(ValueError, match="must be given together"):
+        call()
+
+
+def test_row_cosine_refuses_gradients_of_one_dimension_only():
+    with pytest.raises(ValueError, match="2 or more dimensions"):
+        losses.gradient_distance([X[0]], [X[1]])
+
+
+def test_exports_are_sorted_and_complete():
+    functions = [name for name in losses.__all__ if name.islower()]
+    classes = [name for name in losses.__all__ if not name.islower()]
+    assert functions == sorted(functions)
+    assert losses.__all__ == [*classes, *functions]
+    assert all(callable(getattr(losses, name)) for name in losses.__all__)
+
+
+def test_the_page_has_a_section_with_a_snippet_for_each_name_and_all_snippets_run(global_rng_untouched):
+    page = (ROOT / "docs/components/losses.md").read_text()
+    for name in losses.__all__:
+        assert f"`{name}`" in page
+        assert f"{name}(" in page
+    test = doctest.DocTestParser().get_doctest(page, {}, "losses.md", "docs/components/losses.md", 0)
+    result = doctest.DocTestRunner().run(test)
+    assert result.attempted > 20
+    assert result.failed == 0
