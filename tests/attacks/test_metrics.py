@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import lpips as lpips_package
+import pytest
+import torch
+import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from attacks import MissingWeights, lpips, psnr, ssim
+from attacks.metrics import _network
+from distillkit.rng import derive
+
+
+def pictures(seed: int, n: int = 3, channels: int = 3, size: int = 16, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.rand(n, channels, size, size, generator=derive(seed), dtype=dtype)
+
+
+def slow_ssim(a: Tensor, b: Tensor, window: int) -> float:
+    """One channel, pixel by pixel, from the definition."""
+    offsets = [i - window // 2 for i in range(window)]
+    weights = [[math.exp(-(y * y + x * x) / (2 * 1.5**2)) for x in offsets] for y in offsets]
+    total = sum(map(sum, weights))
+    kernel = torch.tensor(weights, dtype=torch.float64) / total
+    values = []
+    for top in range(a.shape[0] - window + 1):
+        for left in range(a.shape[1] - window + 1):
+            x, y = (image[top : top + window, left : left + window] for image in (a, b))
+            mx, my = float((kernel * x).sum()), float((kernel * y).sum())
+            vx, vy = float((kernel * (x - mx) ** 2).sum()), float((kernel * (y - my) ** 2).sum())
+            cov = float((kernel * (x - mx) * (y - my)).sum())
+            c1, c2 = 0.01**2, 0.03**2
+            values.append((2 * mx * my + c1) * (2 * cov + c2) / ((mx**2 + my**2 + c1) * (vx + vy + c2)))
+    return sum(values) / len(values)
+
+
+def test_psnr_is_the_mean_squared_error_in_decibels() -> None:
+    a, b = pictures(0), pictures(1)
+    expected = [10 * math.log10(1 / float(((x - y) ** 2).mean())) for x, y in zip(a, b)]
+    torch.testing.assert_close(psnr(a, b), torch.tensor(expected, dtype=torch.float64))
+    tenth = torch.full((1, 1, 4, 4), 0.5)
+    assert psnr(tenth, tenth + 0.1).item() == pytest.approx(20.0, abs=1e-4)
+    assert psnr(a, a).tolist() == [math.inf] * 3
+
+
+def test_ssim_is_its_definition() -> None:
+    a, b = pictures(0, 2, 2, 13), pictures(1, 2, 2, 13)
+    for window in (11, 7):
+        expected = [sum(slow_ssim(x, y, window) for x, y in zip(p, q)) / 2 for p, q in zip(a, b)]
+        torch.testing.assert_close(ssim(a, b, window=window), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_ssim_of_equal_images_is_one_even_when_black() -> None:
+    black = torch.zeros(1, 1, 12, 12)
+    assert ssim(black, black).tolist() == [1.0]
+    a = pictures(0, dtype=torch.float32)
+    assert ssim(a, a).tolist() == [1.0] * 3
+    assert ssim(a, 1 - a).max() < 0
+
+
+@pytest.mark.parametrize("metric", [psnr, ssim])
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 4))
+def test_a_batch_equals_its_pairs_and_the_order_of_a_pair_is_free(metric, seed: int, n: int) -> None:
+    a, b = pictures(seed, n), pictures(seed + 1, n)
+    together = metric(a, b)
+    assert together.shape == (n,)
+    assert together.dtype == torch.float64
+    torch.testing.assert_close(together, torch.cat([metric(a[i : i + 1], b[i : i + 1]) for i in range(n)]))
+    torch.testing.assert_close(together, metric(b, a))
+
+
+@pytest.mark.parametrize("metric", [psnr, ssim])
+def test_more_noise_is_less_similar(metric) -> None:
+    a = pictures(0)
+    values = torch.stack([metric(a, a.lerp(pictures(1), share)) for share in (0.1, 0.3, 0.9)])
+    assert (values.diff(dim=0) < 0).all()
+
+
+@pytest.mark.parametrize("metric", [psnr, ssim, lpips])
+def test_what_is_not_a_pair_of_pixel_batches_is_refused(metric) -> None:
+    a = pictures(0, size=32)
+    with pytest.raises(ValueError, match=r"images must be pixels in \[0, 1\], got .*use set\.pixels\(\)"):
+        metric(a - 0.5, a)
+    with pytest.raises(ValueError, match=r"references must be pixels in \[0, 1\], got .* to 2: these look norm"):
+        metric(a, a * 2)
+    with pytest.raises(ValueError, match="same shape"):
+        metric(a, a[:2])
+    with pytest.raises(ValueError, match="same dtype"):
+        metric(a, a.float())
+    with pytest.raises(TypeError, match=r"float.*/ 255"):
+        metric((a * 255).byte(), (a * 255).byte())
+    with pytest.raises(ValueError, match="finite"):
+        metric(a, torch.full_like(a, math.nan))
+
+
+def test_ssim_refuses_a_window_that_does_not_fit() -> None:
+    a = pictures(0, size=8)
+    with pytest.raises(ValueError, match=r"window must fit in the images, \[8, 8\] pixels, got 11"):
+        ssim(a, a)
+    with pytest.raises(ValueError, match="odd"):
+        ssim(a, a, window=6)
+    assert ssim(a, a, window=7).tolist() == [1.0] * 3
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty torch.hub folder of our own, and no way to the network."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "_hub_dir", None)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a download was tried")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    _network.cache_clear()
+    return tmp_path / "hub" / "checkpoints"
+
+
+def trunk_file(checkpoints: Path, name: str, file: str) -> nn.Sequential:
+    """Write a random trunk where torchvision's is expected; the layers that LPIPS drops are views of a zero."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(torchvision.models, name)()
+    dropped = {key for key in model.state_dict() if key.startswith("classifier")}
+    state = {k: torch.zeros(1).expand(v.shape) if k in dropped else v for k, v in model.state_dict().items()}
+    checkpoints.mkdir(parents=True)
+    torch.save(state, checkpoints / file)
+    return model.features
+
+
+def slow_lpips(features: nn.Sequential, taps: list[int], net: str, a: Tensor, b: Tensor) -> Tensor:
+    """The definition: heads over squared differences of unit-normalised features, mean over positions, summed."""
+    heads = torch.load(Path(lpips_package.__file__).parent / "weights/v0.1" / f"{net}.pth", "cpu", weights_only=True)
+    shift, scale = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
+    x, y = ((2 * p - 1 - shift.view(1, 3, 1, 1)) / scale.view(1, 3, 1, 1) for p in (a, b))
+    total = torch.zeros(len(a))
+    level = 0
+    with torch.no_grad():
+        for index, layer in enumerate(features[: taps[-1] + 1]):
+            x, y = layer(x), layer(y)
+            if index in taps:
+                unit = [z / (z.square().sum(1, keepdim=True).sqrt() + 1e-10) for z in (x, y)]
+                weight = heads[f"lin{level}.model.1.weight"]
+                total += ((unit[0] - unit[1]).square() * weight).sum(1).mean((1, 2))
+                level += 1
+    return total
+
+
+SQUEEZE = ("squeezenet1_1", "squeezenet1_1-b8a52dc0.pth")
+
+
+def test_lpips_is_its_definition(checkpoints: Path, global_rng_untouched: None) -> None:
+    features = trunk_file(checkpoints, "alexnet", "alexnet-owt-7be5be79.pth")
+    a, b = (pictures(seed, size=40, dtype=torch.float32) for seed in (0, 1))
+    torch.testing.assert_close(lpips(a, b), slow_lpips(features, [1, 4, 7, 9, 11], "alex", a, b))
+
+
+def test_lpips_laws(checkpoints: Path, global_rng_untouched: None) -> None:
+    trunk_file(checkpoints, *SQUEEZE)
+    a, b = pictures(0, 5, size=20), pictures(1, 5, size=20)
+    distance = lpips(a, b, net="squeeze")
+    assert distance.shape == (5,)
+    assert distance.dtype == torch.float64
+    assert (distance > 0).all()
+    assert lpips(a, a, net="squeeze").tolist() == [0.0] * 5
+    torch.testing.assert_close(distance, lpips(b, a, net="squeeze"))
+    torch.testing.assert_close(distance, lpips(a, b, net="squeeze", chunk=2), rtol=1e-4, atol=1e-7)
+    assert (lpips(a, a.lerp(b, 0.3), net="squeeze") < distance).all()
+    grey, other = a[:, :1], b[:, :1]
+    repeated = lpips(grey.repeat(1, 3, 1, 1), other.repeat(1, 3, 1, 1), net="squeeze")
+    assert torch.equal(lpips(grey, other, net="squeeze"), repeated)
+    assert not torch.allclose(distance, lpips(a, b, net="squeeze", resize=32), rtol=1e-3)
+    small = lpips(a[..., :8, :8], b[..., :8, :8], net="squeeze", resize=32)
+    assert (small > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("net", "file"), [("alex", "alexnet-owt-7be5be79.pth"), ("vgg", "vgg16-397923af.pth"), ("squeeze", SQUEEZE[1])]
+)
+def test_absent_weights_are_named_with_the_remedy(checkpoints: Path, net: str, file: str) -> None:
+    a = pictures(0, size=32)
+    with pytest.raises(MissingWeights) as caught:
+        lpips(a, a, net=net)
+    error = caught.value
+    assert isinstance(error, FileNotFoundError)
+    assert error.file == checkpoints / file
+    assert error.url == f"https://download.pytorch.org/models/{file}"
+    message = str(error)
+    assert f"curl --create-dirs -o {checkpoints / file} {error.url}" in message
+    assert "download=True" in message
+    assert not checkpoints.exists()
+
+
+def test_weights_are_fetched_only_when_asked(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fetch(url: str, target: str, hash_prefix: str, progress: bool) -> None:
+        asked.append((url, hash_prefix))
+        checkpoints.rmdir()
+        trunk_file(checkpoints, *SQUEEZE)
+        assert target == str(checkpoints / SQUEEZE[1])
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
+    a = pictures(0, size=20)
+    assert lpips(a, a, net="squeeze", download=True).tolist() == [0.0] * 3
+    assert lpips(a, a, net="squeeze", download=True).tolist() == [0.0] * 3
+    assert asked == [(f"https://download.pytorch.org/models/{SQUEEZE[1]}", "b8a52dc0")]
+
+
+def test_a_damaged_weights_file_is_named(checkpoints: Path) -> None:
+    checkpoints.mkdir(parents=True)
+    (checkpoints / SQUEEZE[1]).write_bytes(b"no weights")
+    a = pictures(0, size=20)
+    with pytest.raises(ValueError, match=rf"{SQUEEZE[1]} cannot be loaded .*; delete it"):
+        lpips(a, a, net="squeeze")
+
+
+def test_lpips_refuses_what_the_trunk_cannot_take(checkpoints: Path) -> None:
+    a = pictures(0, size=28)
+    with pytest.raises(ValueError, match="at least 31 pixels a side for net='alex', got 28; resize=64"):
+        lpips(a, a)
+    with pytest.raises(ValueError, match="at least 31 pixels a side for net='alex', got 30"):
+        lpips(a, a, resize=30)
+    with pytest.raises(ValueError, match="1 or 3 channels for LPIPS, got 2"):
+        lpips(a[:, :2], a[:, :2], resize=64)
+    with pytest.raises(ValueError, match="net must be one of 'alex', 'vgg', 'squeeze', got 'resnet'"):
+        lpips(a, a, net="resnet")
+    with pytest.raises(ValueError, match="resize"):
+        lpips(a, a, resize=0)
+    with pytest.raises(ValueError, match="chunk"):
+        lpips(a, a, chunk=0)
