@@ -6,7 +6,7 @@ import copy
 import math
 import threading
 from collections.abc import Callable
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ __all__ = ["Network", "NetworkFactory", "build", "frozen", "initialize", "split"
 NetworkFactory = Callable[[], nn.Module]
 
 
-@runtime_checkable
 class Network(Protocol):
     """An `nn.Module` whose forward is `classifier(features(images))`.
 
@@ -72,8 +71,7 @@ class SplitNetwork(nn.Module):
 
 
 def _has_split(model: nn.Module) -> bool:
-    # torchvision's VGG, MobileNet and DenseNet have submodules of these names that are no such split: `features` must
-    # be a method. Submodules are invisible to isinstance(model, Network) from Python 3.12 on.
+    # A method: torchvision's VGG, MobileNet and DenseNet have submodules of these names, which are no such split.
     return callable(getattr(type(model), "features", None)) and callable(getattr(model, "classifier", None))
 
 
@@ -112,11 +110,11 @@ def split(model: nn.Module, classifier: str | None = None) -> Network:
 
 def _linear_like(module: nn.Module, generator: torch.Generator) -> None:
     weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
-    weight.copy_(nn.init.kaiming_uniform_(torch.empty(weight.shape), a=math.sqrt(5), generator=generator))
+    weight.copy_(nn.init.kaiming_uniform_(torch.empty(weight.shape, device="cpu"), a=math.sqrt(5), generator=generator))
     if bias is not None:
         fan_in = nn.init._calculate_fan_in_and_fan_out(weight)[0]
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
-        bias.copy_(torch.empty(bias.shape).uniform_(-bound, bound, generator=generator))
+        bias.copy_(torch.empty(bias.shape, device="cpu").uniform_(-bound, bound, generator=generator))
 
 
 _LINEAR_LIKE = (
@@ -128,7 +126,7 @@ _CONSTANT = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.modules.batchn
 
 def _attention(module: nn.MultiheadAttention, generator: torch.Generator) -> None:
     for name, parameter in module.named_parameters(recurse=False):
-        drawn = torch.zeros(parameter.shape)
+        drawn = torch.zeros(parameter.shape, device="cpu")
         if name.startswith("bias_"):
             nn.init.xavier_normal_(drawn, generator=generator)
         elif name.endswith("weight"):
@@ -159,7 +157,7 @@ def initialize(model: nn.Module, generator: int | torch.Generator) -> nn.Module:
         elif isinstance(module, _LINEAR_LIKE) and parameters | {"bias"} == {"weight", "bias"}:
             _linear_like(module, generator)
         elif isinstance(module, nn.Embedding):
-            module.weight.copy_(torch.empty(module.weight.shape).normal_(generator=generator))
+            module.weight.copy_(torch.empty(module.weight.shape, device="cpu").normal_(generator=generator))
             if module.padding_idx is not None:
                 module.weight[module.padding_idx].zero_()
         elif isinstance(module, nn.MultiheadAttention):

@@ -147,6 +147,13 @@ class TestInitialize:
             assert torch.equal(x.double(), y)
             assert not y.requires_grad
 
+    def test_another_default_device_changes_nothing(self) -> None:
+        model = initialize(nn.Sequential(nn.Linear(3, 3), nn.Embedding(2, 3)), 4)
+        expected = [parameter.clone() for parameter in model.parameters()]
+        with torch.device("meta"):
+            initialize(model, 4)
+        assert all(torch.equal(x, y) for x, y in zip(expected, model.parameters(), strict=True))
+
     def test_own_method_is_called(self) -> None:
         class Scale(nn.Module):
             def __init__(self) -> None:
