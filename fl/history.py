@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl.task import Task
 
-__all__ = ["accuracy_best", "accuracy_last", "clients_accuracy", "global_metrics", "summary", "totals"]
+__all__ = ["accuracy_best", "accuracy_last", "clients_accuracy", "global_metrics", "summary"]
 
 Row = Mapping[str, Any]
 
@@ -48,17 +48,6 @@ def accuracy_best(rows: Sequence[Row]) -> float | None:
     """The best accuracy after any round, a fraction. It was chosen on the test set: quote it as such."""
     known = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     return max(known, default=None)
-
-
-def totals(rows: Sequence[Row]) -> list[dict[str, float]]:
-    """Rows with running totals: round, accuracy, bytes_up, bytes_down, client_seconds, seconds (for plots)."""
-    summed = ("bytes_up", "bytes_down", "client_seconds", "seconds")
-    run = dict.fromkeys(summed, 0.0)
-    out: list[dict[str, float]] = []
-    for row in rows:
-        run = {k: run[k] + row[k] for k in summed}
-        out.append({"round": row["round"], "accuracy": row["accuracy"], **run})
-    return out
 
 
 def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:

@@ -178,6 +178,13 @@ class Store:
             raise CheckpointError(f"{path} belongs to another run or round than this one")
         return int(manifest["round"]), state
 
+    def state(self) -> Message:
+        """The server's state after the last completed round, for reading."""
+        manifest = self.manifest()
+        if manifest is None:
+            raise CheckpointError(f"{self.folder} holds no completed round")
+        return _read(self.folder / str(manifest["server"]))[0]
+
     def history(self, upto: int) -> list[dict[str, Any]]:
         """The rows of rounds up to `upto`; later or torn lines are cut off the file."""
         path = self.out / "history.jsonl"

@@ -147,7 +147,7 @@ class FedDM(Method):
         return schema
 
     def receive(self, server: Server, replies: Reduced) -> None:
-        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step."""
+        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; the state keeps the union."""
         union, start = replies[self.images], server.state[self.model]
         weight = torch.ones(len(union))
         if self.weights == "samples":
@@ -172,6 +172,7 @@ class FedDM(Method):
             if self.project:
                 _project(list(net.parameters()), center, self.rho)
         server.state[self.model] = {n: t.detach().clone() for n, t in net.state_dict().items()}
+        server.state[self.images] = union
         server.notes["synthetic_images"] = len(union)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:

@@ -1,0 +1,116 @@
+"""A folder of runs: finished ones are not run again, interrupted ones go on, `summary.json` lists them all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fl import history
+from fl.method import Method
+from fl.simulate import simulate
+from fl.store import CheckpointError, write_atomically
+
+__all__ = ["Experiment", "git_commit", "options", "show"]
+
+
+def options(
+    description: str, *, out: str, presets: Sequence[str] = ("smoke", "cpu", "paper")
+) -> argparse.ArgumentParser:
+    """The command-line options that every example understands; `out` gets `-<preset>` appended by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--preset", choices=("smoke", "cpu", "paper"), default="cpu", help="how much to compute")
+    parser.add_argument("--seeds", type=int, nargs="+", default=None, metavar="S", help="seeds; default: the preset's")
+    parser.add_argument("--out", type=Path, default=None, help=f"folder of the results; default: {out}-<preset>")
+    parser.add_argument("--workers", type=int, default=max(1, os.cpu_count() or 1), help="threads that run clients")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
+    parser.add_argument("--data", type=Path, default=None, help="data root; default: $DISTILLKIT_DATA")
+    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run in --out")
+    parser.set_defaults(default_out=out)
+    return parser
+
+
+def git_commit(folder: Path | None = None) -> str | None:
+    """The commit of the working tree, with `+` if it was changed; None outside a repository."""
+
+    def git(*words: str) -> str:
+        where = folder or Path(__file__).parent
+        return subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        commit, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+class Experiment:
+    """Runs methods into one folder, one sub-folder a run.
+
+    Args:
+        out: the folder.
+        resume: go on with a run that was interrupted; without it such a run is refused.
+        device: "auto", "cpu" or "cuda".
+        workers: threads that run clients.
+    """
+
+    def __init__(self, out: Path, *, resume: bool = False, device: str = "auto", workers: int = 1) -> None:
+        import torch
+
+        self.out, self.resume, self.workers = out, resume, workers
+        self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+        self._commit = git_commit()
+
+    def summary(self) -> list[dict[str, Any]]:
+        """The objects of the runs finished so far in this folder."""
+        path = self.out / "summary.json"
+        if not path.exists():
+            return []
+        try:
+            return list(json.loads(path.read_text()))
+        except json.JSONDecodeError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+
+    def run(
+        self, name: str, make: Callable[[], Method], clients: Sequence[Any], *, facts: dict[str, Any], **simulation: Any
+    ) -> dict[str, Any]:
+        """Run one method under `out/name` unless it is finished there; return its line of the summary.
+
+        Args:
+            name: the run's name and folder.
+            make: builds the method.
+            clients: as for `simulate`.
+            facts: method, task, split, seed: what tells this run from the others.
+            simulation: the other arguments of `simulate`.
+        """
+        done = {line["run"]: line for line in self.summary()}
+        folder = self.out / name
+        if name in done:
+            self.rows[name] = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+            if done[name]["rounds"] != simulation["rounds"]:
+                raise ValueError(f"{folder} has {done[name]['rounds']} rounds, want {simulation['rounds']}: give --out")
+            return done[name]
+        options = {"workers": self.workers, "device": self.device, "seed": facts["seed"], "resume": self.resume}
+        run = simulate(make(), clients, out=folder, **{**options, **simulation})
+        self.rows[name] = run.rows
+        line = history.summary(run.rows, run=name, **facts, commit=self._commit)
+        lines = [*self.summary(), line]
+        write_atomically(self.out / "summary.json", (json.dumps(lines, indent=1) + "\n").encode())
+        return line
+
+
+def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns line up in a terminal too; the first column left, the others right."""
+    widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = (c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
+        return f"| {' | '.join([first, *rest])} |"
+
+    rule = ["-" * w if i == 0 else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return "\n".join([line(header), line(rule), *map(line, rows)])
