@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from distillkit import LabeledImages, Normalization
+from distillkit.augment import DSA
+from distillkit.condense import distribution_matching, embedding_means, load_state, matching_gradient, save_state
+from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build, split
+from distillkit.rng import derive
+
+SHAPE, CLASSES = (2, 8, 8), 3
+
+
+def convnet(norm: str = "instance") -> nn.Module:
+    return ConvNet(SHAPE, CLASSES, width=8, depth=2, norm=norm)
+
+
+def frozen_net(dtype: torch.dtype = torch.float32, norm: str = "instance", train: bool = False) -> Any:
+    return build(lambda: convnet(norm), 1).to(dtype).requires_grad_(False).train(train)
+
+
+def data(counts: tuple[int, ...] = (9, 5, 7), dtype: torch.dtype = torch.float32, seed: int = 0) -> LabeledImages:
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=derive(seed, "order"))]
+    images = torch.randn(len(labels), *SHAPE, generator=derive(seed), dtype=dtype) + labels.view(-1, 1, 1, 1)
+    return LabeledImages(images, labels, num_classes=len(counts))
+
+
+def reference(network: Any, real: list[Tensor], synthetic: list[Tensor], match: str, together: bool) -> Any:
+    """The equation, literally: one graph over all classes, images one by one unless statistics are shared."""
+
+    def run(images: Tensor) -> Tensor:
+        embedding = network.features(images)
+        return embedding if match == "embedding" else torch.cat([embedding, network(images)], 1)
+
+    leaves = [own.clone().requires_grad_() for own in synthetic]
+    if together:
+        reals = run(torch.cat(real)).split([len(own) for own in real])
+        fakes = run(torch.cat(leaves)).split([len(own) for own in leaves])
+    else:
+        reals = [torch.cat([run(image[None]) for image in own]) for own in real]
+        fakes = [torch.cat([run(image[None]) for image in own]) for own in leaves]
+    loss = sum(((r.mean(0) - f.mean(0)) ** 2).sum() for r, f in zip(reals, fakes, strict=True))
+    loss.backward()
+    return loss.detach(), torch.cat([leaf.grad for leaf in leaves])
+
+
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+@pytest.mark.parametrize("match", ["embedding", "embedding+logits"])
+@pytest.mark.parametrize("chunk", [1, 4, None])
+def test_the_gradient_is_the_slow_obvious_one(norm: str, match: str, chunk: int | None) -> None:
+    real_counts, counts = [9, 5, 7], [2, 1, 3]
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
+        network = frozen_net(dtype, norm, train=norm == "batch")
+        real = torch.randn(21, *SHAPE, generator=derive(0), dtype=dtype) + 1
+        synthetic = torch.randn(6, *SHAPE, generator=derive(1), dtype=dtype)
+        targets = embedding_means(network, real, real_counts, match=match, chunk=chunk)
+        loss, gradient = matching_gradient(network, targets, synthetic, counts, match=match, chunk=chunk)
+        slow_loss, slow = reference(
+            network, list(real.split(real_counts)), list(synthetic.split(counts)), match, norm == "batch"
+        )
+        assert float(loss) == pytest.approx(float(slow_loss), rel=tolerance)
+        assert (gradient - slow).norm() <= tolerance * slow.norm()
+
+
+def test_batch_statistics_are_those_of_mixed_classes() -> None:
+    network = frozen_net(norm="batch", train=True)
+    own = torch.randn(5, *SHAPE, generator=derive(0))
+    mixed = embedding_means(network, torch.cat([own, 3 * own]), [5, 5], chunk=1)
+    alone = [embedding_means(network, images, [5])[0] for images in (own, 3 * own)]
+    assert torch.allclose(alone[0], alone[1], atol=1e-3)
+    assert (mixed[0] - mixed[1]).norm() > 0.3 * mixed[0].norm()
+
+
+@given(seed=st.integers(0, 50), counts=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_real_images_match_themselves_in_any_order(seed: int, counts: list[int]) -> None:
+    network = frozen_net(torch.float64)
+    real = torch.randn(sum(counts), *SHAPE, generator=derive(seed), dtype=torch.float64)
+    targets = embedding_means(network, real, counts)
+    shuffled = torch.cat([own[torch.randperm(len(own), generator=derive(seed))] for own in real.split(counts)])
+    loss, gradient = matching_gradient(network, targets, shuffled, counts)
+    assert float(loss) < 1e-20
+    assert gradient.abs().max() < 1e-10
+
+
+def test_steps_are_sgd_with_momentum_on_the_pixels() -> None:
+    real, start = data(dtype=torch.float64), data((2, 1, 2), torch.float64, seed=5)
+    networks = NetworkBall(frozen_net(torch.float64), 0.5)
+    drawn: list[torch.Generator] = []
+
+    class Spy:
+        fixed = False
+
+        def draw(self, generator: torch.Generator) -> Any:
+            drawn.append(generator.clone_state())
+            return networks.draw(generator)
+
+    made = distribution_matching(real, networks=Spy(), init=start, steps=3, lr=0.3, momentum=0.5, batch_real=None)
+    by_class = [real.images[real.labels == c] for c in range(CLASSES)]
+    expected = torch.cat([start.images[start.labels == c] for c in range(CLASSES)])
+    velocity = torch.zeros_like(expected)
+    for generator in drawn:
+        parts = list(expected.split([2, 1, 2]))
+        velocity = 0.5 * velocity + reference(networks.draw(generator), by_class, parts, "embedding", False)[1]
+        expected = expected - 0.3 * velocity
+    assert len(drawn) == 3
+    assert torch.allclose(made.images, expected, rtol=0, atol=1e-12)
+    assert made.labels.tolist() == [0, 0, 1, 2, 2]
+
+
+def test_matching_lowers_the_loss_and_returns_a_set_that_knows_its_space() -> None:
+    real = data().replace(normalization=Normalization((0.1, 0.2), (0.5, 0.5)))
+    losses: list[float] = []
+    made = distribution_matching(
+        real, networks=FixedNetwork(frozen_net()), ipc=2, steps=30, init="noise", lr=0.3,
+        callback=lambda progress: losses.append(progress.loss),
+    )  # fmt: skip
+    assert losses[-1] < 0.2 * losses[0]
+    assert made.normalization == real.normalization
+    assert made.num_classes == CLASSES
+    assert made.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert made.info["networks"] == "FixedNetwork(ConvNet)"
+    assert made.info["loss"] == losses[-1]
+    assert made.info["init"] == "noise"
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "DM": {"networks": lambda: RandomNetworks(convnet), "augment": DSA()},
+    "FedLGD": {"networks": lambda: FixedNetwork(frozen_net()), "augment": DSA()},
+    "cached": {"networks": lambda: FixedNetwork(frozen_net())},
+    "FedDM": {"networks": lambda: NetworkBall(frozen_net(), 5.0), "match": "embedding+logits"},
+    "batch norm": {"networks": lambda: RandomNetworks(lambda: convnet("batch"))},
+}
+
+
+def run(name: str, **changes: Any) -> LabeledImages:
+    options = {**OPTIONS[name], "ipc": 2, "steps": 5, "batch_real": 4, "lr": 0.1, **changes}
+    options["networks"] = options["networks"]()
+    return distribution_matching(data(), **options)
+
+
+@pytest.mark.usefixtures("global_rng_untouched")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_run_resumed_from_its_file_ends_in_the_same_bits(name: str, tmp_path: Any) -> None:
+    def save(progress: Any) -> None:
+        if progress.step == 3:
+            save_state(tmp_path / "state", progress.state())
+
+    whole = run(name, callback=save)
+    assert torch.equal(run(name).images, whole.images)
+    assert not torch.equal(run(name, generator=1).images, whole.images)
+    resumed = run(name, resume=tmp_path / "state")
+    assert torch.equal(resumed.images, whole.images)
+    assert torch.equal(run(name, resume=load_state(tmp_path / "state"), generator=99).images, whole.images)
+    assert resumed.info == whole.info
+    longer = run(name, resume=tmp_path / "state", steps=7)
+    assert torch.equal(longer.images, run(name, steps=7).images)
+
+
+def test_a_state_of_another_call_is_refused_by_name() -> None:
+    states: list[Any] = []
+    run("DM", callback=lambda progress: states.append(progress.state()))
+    with pytest.raises(ValueError, match=r"lr=0\.1 \(now 0\.2\)"):
+        run("DM", resume=states[0], lr=0.2)
+    with pytest.raises(ValueError, match=r"classes=.*networks='RandomNetworks'"):
+        run("FedDM", resume=states[0], ipc=1)
+    with pytest.raises(ValueError, match="5 steps behind it, but steps=4"):
+        run("DM", resume=states[-1], steps=4)
+    assert torch.equal(run("DM", resume=states[-1]).images, states[-1]["images"])
+
+
+def test_a_generator_is_advanced_by_a_call() -> None:
+    generator = torch.Generator().manual_seed(3)
+    first, second = run("DM", generator=generator), run("DM", generator=generator)
+    assert not torch.equal(first.images, second.images)
+    assert torch.equal(run("DM", generator=torch.Generator().manual_seed(3)).images, first.images)
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    alone = [run(name).images for name in OPTIONS]
+    found: dict[str, Tensor] = {}
+
+    def work(name: str) -> None:
+        found[name] = run(name).images
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in OPTIONS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[name], images) for name, images in zip(OPTIONS, alone, strict=True))
+
+
+class Counting:
+    """A fixed sampler that notes the images which pass through its network."""
+
+    fixed = True
+
+    def __init__(self, network: Any) -> None:
+        self.network, self.seen = network, []
+        self.classifier = network.classifier
+
+    def features(self, images: Tensor) -> Tensor:
+        self.seen.append(len(images))
+        return self.network.features(images)
+
+    def draw(self, generator: torch.Generator) -> Any:
+        return self
+
+
+def test_a_fixed_network_sees_the_real_images_once() -> None:
+    once, always = Counting(frozen_net(torch.float64)), Counting(frozen_net(torch.float64))
+    options: dict[str, Any] = {"ipc": 1, "steps": 4, "lr": 0.1}
+    cached = distribution_matching(data(dtype=torch.float64), networks=once, batch_real=2, **options)
+    papers = distribution_matching(data(dtype=torch.float64), networks=always, cache=False, batch_real=None, **options)
+    assert torch.allclose(cached.images, papers.images, rtol=0, atol=1e-12)
+    assert sum(once.seen) == 21 + 4 * 3
+    assert sum(always.seen) == 4 * (21 + 3)
+    batches = Counting(frozen_net())
+    distribution_matching(data(), networks=batches, batch_real=6, augment=DSA(), **options)
+    assert sum(batches.seen) == 4 * (6 + 5 + 6 + 3)
+
+
+def test_augmentation_is_one_draw_for_a_class_and_step() -> None:
+    calls: list[tuple[int, float]] = []
+
+    def shift(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
+        assert siamese
+        drawn = torch.rand((), generator=generator)
+        calls.append((len(images), float(drawn)))
+        return images + drawn
+
+    steps = 2
+    distribution_matching(data(), networks=RandomNetworks(convnet), ipc=1, steps=steps, augment=shift, lr=0.1)
+    real, synthetic = ([draw for n, draw in calls if (n == 1) == small] for small in (False, True))
+    assert real == synthetic
+    assert len(set(real)) == len(real) == steps * CLASSES
+
+
+def test_real_batches_are_drawn_afresh_and_without_replacement() -> None:
+    images = torch.arange(10.0).view(10, 1, 1, 1).expand(-1, *SHAPE).contiguous()
+    seen: list[set[float]] = []
+
+    def note(batch: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
+        if len(batch) > 1:
+            seen.append(set(batch[:, 0, 0, 0].tolist()))
+        return batch
+
+    distribution_matching(
+        images, torch.zeros(10, dtype=torch.int64), num_classes=CLASSES, networks=RandomNetworks(convnet), ipc=1,
+        steps=6, batch_real=4, augment=note, lr=0.1,
+    )  # fmt: skip
+    assert [len(values) for values in seen] == [4] * 6
+    assert any(a != b for a, b in pairwise(seen))
+    assert len(set.union(*seen)) > 7
+
+
+def test_absent_and_short_classes_are_told() -> None:
+    real = data((4, 0, 1))
+    made = distribution_matching(real, networks=RandomNetworks(convnet), ipc=3, steps=2, lr=0.1)
+    assert made.labels.tolist() == [0] * 3 + [2] * 3
+    assert made.num_classes == CLASSES
+    assert made.info["absent"] == [1]
+    assert made.info["with_replacement"] == [2]
+    assert bool(torch.isfinite(made.images).all())
+    chosen = distribution_matching(real, networks=RandomNetworks(convnet), ipc=1, steps=1, classes=[2], lr=0.1)
+    assert chosen.labels.tolist() == [2]
+    with pytest.raises(ValueError, match=r"classes must own at least one image, but \[1\] have none"):
+        distribution_matching(real, networks=RandomNetworks(convnet), classes=[0, 1])
+
+
+def test_zero_steps_return_the_start_and_inputs_are_left_alone() -> None:
+    real, start = data(), data((1, 1, 1), seed=4)
+    before, begun = real.images.clone(), start.images.clone()
+    made = distribution_matching(real, networks=RandomNetworks(convnet), init=start, steps=0)
+    assert torch.equal(made.images, start.images[start.labels.argsort()])
+    assert made.info["loss"] is None
+    distribution_matching(real, networks=RandomNetworks(convnet), init=start, steps=2, lr=0.1)
+    assert torch.equal(real.images, before)
+    assert torch.equal(start.images, begun)
+
+
+class TenLines(nn.Module):
+    """A user's network: it flattens with `view`, which refuses channels_last maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(5, 6, 3, stride=2)
+        self.head = nn.Linear(6 * 5 * 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.conv(x))
+        return self.head(x.view(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("match", ["embedding", "embedding+logits"])
+def test_any_network_channels_and_sides(match: str) -> None:
+    images = torch.randn(12, 5, 12, 10, generator=derive(0))
+    labels = torch.arange(12) % 2
+    with torch.no_grad():
+        made = distribution_matching(
+            images, labels, networks=RandomNetworks(TenLines), ipc=2, steps=3, match=match, lr=0.1
+        )
+    assert made.shape == (5, 12, 10)
+    assert made.num_classes == 2
+    network = split(build(TenLines, 0))
+    means = embedding_means(network, images, [12], match=match, chunk=5)
+    direct = (
+        network.features(images) if match == "embedding" else torch.cat([network.features(images), network(images)], 1)
+    )
+    assert torch.allclose(means[0], direct.mean(0), atol=1e-6)
+
+
+def test_a_networks_own_error_is_not_swallowed() -> None:
+    wrong = torch.randn(4, 2, 8, 8, generator=derive(0))
+    with pytest.raises(RuntimeError, match="expected input"):
+        distribution_matching(wrong, torch.tensor([0, 0, 1, 1]), networks=RandomNetworks(TenLines), ipc=1, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ipc": 0}, "ipc must be at least 1"),
+        ({"steps": -1}, "steps must be at least 0"),
+        ({"match": "logits"}, "match must be one of 'embedding', 'embedding\\+logits'"),
+        ({"init": "zeros"}, "init must be one of"),
+        ({"lr": 0.0}, "lr must be greater than 0"),
+        ({"momentum": 1.0}, "momentum must be below 1"),
+        ({"batch_real": 0}, "batch_real must be at least 1"),
+        ({"chunk": 0}, "chunk must be at least 1"),
+        ({"classes": [7]}, r"classes must be distinct and in \[0, 3\)"),
+        ({"classes": [1, 1]}, "classes must be distinct"),
+        ({"classes": []}, "at least one"),
+        ({"num_classes": 4}, "the set has 3"),
+        ({"networks": lambda: RandomNetworks(lambda: convnet().double())}, "networks must be where the images are"),
+    ],
+)
+def test_bad_options_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run("DM", **changes)
+
+
+def test_bad_data_is_named() -> None:
+    networks = RandomNetworks(convnet)
+    with pytest.raises(ValueError, match="labels must be class indices"):
+        distribution_matching(torch.rand(4, *SHAPE), torch.rand(4, 3), networks=networks)
+    empty = LabeledImages(torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64), num_classes=3)
+    with pytest.raises(ValueError, match="at least one image, got an empty set"):
+        distribution_matching(empty, networks=networks)
+    with pytest.raises(ValueError, match="hold NaN or Inf"):
+        distribution_matching(torch.full((4, *SHAPE), torch.nan), torch.zeros(4, dtype=torch.int64), networks=networks)
+    other = data().replace(normalization=Normalization((0.5,), (0.5,)))
+    with pytest.raises(ValueError, match="different normalizations"):
+        distribution_matching(data(), networks=networks, init=other)
+
+
+def test_divergence_is_an_error_and_not_a_set_of_nan() -> None:
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.classifier = nn.Linear(128, 3)
+
+        def features(self, images: Tensor) -> Tensor:
+            return images.flatten(1).pow(3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.classifier(self.features(images))
+
+    with pytest.raises(FloatingPointError, match=r"diverged; lower lr"):
+        distribution_matching(data(), networks=RandomNetworks(Steep), ipc=1, steps=20, lr=10.0)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit import LabeledImages, Normalization
+from distillkit.condense import class_statistics, images_from_statistics, initial_images
+from distillkit.rng import derive
+
+NORMALIZATION = Normalization((0.2, 0.4), (0.5, 0.5))
+
+
+def real(*counts: int, size: int = 4) -> LabeledImages:
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels), generator=derive(1))]
+    images = torch.randn(len(labels), 2, size, size, generator=derive(2)) * (
+        labels.view(-1, 1, 1, 1) + 1
+    ) + labels.view(-1, 1, 1, 1)
+    return LabeledImages(images, labels, num_classes=len(counts), normalization=NORMALIZATION)
+
+
+@pytest.mark.usefixtures("global_rng_untouched")
+@given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any), ipc=st.integers(1, 5))
+def test_real_images_are_of_their_class_and_distinct_as_far_as_they_go(counts: list[int], ipc: int) -> None:
+    data = real(*counts)
+    made = initial_images(data, ipc, generator=3)
+    owned = [c for c, n in enumerate(counts) if n]
+    assert made.labels.tolist() == [c for c in owned for _ in range(ipc)]
+    assert (made.normalization, made.num_classes) == (data.normalization, len(counts))
+    assert made.info["absent"] == [c for c, n in enumerate(counts) if not n]
+    assert made.info["with_replacement"] == [c for c in owned if counts[c] < ipc]
+    source = {tuple(image.flatten().tolist()): int(label) for image, label in zip(*data, strict=True)}
+    for c, images in zip(owned, made.images.split(ipc), strict=True):
+        drawn = [tuple(image.flatten().tolist()) for image in images]
+        assert {source[key] for key in drawn} == {c}
+        assert len(set(drawn)) == min(ipc, counts[c])
+
+
+def test_draws_depend_on_the_generator_only() -> None:
+    for init in ("real", "noise", "statistics", "statistics-whole-set"):
+        one, two, other = (initial_images(real(9, 9), 2, init=init, generator=g) for g in (0, derive(0), 1))
+        assert torch.equal(one.images, two.images)
+        assert not torch.equal(one.images, other.images)
+        assert one.info["init"] == init
+
+
+def test_noise_is_standard_normal_and_reaches_absent_classes_when_asked() -> None:
+    data = real(3, 0, 3, size=16)
+    made = initial_images(data, 40, init="noise")
+    assert made.labels.unique().tolist() == [0, 2]
+    assert abs(float(made.images.mean())) < 0.02
+    assert float(made.images.std()) == pytest.approx(1, abs=0.02)
+    assert initial_images(data, 1, init="noise", classes=[1]).labels.tolist() == [1]
+    for init in ("real", "statistics"):
+        with pytest.raises(ValueError, match=r"but \[1\] have none; the data has \[0, 2\]"):
+            initial_images(data, 1, init=init, classes=[1])
+
+
+def test_statistics_are_per_class_and_channel_and_divide_by_the_class_count() -> None:
+    data = real(30, 10)
+    means, stds = class_statistics(data)
+    for c in range(2):
+        for channel in range(2):
+            pixels = data.images[data.labels == c][:, channel].flatten().tolist()
+            mean = sum(pixels) / len(pixels)
+            variance = sum((p - mean) ** 2 for p in pixels) / len(pixels)
+            assert float(means[c, channel]) == pytest.approx(mean, rel=1e-4)
+            assert float(stds[c, channel]) == pytest.approx(variance**0.5, rel=1e-4)
+
+
+def test_the_released_statistics_divide_by_the_whole_set() -> None:
+    data = real(30, 10)
+    means, stds = class_statistics(data)
+    released, spread = class_statistics(data, whole_set=True)
+    share = torch.tensor([[0.75], [0.25]])
+    assert torch.allclose(released, means * share, atol=1e-6)
+    square = (stds.square() + means.square()) * share
+    assert torch.allclose(spread, (square - (means * share).square()).sqrt(), atol=1e-5)
+    assert not torch.allclose(released, means)
+
+
+def test_images_follow_the_statistics() -> None:
+    means, stds = torch.tensor([[1.0, -2.0], [30.0, 4.0]]), torch.tensor([[0.5, 0.1], [2.0, 0.0]])
+    images = images_from_statistics(means, stds, ipc=200, size=(5, 6))
+    assert images.shape == (400, 2, 5, 6)
+    for c, own in enumerate(images.split(200)):
+        assert torch.allclose(own.mean((0, 2, 3)), means[c], atol=0.1)
+        assert torch.allclose(own.std((0, 2, 3)), stds[c], atol=0.1)
+    data = real(4000, 4000)
+    drawn = initial_images(data, 2000, init="statistics")
+    expected = torch.cat(class_statistics(data))
+    assert torch.allclose(torch.cat(class_statistics(drawn)), expected, atol=0.05)
+
+
+def test_a_set_to_start_from_is_copied_in_class_order() -> None:
+    data, start = real(3, 3, 3), real(1, 2, 0).replace(info={"method": "old"})
+    made = initial_images(data, 10, init=start)
+    assert made.labels.tolist() == [0, 1, 1]
+    assert torch.equal(made.images, torch.cat([start.images[start.labels == c] for c in (0, 1)]))
+    assert made.images.data_ptr() != start.images.data_ptr()
+    assert made.info == {"init": "given", "with_replacement": [], "absent": [2]}
+    with pytest.raises(ValueError, match="different normalizations"):
+        initial_images(data, 1, init=start.replace(normalization=Normalization((0.0,), (1.0,))))
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="ipc must be at least 1"):
+        initial_images(real(2, 2), 0)
+    with pytest.raises(ValueError, match="init must be one of 'real', 'noise'"):
+        initial_images(real(2, 2), 1, init="zeros")
+    with pytest.raises(ValueError, match=r"classes must be distinct and in \[0, 2\)"):
+        initial_images(real(2, 2), 1, init="noise", classes=[2])
+    with pytest.raises(ValueError, match="labels must be class indices"):
+        initial_images(LabeledImages(torch.rand(2, 1, 2, 2), torch.rand(2, 3)), 1)
+    with pytest.raises(ValueError, match=r"means and stds must be \[K, C\]"):
+        images_from_statistics(torch.zeros(2, 3), torch.zeros(3, 2), ipc=1, size=(2, 2))

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from distillkit.condense import Progress, load_state, save_state
+from distillkit.condense.state import pack_arguments, resumed
+
+ARGUMENTS = {"lr": 1.0, "shape": (3, 8, 8), "name": "DM é"}
+
+
+def state(step: int = 3) -> dict[str, torch.Tensor]:
+    return {
+        "images": torch.arange(6.0).view(2, 3).T,
+        "step": torch.tensor(step),
+        "arguments": pack_arguments(ARGUMENTS),
+    }
+
+
+def test_a_saved_state_comes_back_bit_for_bit_and_leaves_no_litter(tmp_path: Path) -> None:
+    path = save_state(tmp_path / "run.safetensors", state())
+    loaded = load_state(path)
+    assert {name: loaded[name].dtype for name in loaded} == {name: t.dtype for name, t in state().items()}
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state().items())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
+    path = save_state(tmp_path / "run.safetensors", state())
+    with pytest.raises(AttributeError):
+        save_state(path, {"images": "no tensor"})  # type: ignore[dict-item]
+    assert int(load_state(path)["step"]) == 3
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_foreign_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no condenser state at"):
+        load_state(tmp_path / "nothing")
+    foreign = tmp_path / "foreign"
+    save_file({"images": torch.zeros(1)}, foreign)
+    with pytest.raises(ValueError, match="is not a condenser's state"):
+        load_state(foreign)
+    path = save_state(tmp_path / "torn", state())
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match="damaged"):
+        load_state(path)
+
+
+def test_resuming_asks_for_the_same_arguments_and_not_fewer_steps(tmp_path: Path) -> None:
+    assert resumed(None, ARGUMENTS, 5) is None
+    path = save_state(tmp_path / "run", state())
+    for given in (state(), path, str(path)):
+        found = resumed(given, ARGUMENTS, 3)
+        assert found is not None
+        assert int(found["step"]) == 3
+    with pytest.raises(ValueError, match=r"other arguments: lr=1.0 \(now 0.5\), new=None \(now 1\)"):
+        resumed(state(), {**ARGUMENTS, "lr": 0.5, "new": 1}, 5)
+    with pytest.raises(ValueError, match="3 steps behind it, but steps=2"):
+        resumed(state(), ARGUMENTS, 2)
+    with pytest.raises(ValueError, match="must be a condenser's state, got a mapping of nothing"):
+        resumed({}, ARGUMENTS, 2)
+    with pytest.raises(TypeError, match="resume must be a state or the path of one, got int"):
+        resumed(3, ARGUMENTS, 2)  # type: ignore[arg-type]
+
+
+def test_progress_hands_out_copies() -> None:
+    images = torch.zeros(2)
+    taken = Progress(1, 2, 0.5, images, {"images": images}).state()
+    images.add_(1)
+    assert torch.equal(taken["images"], torch.zeros(2))

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
+from distillkit.networks.dropout import seeded_dropout
+from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.rng import derive
+
+SHAPE = (2, 8, 8)
+
+
+def convnet(norm: str = "instance") -> nn.Module:
+    return build(lambda: ConvNet(SHAPE, 3, width=4, depth=2, norm=norm), 0)
+
+
+def flat(network: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+@given(radius=st.floats(1e-3, 50), seed=st.integers(0, 99), double=st.booleans())
+def test_every_draw_of_the_ball_lies_on_its_sphere(radius: float, seed: int, double: bool) -> None:
+    model = convnet().double() if double else convnet()
+    drawn = NetworkBall(model, radius).draw(derive(seed))
+    distance = float((flat(drawn).double() - flat(model).double()).norm())
+    assert distance == pytest.approx(radius, rel=1e-9 if double else 1e-3)
+
+
+def test_the_ball_moves_every_parameter_alike_and_in_all_directions() -> None:
+    model = convnet()
+    ball, center = NetworkBall(model, 2.0), flat(model)
+    moves = torch.stack([flat(ball.draw(derive(0, i))) - center for i in range(300)])
+    count = moves.shape[1]
+    assert moves.square().mean().sqrt() == pytest.approx(2 / count**0.5, rel=1e-4)
+    assert moves.mean(0).norm() < 1.5 * 2 / 300**0.5
+    first_layer = slice(0, 72)
+    assert moves[:, first_layer].square().mean().sqrt() == pytest.approx(2 / count**0.5, rel=0.05)
+
+
+def test_the_ball_leaves_the_model_and_its_buffers_as_they_are() -> None:
+    model = convnet("batch").train()
+    model.body[1].running_mean.fill_(0.3)
+    before = copy.deepcopy(model.state_dict())
+    drawn = NetworkBall(model, 5.0).draw(derive(1))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    for name, value in drawn.named_buffers():
+        assert torch.equal(value, before[name])
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert not drawn.training
+    assert not any(p.requires_grad for p in drawn.parameters())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: RandomNetworks(convnet), lambda: NetworkBall(convnet(), 1.0), lambda: FixedNetwork(convnet())],
+    ids=["random", "ball", "fixed"],
+)
+@pytest.mark.usefixtures("global_rng_untouched")
+def test_a_draw_is_a_pure_function_of_the_generator(make) -> None:
+    one, two = make(), make()
+    first = flat(one.draw(derive(0, 1))).clone()
+    other = flat(one.draw(derive(0, 2))).clone()
+    assert torch.equal(flat(two.draw(derive(0, 2))), other)
+    assert torch.equal(flat(one.draw(derive(0, 1))), first)
+    assert torch.equal(first, other) == one.fixed
+
+
+def test_random_networks_are_one_resident_frozen_network_that_looks_untrained() -> None:
+    networks = RandomNetworks(convnet)
+    assert networks.draw(derive(0)) is networks.draw(derive(1))
+    drawn = networks.draw(derive(2))
+    assert not any(p.requires_grad for p in drawn.parameters())
+    weight = drawn.classifier.weight
+    assert weight.abs().max() <= weight.shape[1] ** -0.5
+    assert weight.std() == pytest.approx((3 * weight.shape[1]) ** -0.5, rel=0.2)
+
+
+def test_random_networks_use_batch_statistics_but_no_dropout() -> None:
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 3))
+
+    networks = RandomNetworks(factory)
+    drawn = networks.draw(derive(0))
+    modes = {type(m).__name__: m.training for m in networks._model}
+    assert modes == {"Conv2d": False, "BatchNorm2d": True, "Dropout": False, "Flatten": False, "Linear": False}
+    assert uses_batch_statistics(drawn)
+    images = torch.randn(6, *SHAPE, generator=derive(3)) * 7
+    assert torch.equal(drawn.features(images), drawn.features(images))
+    assert drawn.model[1](drawn.model[0](images)).mean((0, 2, 3)).abs().max() < 1e-5
+
+
+def test_a_fixed_network_is_a_copy_in_eval_mode() -> None:
+    model = convnet("batch").train()
+    kept = flat(model).clone()
+    fixed = FixedNetwork(model)
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    drawn = fixed.draw(derive(0))
+    assert torch.equal(flat(drawn), kept)
+    assert not uses_batch_statistics(drawn)
+    assert model.training
+
+
+def test_batch_statistics_are_seen_where_they_are_used() -> None:
+    model = convnet("batch")
+    assert uses_batch_statistics(model.train())
+    assert not uses_batch_statistics(model.eval())
+    assert uses_batch_statistics(nn.BatchNorm2d(3, track_running_stats=False).eval())
+    assert not uses_batch_statistics(convnet("instance").train())
+    assert not uses_batch_statistics(object())
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match="factory must be a function"):
+        RandomNetworks(convnet())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="factory must return"):
+        RandomNetworks(lambda: 3)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match="radius must be greater than 0"):
+        NetworkBall(convnet(), 0.0)
+    with pytest.raises(TypeError, match=r"model must be an nn\.Module"):
+        FixedNetwork(convnet)  # type: ignore[arg-type]
+
+    class Bare(nn.Module):
+        def features(self, images: torch.Tensor) -> torch.Tensor:
+            return images.flatten(1)
+
+        def classifier(self, embedding: torch.Tensor) -> torch.Tensor:
+            return embedding
+
+    with pytest.raises(ValueError, match="must have parameters"):
+        NetworkBall(Bare(), 1.0)
+
+
+def test_the_samplers_say_what_they_are() -> None:
+    assert repr(RandomNetworks(convnet)) == "RandomNetworks(ConvNet)"
+    assert repr(NetworkBall(convnet(), 5.0)) == "NetworkBall(ConvNet, radius=5)"
+    assert repr(FixedNetwork(convnet())) == "FixedNetwork(ConvNet)"
+
+
+@pytest.mark.usefixtures("global_rng_untouched")
+@pytest.mark.parametrize("layer", [nn.Dropout(0.25), nn.Dropout2d(0.25)], ids=["elements", "channels"])
+def test_dropout_draws_from_the_generator_and_is_put_back(layer: nn.Module) -> None:
+    model = nn.Sequential(layer)
+    images = torch.ones(50, 8, 4, 4)
+    with seeded_dropout(model, derive(0)):
+        out = model(images)
+        again = model(images)
+        assert torch.equal(model.eval()(images), images)
+        model.train()
+    with seeded_dropout(model, derive(0)):
+        assert torch.equal(model(images), out)
+    assert not torch.equal(out, again)
+    assert sorted(out.unique().tolist()) == pytest.approx([0, 4 / 3])
+    assert out.mean() == pytest.approx(1, abs=0.1)
+    whole = (out == 0).flatten(2).all(2) | (out != 0).flatten(2).all(2)
+    assert bool(whole.all()) == isinstance(layer, nn.Dropout2d)
+    assert "forward" not in vars(layer)
+    with seeded_dropout(nn.Sequential(nn.Dropout(1.0)), derive(0)):
+        pass
+
+
+def test_dropout_of_everything_gives_zeros_not_nan() -> None:
+    model = nn.Sequential(nn.Dropout(1.0))
+    with seeded_dropout(model, derive(0)):
+        assert torch.equal(model(torch.ones(3)), torch.zeros(3))
