@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import bz2
+import hashlib
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor
+from torch.nn import functional as F
+
+from distillkit import LabeledImages, Normalization
+from distillkit.data import Split, load
+from distillkit.rng import derive
+
+PUBLISHED = {
+    "mnist": ([0.1307], [0.3081]),
+    "fashionmnist": ([0.2860], [0.3530]),
+    "usps": ([0.2539], [0.3842]),
+    "svhn": ([0.4377, 0.4438, 0.4728], [0.1980, 0.2010, 0.1970]),
+    "cifar10": ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+    "cifar100": ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
+}
+SIZES = {"mnist": (1, 28), "fashionmnist": (1, 28), "usps": (1, 16), "svhn": (3, 32), "cifar10": (3, 32)}
+SIZES["cifar100"] = (3, 32)
+COUNTS = {"train": 10, "test": 4}
+
+
+def raw(name: str, part: str, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """Random uint8 images [N, C, H, W] and labels of one part of a miniature dataset."""
+    channels, size = SIZES[name]
+    rng = derive(0, name, part)
+    count = COUNTS[part] if count is None else count
+    images = torch.randint(0, 256, (count, channels, size, size), generator=rng, dtype=torch.uint8)
+    return images, torch.arange(count) % 10
+
+
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def write_idx(root: Path, name: str) -> None:
+    folder = root / {"mnist": "MNIST", "fashionmnist": "FashionMNIST"}[name] / "raw"
+    folder.mkdir(parents=True)
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        images, labels = raw(name, part)
+        header = struct.pack(">IIII", 0x803, len(images), 28, 28)
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(header + images.numpy().tobytes())
+        header = struct.pack(">II", 0x801, len(labels))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(header + labels.byte().numpy().tobytes())
+
+
+def write_usps(folder: Path, part: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for image, label in zip(*raw("usps", part)):
+        # The loader rounds down, so aim at the middle of each grey level.
+        values = ((image.double().flatten() + 0.5) / 255 * 2 - 1).tolist()
+        lines.append(f"{label + 1} " + " ".join(f"{i + 1}:{value:.6f}" for i, value in enumerate(values)))
+    name = {"train": "usps.bz2", "test": "usps.t.bz2"}[part]
+    (folder / name).write_bytes(bz2.compress("\n".join(lines).encode()))
+
+
+def write_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy.io import savemat
+
+    folder = root / "SVHN"
+    folder.mkdir(parents=True)
+    checked = {}
+    for part in ("train", "test"):
+        images, labels = raw("svhn", part)
+        file = folder / f"{part}_32x32.mat"
+        savemat(file, {"X": images.permute(2, 3, 1, 0).numpy(), "y": np.where(labels == 0, 10, labels)[:, None]})
+        checked[part] = ["", file.name, md5(file)]
+    monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", checked)
+
+
+def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pickled batches; torchvision's list of checksums is replaced by that of our files."""
+    cls = getattr(torchvision.datasets, name.upper())
+    folder = root / cls.base_folder
+    folder.mkdir(parents=True)
+    key = "labels" if name == "cifar10" else "fine_labels"
+    for part in ("train", "test"):
+        entries = getattr(cls, f"{part}_list")
+        batches = zip(*(t.chunk(len(entries)) for t in raw(name, part)))
+        checked = []
+        for (file, _), (images, labels) in zip(entries, batches):
+            batch = {"data": images.flatten(1).numpy(), key: labels.tolist()}
+            (folder / file).write_bytes(pickle.dumps(batch))
+            checked.append([file, md5(folder / file)])
+        monkeypatch.setattr(cls, f"{part}_list", checked)
+    names = [f"class {k}" for k in range(100 if name == "cifar100" else 10)]
+    file = folder / cls.meta["filename"]
+    file.write_bytes(pickle.dumps({cls.meta["key"]: names}))
+    monkeypatch.setattr(cls, "meta", {**cls.meta, "md5": md5(file)})
+
+
+def write(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in ("mnist", "fashionmnist"):
+        write_idx(root, name)
+    elif name == "usps":
+        for part in ("train", "test"):
+            write_usps(root / "USPS", part)
+    elif name == "svhn":
+        write_svhn(root, monkeypatch)
+    else:
+        write_cifar(root, name, monkeypatch)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_layout_gives_its_pixels_labels_and_statistics(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, name, monkeypatch)
+    split = load(name, root=tmp_path)
+    normalization = Normalization(*PUBLISHED[name])
+    for part, data in zip(("train", "test"), split):
+        images, labels = raw(name, part)
+        assert data.images.dtype == torch.float32
+        assert data.normalization == normalization
+        assert torch.equal(data.labels, labels)
+        assert torch.equal((data.pixels() * 255).round().byte(), images)
+        assert torch.equal(data.images, normalization.encode(images.float() / 255))
+        assert data.info == {"dataset": name, "split": part}
+        assert data.num_classes == len(split.classes) == (100 if name == "cifar100" else 10)
+    assert split.validation is None
+
+
+def test_class_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_idx(tmp_path, "fashionmnist")
+    write_cifar(tmp_path, "cifar100", monkeypatch)
+    assert load("fashionmnist", root=tmp_path).classes[9] == "Ankle boot"
+    assert load("cifar100", root=tmp_path).classes[:2] == ("class 0", "class 1")
+    assert load("digits").classes == tuple("0123456789")
+
+
+def test_digits_are_the_same_real_images_in_every_call(global_rng_untouched: None) -> None:
+    from sklearn.datasets import load_digits
+
+    split = load("digits")
+    train, test = split
+    assert isinstance(split, Split)
+    assert (len(train), len(test), train.shape) == (1438, 359, (1, 8, 8))
+    both = LabeledImages.concatenate([train, test])
+    bunch = load_digits()
+    everything = {(image.tobytes(), int(k)) for image, k in zip(bunch.images.astype(np.float32), bunch.target)}
+    found = {((x * 16).round().numpy().tobytes(), int(k)) for x, k in zip(both.pixels()[:, 0], both.labels)}
+    assert found == everything
+    assert ((test.counts() / both.counts() - 0.2).abs() < 0.003).all()
+    assert torch.equal(load("digits").test.images, test.images)
+    measured = Normalization.of(train.pixels())
+    assert train.mean == test.mean == pytest.approx(measured.mean, abs=5e-5)
+    assert train.std == test.std == pytest.approx(measured.std, abs=5e-5)
+
+
+def test_size_and_channels() -> None:
+    small, large = load("digits").test, load("digits", size=16).test
+    expected = F.interpolate(small.pixels(), (16, 16), mode="bilinear")
+    torch.testing.assert_close(large.pixels(), expected, atol=1e-5, rtol=0)
+    assert load("digits", size=(8, 12)).train.shape == (1, 8, 12)
+    colour = load("digits", channels=3).test
+    assert colour.shape == (3, 8, 8)
+    assert all(torch.equal(colour.images[:, c : c + 1], small.images) for c in range(3))
+    assert colour.normalization == small.normalization
+
+
+def test_colour_turned_grey_is_luma_with_measured_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path, "cifar10", monkeypatch)
+    split = load("cifar10", root=tmp_path, channels=1)
+    red, green, blue = (raw("cifar10", "train")[0].float() / 255).unbind(1)
+    luma = (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]
+    torch.testing.assert_close(split.train.pixels(), luma, atol=1e-6, rtol=0)
+    measured = Normalization.of(luma)
+    for data in split:
+        assert data.mean == pytest.approx(measured.mean, abs=1e-6)
+        assert data.std == pytest.approx(measured.std, abs=1e-6)
+
+
+def test_a_given_normalization_is_used() -> None:
+    half = Normalization([0.5], [0.5])
+    given, default = load("digits", normalization=half).train, load("digits").train
+    assert given.normalization == half
+    torch.testing.assert_close(given.images, default.pixels() * 2 - 1, atol=1e-6, rtol=0)
+
+
+def test_names_are_forgiving_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path, "fashionmnist")
+    assert len(load("Fashion-MNIST", root=tmp_path).train) == 10
+    with pytest.raises(ValueError, match=r"name must be one of 'digits', 'mnist'.*got 'imagenet'"):
+        load("ImageNet")
+    for options in ({"size": 0}, {"size": (8, 0)}, {"channels": 2}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            load("digits", **options)  # type: ignore[arg-type]
+
+
+def test_the_root_comes_from_the_argument_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_idx(tmp_path / "there", "mnist")
+    monkeypatch.setenv("DISTILLKIT_DATA", str(tmp_path / "there"))
+    assert len(load("mnist").train) == 10
+    with pytest.raises(FileNotFoundError, match="MNIST/raw/train-images"):
+        load("mnist", root=tmp_path)
+    monkeypatch.delenv("DISTILLKIT_DATA")
+    with pytest.raises(ValueError, match=r"root must say where mnist is .*DISTILLKIT_DATA"):
+        load("mnist")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_missing_files_are_named_with_the_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, name, monkeypatch)
+    files = sorted(file for file in tmp_path.rglob("*") if file.is_file())
+    files[0].unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        load(name, root=tmp_path)
+    message = str(caught.value)
+    named = {file.name for file in files if f"{file.name}," in message or f"{file.name}." in message}
+    assert files[0].name in named
+    assert f"load('{name}', root='{tmp_path}', download=True)" in message
+    assert str(files[0].parent if name in ("usps", "svhn") else tmp_path) in message
+    assert files[-1].name not in named
+
+
+def test_only_the_missing_files_are_named(tmp_path: Path) -> None:
+    write_usps(tmp_path / "USPS", "train")
+    with pytest.raises(FileNotFoundError, match=r"missing usps\.t\.bz2\. Get"):
+        load("usps", root=tmp_path)
+
+
+def test_damaged_files_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mnist", "usps", "cifar10"):
+        write(tmp_path, name, monkeypatch)
+    (tmp_path / "USPS" / "usps.bz2").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"usps in .*USPS cannot be read \(usps\.bz2.*delete the files"):
+        load("usps", root=tmp_path)
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"mnist in .* cannot be read"):
+        load("mnist", root=tmp_path)
+    batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    batch.write_bytes(batch.read_bytes() + b"x")
+    with pytest.raises(ValueError, match=r"cifar10 in .* cannot be read .*corrupted"):
+        load("cifar10", root=tmp_path)
+
+
+def test_a_foreign_pickle_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as scope:
+        write_cifar(tmp_path, "cifar10", scope)
+    with pytest.raises(ValueError, match="corrupted"):
+        load("cifar10", root=tmp_path)
+
+
+def test_missing_files_are_fetched_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched = []
+
+    def fetch(url: str, root: str, filename: str, md5: str) -> None:
+        fetched.append(filename)
+        write_usps(Path(root), "test" if ".t." in filename else "train")
+
+    monkeypatch.setattr("torchvision.datasets.usps.download_url", fetch)
+    with pytest.raises(FileNotFoundError):
+        load("usps", root=tmp_path)
+    assert fetched == []
+    assert len(load("usps", root=tmp_path, download=True).train) == 10
+    assert len(load("usps", root=tmp_path, download=True).train) == 10
+    assert fetched == ["usps.bz2", "usps.t.bz2"]
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.usps.download_url", fail)
+    with pytest.raises(ConnectionError, match="no network"):
+        load("usps", root=tmp_path / "new", download=True)

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from distillkit import Normalization
+from distillkit.data import load_folder, load_npz
+
+Array = np.ndarray[Any, Any]
+
+
+def picture(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, shape or (6, 6, 3), dtype=np.uint8)
+
+
+def save(path: Path, array: Array) -> Array:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path)
+    return array
+
+
+def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5, shift: int = 0) -> Path:
+    for k, name in enumerate(classes):
+        for i in range(each):
+            save(path / name / f"{i}.png", picture(shift + 100 * k + i))
+    return path
+
+
+def bytes_of(images: torch.Tensor) -> Array:
+    return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
+
+
+def test_a_folder_with_splits(tmp_path: Path) -> None:
+    for shift, part in enumerate(("train", "test", "val")):
+        folder(tmp_path / "pets" / part, shift=1000 * shift, each=3 - shift // 2)
+    split = load_folder(tmp_path / "pets")
+    assert split.classes == ("cat", "dog")
+    assert split.validation is not None
+    assert [len(s) for s in (*split, split.validation)] == [6, 6, 4]
+    assert split.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert np.array_equal(bytes_of(split.train.pixels())[4], picture(101))
+    assert np.array_equal(bytes_of(split.test.pixels())[0], picture(1000))
+    assert np.array_equal(bytes_of(split.validation.pixels())[0], picture(2000))
+    measured = Normalization.of(split.train.pixels())
+    for data in (*split, split.validation):
+        assert data.mean == pytest.approx(measured.mean, abs=1e-6)
+        assert data.normalization == split.train.normalization
+    assert split.test.info == {"dataset": "pets", "split": "test"}
+    assert next(iter(DataLoader(split.train, batch_size=6)))[0].shape == (6, 3, 6, 6)
+
+
+def test_a_folder_without_a_test_split_holds_back_a_fixed_part(tmp_path: Path, global_rng_untouched: None) -> None:
+    folder(tmp_path, each=10)
+    split = load_folder(tmp_path)
+    assert split.train.counts().tolist() == [8, 8]
+    assert split.test.counts().tolist() == [2, 2]
+    assert split.test.info["test_fraction"] == 0.2
+    everything = {x.tobytes() for s in split for x in bytes_of(s.pixels())}
+    assert everything == {picture(100 * k + i).tobytes() for k in range(2) for i in range(10)}
+    assert torch.equal(load_folder(tmp_path).test.images, split.test.images)
+    whole = load_folder(tmp_path, test_fraction=0.0)
+    assert (len(whole.train), len(whole.test), whole.test.num_classes) == (20, 0, 2)
+    for fraction in (1.0, -0.1):
+        with pytest.raises(ValueError, match="test_fraction"):
+            load_folder(tmp_path, test_fraction=fraction)
+
+
+def test_train_alone_holds_back_too(tmp_path: Path) -> None:
+    folder(tmp_path / "train")
+    split = load_folder(tmp_path)
+    assert [len(s) for s in split] == [8, 2]
+    assert split.classes == ("cat", "dog")
+
+
+def test_train_may_be_the_name_of_a_class(tmp_path: Path) -> None:
+    assert load_folder(folder(tmp_path, ("plane", "train"))).classes == ("plane", "train")
+
+
+def test_what_is_not_read_is_counted(tmp_path: Path) -> None:
+    folder(tmp_path / "train")
+    folder(tmp_path / "test", each=1)
+    folder(tmp_path / "spare")
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("a")
+    (tmp_path / "test" / "dog" / "notes.txt").write_text("a")
+    save(tmp_path / "train" / "cat" / "deeper" / "x.PNG", picture(9))
+    (tmp_path / "train" / "cat" / ".hidden.png").write_text("no picture")
+    (tmp_path / "train" / "cat" / ".cache").mkdir()
+    (tmp_path / "train" / "cat" / ".cache" / "x.png").write_text("no picture")
+    (tmp_path / "train" / ".git").mkdir()
+    split = load_folder(tmp_path)
+    assert len(split.train) == 11
+    assert split.train.info["files_ignored"] == 2
+    assert split.train.info["folders_ignored"] == ["spare"]
+
+
+def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> None:
+    folder(tmp_path / "train")
+    folder(tmp_path / "test", ("dog",))
+    assert load_folder(tmp_path).test.counts().tolist() == [0, 5]
+    folder(tmp_path / "test", ("cow",))
+    with pytest.raises(ValueError, match="test has classes that the training split does not: cow"):
+        load_folder(tmp_path)
+    (tmp_path / "train" / "cow").mkdir()
+    with pytest.raises(FileNotFoundError, match="cow holds no pictures"):
+        load_folder(tmp_path)
+
+
+def test_missing_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere; want class/picture\.png"):
+        load_folder(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="has no sub-folders"):
+        load_folder(tmp_path)
+
+
+def test_an_unreadable_picture_is_named(tmp_path: Path) -> None:
+    folder(tmp_path)
+    whole = (tmp_path / "cat" / "1.png").read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"not a picture"):
+        (tmp_path / "dog" / "3.png").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"cannot read picture .*dog/3\.png: "):
+            load_folder(tmp_path)
+
+
+def test_pictures_of_different_sizes_need_a_size(tmp_path: Path) -> None:
+    folder(tmp_path)
+    save(tmp_path / "dog" / "9.png", picture(9, 7, 8, 3))
+    with pytest.raises(ValueError, match=r"cat/0\.png is \[3, 6, 6\] .*dog/9\.png is \[3, 7, 8\]; give size="):
+        load_folder(tmp_path)
+    assert load_folder(tmp_path, size=4).train.shape == (3, 4, 4)
+    assert load_folder(tmp_path, size=(4, 5)).train.shape == (3, 4, 5)
+
+
+def test_grey_and_colour_need_channels(tmp_path: Path) -> None:
+    folder(tmp_path)
+    grey = save(tmp_path / "dog" / "9.png", picture(9, 6, 6))
+    with pytest.raises(ValueError, match=r"dog/9\.png is \[1, 6, 6\]; give channels=1 or channels=3"):
+        load_folder(tmp_path)
+    colour = load_folder(tmp_path, channels=3, test_fraction=0.0).train
+    assert np.array_equal(bytes_of(colour.pixels())[-1], np.repeat(grey[..., None], 3, 2))
+    luma = load_folder(tmp_path, channels=1, test_fraction=0.0).train.pixels()[0, 0]
+    expected = (picture(0) / 255) @ np.array([0.299, 0.587, 0.114])
+    assert np.allclose(luma.numpy(), expected, atol=1e-6)
+
+
+def test_picture_modes(tmp_path: Path) -> None:
+    grey, colour = picture(0, 6, 6), picture(1)
+    wide = np.random.default_rng(2).integers(0, 65536, (6, 6), dtype=np.uint16)
+    save(tmp_path / "grey" / "a.png", grey)
+    save(tmp_path / "grey" / "b.png", wide)
+    Image.fromarray(grey).convert("LA").save(tmp_path / "grey" / "c.png")
+    Image.fromarray(grey > 127).save(tmp_path / "grey" / "d.png")
+    pixels = load_folder(tmp_path, test_fraction=0.0, normalization=Normalization([0.0], [1.0])).train.pixels()[:, 0]
+    assert np.allclose(pixels[0], grey / 255)
+    assert np.allclose(pixels[1], wide / 65535)
+    assert np.allclose(pixels[2], grey / 255)
+    assert np.array_equal(pixels[3], grey > 127)
+    other = tmp_path / "other"
+    save(other / "colour" / "a.png", colour)
+    Image.fromarray(colour).convert("RGBA").save(other / "colour" / "b.png")
+    Image.fromarray(grey).convert("P").save(other / "colour" / "c.png")
+    pixels = load_folder(other, test_fraction=0.0).train.pixels()
+    assert np.array_equal(bytes_of(pixels)[1], colour)
+    assert np.array_equal(bytes_of(pixels)[2], np.repeat(grey[..., None], 3, 2))
+    save(other / "colour" / "d.tiff", picture(3, 6, 6).astype(np.float32))
+    with pytest.raises(ValueError, match=r"d\.tiff: 32-bit pixels \(mode F\) have no defined range"):
+        load_folder(other)
+
+
+def arrays(rows: int | None = None, channels: tuple[int, ...] = (), val: bool = False) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for seed, (part, n) in enumerate((("train", 6), ("test", 4), ("val", 2))):
+        if part != "val" or val:
+            found[f"{part}_images"] = picture(seed, n, 5, 5, *channels)
+            rng = np.random.default_rng(seed)
+            labels = rng.integers(0, 2, (n, rows)) if rows else np.arange(n)[:, None] % 3
+            found[f"{part}_labels"] = labels.astype(np.uint8)
+    return found
+
+
+def write_npz(path: Path, **found: Array) -> Path:
+    np.savez(path / "tiny.npz", **found)
+    return path / "tiny.npz"
+
+
+@pytest.mark.parametrize("channels", [(), (1,), (3,)])
+@pytest.mark.parametrize("val", [False, True])
+def test_npz_of_classes(tmp_path: Path, channels: tuple[int, ...], val: bool) -> None:
+    found = arrays(channels=channels, val=val)
+    split = load_npz(write_npz(tmp_path, **found))
+    assert split.classes == ("0", "1", "2")
+    assert split.train.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert split.train.shape == (*(channels or (1,)), 5, 5)
+    assert np.array_equal(bytes_of(split.test.pixels()).reshape(found["test_images"].shape), found["test_images"])
+    assert split.train.normalization == split.test.normalization
+    assert split.train.mean == pytest.approx(Normalization.of(split.train.pixels()).mean, abs=1e-6)
+    assert split.test.info == {"dataset": "tiny", "split": "test"}
+    assert (split.validation is not None) == val
+    if split.validation is not None:
+        assert split.validation.labels.tolist() == [0, 1]
+
+
+def test_npz_of_rows_and_options(tmp_path: Path) -> None:
+    found = arrays(rows=4)
+    split = load_npz(write_npz(tmp_path, **found), size=8, channels=3, normalization=Normalization([0.5], [0.5]))
+    assert split.train.labels.dtype == torch.float32
+    assert np.array_equal(split.train.labels.numpy(), found["train_labels"])
+    assert (split.train.num_classes, split.classes) == (4, ("0", "1", "2", "3"))
+    assert split.train.shape == (3, 8, 8)
+    assert split.test.mean == (0.5,)
+
+
+def test_npz_of_floats_flat_labels_and_names(tmp_path: Path) -> None:
+    found = arrays()
+    for part in ("train", "test"):
+        found[f"{part}_images"] = found[f"{part}_images"] / 255.0
+        found[f"{part}_labels"] = found[f"{part}_labels"][:, 0].astype(np.int32)
+    split = load_npz(write_npz(tmp_path, **found), classes=("a", "b", "c", "d"))
+    assert (split.train.num_classes, split.classes[3]) == (4, "d")
+    assert np.allclose(split.train.pixels()[:, 0], found["train_images"], atol=1e-6)
+
+
+def test_the_largest_label_of_any_split_counts(tmp_path: Path) -> None:
+    found = arrays()
+    found["test_labels"][0] = 7
+    assert load_npz(write_npz(tmp_path, **found)).train.num_classes == 8
+
+
+def bad(key: str, value: Array) -> dict[str, Array]:
+    return {**arrays(), key: value}
+
+
+@pytest.mark.parametrize(
+    ("found", "match"),
+    [
+        ({k: v for k, v in arrays().items() if k != "test_labels"}, r"lacks test_labels; it holds test_images, train_"),
+        (bad("val_images", picture(0, 2, 5, 5)), "lacks val_labels"),
+        ({}, "it holds nothing"),
+        (bad("train_images", picture(0, 6, 5, 5, 4)), r"train_images must be .*got \[6, 5, 5, 4\]"),
+        (bad("train_images", picture(0, 6, 5, 5, 5, 3)), "train_images must be"),
+        (bad("train_images", picture(0, 0, 5, 5)), "train_images must be"),
+        (bad("test_images", np.zeros((4, 5, 5), np.int64)), "uint8 or float, got int64"),
+        (bad("test_images", np.full((4, 5, 5), 1.5)), r"in \[0, 1\] if float, got 1\.5 to 1\.5"),
+        (bad("test_images", np.full((4, 5, 5), np.nan)), r"in \[0, 1\] if float"),
+        (bad("train_labels", np.zeros((5, 1), np.uint8)), r"train_labels must be 6 integers .*uint8 \[5, 1\]"),
+        (bad("train_labels", np.zeros(6)), "float64"),
+        (bad("train_labels", np.full(6, -1)), "labels must be at least 0"),
+        (bad("train_labels", np.zeros((6, 4), np.uint8)), "labels of different kinds"),
+    ],
+)
+def test_npz_that_is_wrong(tmp_path: Path, found: dict[str, Array], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        load_npz(write_npz(tmp_path, **found))
+
+
+def test_npz_that_is_no_npz(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no file"):
+        load_npz(tmp_path / "nothing.npz")
+    (tmp_path / "a.npz").write_bytes(b"hello")
+    np.save(tmp_path / "b.npy", np.zeros(3))
+    whole = write_npz(tmp_path, **arrays()).read_bytes()
+    (tmp_path / "c.npz").write_bytes(whole[: len(whole) // 2])
+    np.savez(tmp_path / "d.npz", train_images=np.array([None, {}], dtype=object))
+    for name in ("a.npz", "b.npy", "c.npz", "d.npz"):
+        with pytest.raises(ValueError, match=rf"{name} is damaged or not an \.npz"):
+            load_npz(tmp_path / name)
