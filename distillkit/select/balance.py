@@ -108,7 +108,7 @@ def _ranked(distances: Tensor, order: str) -> Tensor:
     if order == "easy":
         return near
     if order == "hard":
-        return distances.argsort(descending=True, stable=True)
+        return near.flip(0)
     mixed = torch.empty_like(near)
     half = -(-len(near) // 2)
     mixed[0::2], mixed[1::2] = near[:half], near[half:].flip(0)

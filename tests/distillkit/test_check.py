@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit import check
+
+good_shapes = st.tuples(*[st.integers(1, 3)] * 4)
+
+
+@given(good_shapes, st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+def test_good_images_pass_unchanged(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    images = torch.zeros(shape, dtype=dtype)
+    assert check.batch_of_images(images) is images
+
+
+@given(good_shapes, st.sampled_from([math.nan, math.inf, -math.inf]), st.data())
+def test_one_bad_value_anywhere_is_found_and_located(shape: tuple[int, ...], value: float, data: st.DataObject) -> None:
+    images = torch.zeros(shape)
+    at = [data.draw(st.integers(0, size - 1)) for size in shape]
+    images[tuple(at)] = value
+    with pytest.raises(ValueError, match=rf"1 of {shape[0]} images hold NaN or Inf \(first: {at[0]}\)"):
+        check.batch_of_images(images)
+
+
+@given(st.lists(st.integers(0, 3), max_size=6).filter(lambda shape: len(shape) != 4 or 0 in shape))
+def test_other_shapes_are_refused_with_the_shape(shape: list[int]) -> None:
+    with pytest.raises(ValueError, match="pictures must") as refusal:
+        check.batch_of_images(torch.zeros(shape), "pictures")
+    assert str(shape) in str(refusal.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.complex64])
+def test_images_that_do_not_float_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=r"images must be floating point, got torch\.\w+; uint8 .* / 255"):
+        check.batch_of_images(torch.zeros(1, 1, 2, 2, dtype=dtype))
+
+
+def test_images_that_are_no_tensor_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"images must be a torch\.Tensor \[N, C, H, W\], got list"):
+        check.batch_of_images([[0.0]])  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from([torch.uint8, torch.int32, torch.int64]))
+def test_good_labels_become_int64(values: list[int], dtype: torch.dtype) -> None:
+    labels = check.class_labels(torch.tensor(values, dtype=dtype), len(values), 10)
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "words"),
+    [
+        ([0, 1], TypeError, "got list"),
+        (torch.zeros(2), TypeError, r"got torch\.float32"),
+        (torch.zeros(2, dtype=torch.bool), TypeError, r"got torch\.bool"),
+        (torch.zeros(2, dtype=torch.complex64), TypeError, r"got torch\.complex64"),
+        (torch.zeros(2, 1, dtype=torch.long), ValueError, r"one dimension \[N\], got shape \[2, 1\]"),
+        (torch.zeros(3, dtype=torch.long), ValueError, "got 3 for 2 images"),
+        (torch.tensor([0, -1]), ValueError, "at least 0, got -1"),
+        (torch.tensor([0, 5]), ValueError, "below num_classes=5, got 5"),
+    ],
+)
+def test_bad_labels(labels: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match="marks must.*" + words):
+        check.class_labels(labels, 2, 5, "marks")
+
+
+def test_labels_without_a_count_or_a_class_count() -> None:
+    assert check.class_labels(torch.tensor([7, 0]), None, None).tolist() == [7, 0]
+
+
+@given(st.integers(-3, 9), st.integers(-2, 3), st.one_of(st.none(), st.integers(3, 6)))
+def test_positive_int_accepts_its_interval(value: int, least: int, most: int | None) -> None:
+    if value >= least and (most is None or value <= most):
+        assert check.positive_int(value, "count", least, most) == value
+    else:
+        with pytest.raises(ValueError, match=f"count must be at (least|most) -?[0-9]+, got {value}"):
+            check.positive_int(value, "count", least, most)
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None])
+def test_positive_int_wants_an_int(value: Any) -> None:
+    with pytest.raises(TypeError, match="count must be an int, got"):
+        check.positive_int(value, "count")
+
+
+@given(st.floats(-9, 9), st.booleans())
+def test_real_number_accepts_its_interval(value: float, closed: bool) -> None:
+    limits = {"least": -1.0, "most": 2.0} if closed else {"above": -1.0, "below": 2.0}
+    if (-1 <= value <= 2) if closed else (-1 < value < 2):
+        assert check.real_number(value, "rate", **limits) == value
+    else:
+        with pytest.raises(ValueError, match="rate must be"):
+            check.real_number(value, "rate", **limits)
+
+
+@pytest.mark.parametrize(
+    ("value", "limits", "words"),
+    [
+        (-1, {"least": 0.0}, "rate must be at least 0, got -1"),
+        (3, {"most": 2.5}, r"rate must be at most 2\.5, got 3"),
+        (3, {"least": 0.0, "most": 2.0}, r"rate must be in \[0, 2\], got 3"),
+        (0, {"above": 0.0}, "rate must be greater than 0, got 0"),
+        (1, {"below": 1.0}, "rate must be less than 1, got 1"),
+        (math.nan, {}, "rate must be finite, got nan"),
+        (math.inf, {}, "rate must be finite, got inf"),
+    ],
+)
+def test_real_number_says_what_is_wanted(value: float, limits: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check.real_number(value, "rate", **limits)
+
+
+@pytest.mark.parametrize("value", [True, "1", None, 1j])
+def test_real_number_wants_a_number(value: Any) -> None:
+    with pytest.raises(TypeError, match="rate must be a number, got"):
+        check.real_number(value, "rate")
+
+
+def test_an_integer_becomes_a_float() -> None:
+    assert isinstance(check.real_number(3, "rate"), float)
+
+
+def test_one_of() -> None:
+    assert check.one_of("b", "kind", ("a", "b")) == "b"
+    with pytest.raises(ValueError, match="kind must be one of 'a', 'b', got 'c'"):
+        check.one_of("c", "kind", ("a", "b"))
+
+
+def test_rows() -> None:
+    values = torch.zeros(2, 3)
+    assert check.rows(values, "embeddings") is values
+    for bad, error, words in (
+        ([[0.0]], TypeError, "got list"),
+        (torch.zeros(2, 3, dtype=torch.long), TypeError, r"got torch\.int64"),
+        (torch.zeros(3), ValueError, r"two dimensions, none empty, got shape \[3\]"),
+        (torch.zeros(0, 3), ValueError, r"none empty, got shape \[0, 3\]"),
+        (torch.full((2, 3), torch.inf), ValueError, "be finite"),
+    ):
+        with pytest.raises(error, match="embeddings must.*" + words):
+            check.rows(bad, "embeddings")  # type: ignore[arg-type]

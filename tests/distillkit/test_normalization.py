@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit.normalization import IDENTITY, Normalization
+
+channel = st.tuples(st.floats(-2, 2), st.floats(0.01, 5))
+channels = st.lists(channel, min_size=1, max_size=4).map(lambda c: Normalization(*zip(*c, strict=True)))
+
+
+def pixels(n: int, c: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.rand(n, c, 3, 2, generator=torch.Generator().manual_seed(n), dtype=dtype)
+
+
+@given(channels, st.integers(0, 4))
+def test_decode_undoes_encode(normalization: Normalization, n: int) -> None:
+    x = pixels(n, len(normalization.mean))
+    assert torch.allclose(normalization.decode(normalization.encode(x)), x, atol=1e-12)
+    assert torch.allclose(normalization.encode(normalization.decode(x)), x, atol=1e-11)
+
+
+@given(channels)
+def test_encode_is_the_formula_channel_by_channel(normalization: Normalization) -> None:
+    x = pixels(2, len(normalization.mean))
+    encoded = normalization.encode(x)
+    for c, (mean, std) in enumerate(zip(normalization.mean, normalization.std, strict=True)):
+        assert torch.allclose(encoded[:, c], (x[:, c] - mean) / std, rtol=1e-12)
+
+
+def test_one_number_serves_every_channel() -> None:
+    one, three = Normalization([0.5], [0.25]), Normalization([0.5] * 3, [0.25] * 3)
+    x = pixels(2, 3)
+    assert torch.equal(one.encode(x), three.encode(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_dtype_stays(dtype: torch.dtype) -> None:
+    assert Normalization([0.5], [0.5]).encode(pixels(2, 1, dtype)).dtype == dtype
+
+
+def test_identity_changes_nothing() -> None:
+    x = pixels(3, 2)
+    assert torch.equal(IDENTITY.encode(x), x)
+    assert torch.equal(IDENTITY.decode(x), x)
+
+
+@given(st.integers(1, 5), st.integers(1, 3))
+def test_measured_statistics_standardise(n: int, c: int) -> None:
+    x = pixels(n, c)
+    y = Normalization.of(x).encode(x).transpose(0, 1).flatten(1)
+    assert torch.allclose(y.mean(1), torch.zeros(c, dtype=y.dtype), atol=1e-12)
+    assert torch.allclose(y.var(1, correction=0), torch.ones(c, dtype=y.dtype), atol=1e-12)
+
+
+@given(st.floats(0, 1, width=32))
+def test_a_constant_channel_gets_std_one(value: float) -> None:
+    x = torch.full((7, 1, 5, 3), value)
+    assert Normalization.of(x).std == (1.0,)
+
+
+def test_gradients_flow_through() -> None:
+    x = pixels(1, 2).requires_grad_()
+    assert torch.autograd.gradcheck(Normalization([0.1, 0.2], [0.3, 0.4]).encode, x)
+
+
+def test_equality_and_hash() -> None:
+    assert Normalization([0.5], [0.25]) == Normalization(torch.tensor([0.5]), (0.25,))  # type: ignore[arg-type]
+    assert Normalization([0.5], [0.25]) != Normalization([0.5], [0.5])
+    assert len({Normalization([0.5], [0.25]), Normalization([0.5], [0.25]), IDENTITY}) == 2
+
+
+def test_text() -> None:
+    assert str(IDENTITY) == "pixels in [0, 1]"
+    assert str(Normalization([0.5, 1 / 3], [0.25, 1])) == "mean (0.5, 0.3333) std (0.25, 1)"
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "words"),
+    [
+        ([0.5], [0.0], "std must be greater than 0"),
+        ([0.5], [-1.0], "std must be greater than 0"),
+        ([math.nan], [1.0], "mean must be finite"),
+        ([0.5, 0.5], [1.0], "one value a channel, got 2 and 1"),
+        ([], [], "one value a channel, got 0 and 0"),
+    ],
+)
+def test_bad_numbers(mean: Any, std: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Normalization(mean, std)
+
+
+def test_other_channels_are_refused() -> None:
+    two = Normalization([0.5, 0.5], [1.0, 1.0])
+    for move in (two.encode, two.decode):
+        with pytest.raises(ValueError, match="images have 3 channels, but the normalization has 2"):
+            move(pixels(1, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_integer_pixels_are_refused_not_truncated(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match="must be floating point, got torch.*divide uint8 pixels by 255"):
+        Normalization([0.5], [0.25]).encode(torch.ones(1, 1, 2, 2, dtype=dtype))
+
+
+def test_statistics_of_bad_pixels_are_refused() -> None:
+    with pytest.raises(ValueError, match="pixels must not be empty"):
+        Normalization.of(torch.zeros(0, 1, 2, 2))
+    with pytest.raises(TypeError, match="pixels must be floating point"):
+        Normalization.of(torch.zeros(1, 1, 2, 2, dtype=torch.uint8))

@@ -1,0 +1,399 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from distillkit import LabeledImages, Normalization
+from distillkit.normalization import IDENTITY, ZCA
+from distillkit.sets import as_set
+
+HALF = Normalization([0.5], [0.25])
+
+
+def make(
+    n: int = 6,
+    shape: tuple[int, int, int] = (1, 3, 2),
+    k: int = 3,
+    *,
+    kind: str = "index",
+    zca: bool = False,
+    columns: bool = False,
+    info: dict[str, Any] | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> LabeledImages:
+    g = torch.Generator().manual_seed(seed)
+    images = torch.randn(n, *shape, generator=g).to(dtype)
+    labels = torch.rand(n, k, generator=g) if kind == "rows" else torch.randint(k, (n,), generator=g)
+    whitening = None
+    if zca:
+        d = images[0].numel() if n else int(np.prod(shape))
+        matrix = torch.eye(d) + 0.1 * torch.rand(d, d, generator=g)
+        whitening = ZCA(torch.rand(d, generator=g), matrix, matrix.inverse())
+    mean, std = torch.rand(shape[0], generator=g).tolist(), (torch.rand(shape[0], generator=g) + 0.1).tolist()
+    extra = {"teacher": torch.randn(n, 2, 5, generator=g), "client": torch.arange(n), "": torch.ones(n) > 0}
+    return LabeledImages(
+        images,
+        labels,
+        num_classes=k,
+        normalization=Normalization(mean, std, whitening),
+        columns=extra if columns else None,
+        info=info,
+    )
+
+
+def same(a: LabeledImages, b: LabeledImages) -> bool:
+    """Equal in every bit and every word."""
+    pairs = [(a.images, b.images), (a.labels, b.labels), *((a.columns[k], b.columns[k]) for k in a.columns)]
+    return (
+        all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
+        and (a.normalization, a.num_classes, a.info) == (b.normalization, b.num_classes, b.info)
+        and list(a.columns) == list(b.columns)
+    )
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=6,
+)
+sets = st.builds(
+    make,
+    st.integers(0, 5),
+    st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),
+    st.integers(1, 4),
+    kind=st.sampled_from(["index", "rows"]),
+    zca=st.booleans(),
+    columns=st.booleans(),
+    info=st.dictionaries(st.text(), json_values, max_size=3),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+)
+
+
+# Files
+
+
+@given(sets)
+def test_load_gives_back_every_bit_that_was_saved(tmp_path: Path, data: LabeledImages) -> None:
+    path = data.save(tmp_path / "set.safetensors")
+    loaded = LabeledImages.load(path)
+    assert set(loaded.columns) == set(data.columns)
+    assert same(data, loaded.replace(columns={name: loaded.columns[name] for name in data.columns}))
+    assert [p.name for p in tmp_path.iterdir()] == ["set.safetensors"]
+
+
+def test_what_is_saved_may_be_strided_shared_and_differentiable(tmp_path: Path) -> None:
+    images = torch.rand(4, 3, 2, 2).to(memory_format=torch.channels_last).requires_grad_()
+    data = LabeledImages(images, torch.tensor([0, 1, 0, 1]), columns={"same": images})
+    loaded = LabeledImages.load(data.save(tmp_path / "a.safetensors"))
+    assert torch.equal(loaded.images, images)
+    assert torch.equal(loaded.columns["same"], images)
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make().save(tmp_path / "set.safetensors")
+    before = path.read_bytes()
+
+    def full(tensors: Any, filename: Path, metadata: Any = None) -> None:
+        Path(filename).write_bytes(b"half")
+        raise safetensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(OSError, match=r"cannot write .*set\.safetensors: No space left"):
+        make(seed=1).save(path)
+    assert path.read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cannot write .*nowhere"):
+        make().save(tmp_path / "nowhere" / "set.safetensors")
+
+
+def test_files_that_are_no_saved_set_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no set at"):
+        LabeledImages.load(tmp_path / "none.safetensors")
+    path = make().save(tmp_path / "set.safetensors")
+    whole = path.read_bytes()
+    for torn in (b"", b"hello", whole[: len(whole) // 2], whole[:-1]):
+        path.write_bytes(torn)
+        with pytest.raises(ValueError, match="damaged or not a safetensors file"):
+            LabeledImages.load(path)
+    safetensors.torch.save_file({"images": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="not a saved LabeledImages"):
+        LabeledImages.load(path)
+
+
+@pytest.mark.parametrize("meta", [None, "{", "{}", json.dumps({"num_classes": 1, "mean": [0], "std": [0], "info": {}})])
+def test_a_file_with_broken_meaning_is_refused(tmp_path: Path, meta: str | None) -> None:
+    path = tmp_path / "set.safetensors"
+    tensors = {"images": torch.zeros(1, 1, 1, 1), "labels": torch.zeros(1, dtype=torch.long)}
+    header = {"format": "distillkit.LabeledImages/1"} | ({} if meta is None else {"set": meta})
+    safetensors.torch.save_file(tensors, path, metadata=header)
+    with pytest.raises(ValueError, match="is damaged"):
+        LabeledImages.load(path)
+
+
+# Reading
+
+
+@given(sets)
+def test_a_set_unpacks_and_feeds_a_tensor_dataset(data: LabeledImages) -> None:
+    images, labels = data
+    assert images is data.images
+    assert labels is data.labels
+    assert len(TensorDataset(*data)) == len(data) == len(images)
+
+
+def test_a_set_feeds_a_data_loader() -> None:
+    data = make(5)
+    batches = list(DataLoader(data, batch_size=2, shuffle=False))
+    assert torch.equal(torch.cat([x for x, _ in batches]), data.images)
+    assert torch.equal(torch.cat([y for _, y in batches]), data.labels)
+
+
+@given(sets, st.data())
+def test_a_subset_takes_the_rows_of_everything(data: LabeledImages, draw: st.DataObject) -> None:
+    n = len(data)
+    mask = draw.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    rows = [i for i in range(n) if mask[i]]
+    wanted = data.replace(
+        images=data.images[rows], labels=data.labels[rows], columns={k: v[rows] for k, v in data.columns.items()}
+    )
+    for index in (
+        rows,
+        torch.tensor(rows, dtype=torch.long),
+        torch.tensor(mask, dtype=torch.bool),
+        np.array(rows, int),
+    ):
+        assert same(data[index], wanted)
+    if n:
+        assert same(data[mask], wanted)
+    assert same(data[:], data)
+
+
+@pytest.mark.parametrize("index", [1, -5, np.int64(1), torch.tensor(1)])
+def test_an_integer_gives_the_pair(index: Any) -> None:
+    data = make(6)
+    image, label = data[index]
+    assert torch.equal(image, data.images[1])
+    assert int(label) == int(data.labels[1])
+    with pytest.raises(IndexError):
+        data[6]
+
+
+@given(sets)
+def test_shape_mean_std_and_counts(data: LabeledImages) -> None:
+    assert data.shape == tuple(data.images.shape[1:])
+    assert (data.mean, data.std) == (data.normalization.mean, data.normalization.std)
+    counts = data.counts()
+    assert counts.shape == (data.num_classes,)
+    assert counts.dtype == torch.int64
+    for c in range(data.num_classes):
+        own = data.labels[:, c] > 0.5 if data.labels.ndim == 2 else data.labels == c
+        assert int(counts[c]) == int(own.sum())
+
+
+def test_repr_says_what_is_in_it() -> None:
+    images = torch.zeros(4, 1, 8, 9)
+    balanced = LabeledImages(images, torch.tensor([0, 0, 1, 1]), info={"method": "DM", "steps": 3})
+    assert repr(balanced) == "LabeledImages(4 images 1x8x9; 2 classes (2 each); pixels in [0, 1]; method=DM, steps=3)"
+    other = LabeledImages(images, torch.tensor([0, 0, 2, 0]), normalization=HALF, columns={"b": images, "a": images})
+    assert repr(other) == "LabeledImages(4 images 1x8x9; 3 classes (0 to 3 each); mean (0.5) std (0.25); columns a, b)"
+    assert "rows of 7" in repr(LabeledImages(images, torch.zeros(4, 7)))
+    assert repr(balanced[[]]).startswith("LabeledImages(0 images 1x8x9; 2 classes; pixels")
+
+
+def test_info_is_a_copy() -> None:
+    info = {"nested": {"a": [1, 2]}}
+    data = make(info=info)
+    info["nested"]["a"].append(3)
+    assert data.info == {"nested": {"a": [1, 2]}}
+    assert same(copy.deepcopy(data), data)
+
+
+# Pixels and spaces
+
+
+@given(st.integers(0, 4), st.integers(1, 3))
+def test_from_pixels_and_pixels_undo_each_other(n: int, channels: int) -> None:
+    pixels = torch.rand(n, channels, 2, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    data = LabeledImages.from_pixels(pixels, torch.zeros(n, dtype=torch.long), normalization=HALF, num_classes=1)
+    assert torch.allclose(data.images, (pixels - 0.5) / 0.25)
+    assert torch.allclose(data.pixels(), pixels)
+
+
+def test_bytes_are_divided_by_255() -> None:
+    data = LabeledImages.from_pixels(torch.tensor([[[[0, 51, 255]]]], dtype=torch.uint8), torch.tensor([0]))
+    assert data.images.flatten().tolist() == pytest.approx([0, 0.2, 1])
+
+
+@pytest.mark.parametrize("value", [255.0, 1.01, -0.01])
+def test_floats_that_are_no_pixels_are_refused(value: float) -> None:
+    pixels = torch.tensor([0.5, value]).view(1, 1, 1, 2)
+    with pytest.raises(ValueError, match=r"pixels must lie in \[0, 1\].*normalized images to LabeledImages"):
+        LabeledImages.from_pixels(pixels, torch.tensor([0]))
+
+
+def test_pixels_are_clamped_and_renormalizing_is_not() -> None:
+    data = LabeledImages(torch.tensor([-9.0, 0.0, 9.0]).view(1, 1, 1, 3), torch.tensor([0]), normalization=HALF)
+    assert data.pixels().flatten().tolist() == [0.0, 0.5, 1.0]
+    assert data.renormalized(IDENTITY).images.flatten().tolist() == [-1.75, 0.5, 2.75]
+
+
+@given(st.integers(0, 4), st.booleans(), st.booleans())
+def test_renormalizing_there_and_back_changes_nothing(n: int, zca: bool, columns: bool) -> None:
+    data = make(n, zca=zca, columns=columns, dtype=torch.float64)
+    there = data.renormalized(HALF)
+    assert there.normalization == HALF
+    assert torch.allclose(there.pixels(), data.pixels(), atol=1e-5)
+    assert torch.allclose(there.renormalized(data.normalization).images, data.images, atol=1e-5)
+    assert list(there.columns) == list(data.columns)
+
+
+def test_to_converts_images_and_rows_but_not_classes() -> None:
+    moved = make(kind="rows", columns=True).to("cpu", torch.float64)
+    assert (moved.images.dtype, moved.labels.dtype, moved.columns["client"].dtype) == (
+        torch.float64,
+        torch.float64,
+        torch.int64,
+    )
+    assert make().to(dtype=torch.float16).labels.dtype == torch.int64
+
+
+# Joining
+
+
+@given(sets, st.data())
+def test_concatenating_the_parts_gives_the_whole(data: LabeledImages, draw: st.DataObject) -> None:
+    cut = draw.draw(st.integers(0, len(data)))
+    assert same(LabeledImages.concatenate([data[:cut], data[cut:]]), data)
+
+
+def test_concatenate_refuses_what_differs_and_says_how_to_convert() -> None:
+    a = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
+    b = a.replace(normalization=HALF)
+    with pytest.raises(ValueError, match=r"convert one with `b\.renormalized\(a\.normalization\)`"):
+        LabeledImages.concatenate([a, b])
+    assert len(LabeledImages.concatenate([a, b.renormalized(a.normalization)])) == 4
+
+    with pytest.raises(ValueError, match=r"shapes: \(1, 2, 2\) and \(1, 3, 3\); resize"):
+        LabeledImages.concatenate([a, a.replace(images=torch.zeros(2, 1, 3, 3))])
+
+    b = a.replace(num_classes=5)
+    with pytest.raises(ValueError, match=r"counts: 2 and 5; .* `b\.replace\(num_classes=a\.num_classes\)`"):
+        LabeledImages.concatenate([a, b])
+    assert LabeledImages.concatenate([a, b.replace(num_classes=a.num_classes)]).num_classes == 2
+
+    b = a.replace(columns={"x": torch.zeros(2)})
+    with pytest.raises(ValueError, match=r"columns: \[\] and \['x'\]; .* `b\.replace\(columns=\{\.\.\.\}\)`"):
+        LabeledImages.concatenate([a, b])
+
+    b = a.replace(labels=torch.eye(2))
+    with pytest.raises(ValueError, match="class indices and rows; .*one_hot"):
+        LabeledImages.concatenate([a, b])
+    rows = a.replace(labels=torch.nn.functional.one_hot(a.labels, a.num_classes).float())
+    assert LabeledImages.concatenate([rows, b]).labels.shape == (4, 2)
+
+    with pytest.raises(ValueError, match="at least one set, got none"):
+        LabeledImages.concatenate([])
+
+
+# The grid
+
+
+@given(st.integers(1, 7), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3), st.integers(1, 4))
+def test_every_image_is_in_the_grid_in_its_place(n: int, columns: int, padding: int, h: int, w: int) -> None:
+    pixels = torch.rand(n, 2, h, w, generator=torch.Generator().manual_seed(n)) * 0.9
+    sheet = LabeledImages(pixels, torch.zeros(n, dtype=torch.long)).grid(columns, padding)
+    rows = -(-n // columns)
+    assert sheet.shape == (2, padding + rows * (h + padding), padding + columns * (w + padding))
+    white = sheet.clone()
+    for i in range(n):
+        y, x = padding + i // columns * (h + padding), padding + i % columns * (w + padding)
+        assert torch.equal(sheet[:, y : y + h, x : x + w], pixels[i])
+        white[:, y : y + h, x : x + w] = 1
+    assert bool((white == 1).all())
+
+
+def test_the_default_grid_is_ten_wide() -> None:
+    assert make(3, (1, 2, 2)).grid().shape == (1, 2 + 4, 2 + 3 * 4)
+    assert make(11, (1, 2, 2)).grid().shape == (1, 2 + 2 * 4, 2 + 10 * 4)
+    with pytest.raises(ValueError, match="an empty set has no grid"):
+        make(0).grid()
+    with pytest.raises(ValueError, match="padding must be at least 0"):
+        make(1).grid(padding=-1)
+
+
+# Bad input
+
+X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        ((X.long(), Y), {}, TypeError, "images must be floating point"),
+        ((X[0], Y), {}, ValueError, "images must have 4 dimensions"),
+        ((X / 0, Y), {}, ValueError, "images must be finite"),
+        ((X, Y[:1]), {}, ValueError, "labels must have one entry an image"),
+        ((X, Y.float()), {}, TypeError, "labels must be class indices"),
+        ((X, Y - 1), {}, ValueError, "labels must be at least 0"),
+        ((X, Y), {"num_classes": 1}, ValueError, "labels must be below num_classes=1"),
+        ((X, Y), {"num_classes": 2.0}, TypeError, "num_classes must be an int"),
+        ((X[:0], Y[:0]), {}, ValueError, "num_classes must be given for an empty set"),
+        ((X[:0], Y[:0]), {"num_classes": 0}, ValueError, "num_classes must be at least 1"),
+        ((X, torch.zeros(3, 2)), {}, ValueError, "labels must be 2 finite rows"),
+        ((X, torch.full((2, 2), torch.nan)), {}, ValueError, "labels must be 2 finite rows"),
+        ((X, torch.zeros(2, 4)), {"num_classes": 3}, ValueError, "4 columns, but num_classes=3"),
+        ((X, Y), {"normalization": Normalization([0.0] * 3, [1.0] * 3)}, ValueError, "1 channels, normalization has 3"),
+        ((X, Y), {"columns": {"a": torch.zeros(3)}}, ValueError, "column 'a' must have 2 rows"),
+        ((X, Y), {"columns": {"a": torch.tensor(1.0)}}, ValueError, "column 'a' must have 2 rows"),
+        ((X, Y), {"columns": {"a": [1, 2]}}, TypeError, r"column 'a' must be a torch\.Tensor, got list"),
+        ((X, Y), {"info": {"a": X}}, TypeError, "info must be a mapping of JSON values"),
+    ],
+)
+def test_bad_input_is_named(arguments: Any, options: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        LabeledImages(*arguments, **options)
+
+
+def test_from_pixels_refuses_what_the_class_refuses() -> None:
+    with pytest.raises(TypeError, match=r"pixels must be a torch\.Tensor"):
+        LabeledImages.from_pixels([[0.0]], Y)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pixels must have 4 dimensions"):
+        LabeledImages.from_pixels(X[0], Y)
+
+
+# as_set
+
+
+def test_as_set_takes_tensors_or_a_set() -> None:
+    data = LabeledImages(X, Y, num_classes=4, normalization=HALF)
+    assert as_set(data) is data
+    assert as_set(data, num_classes=4, normalization=Normalization([0.5], [0.25])) is data
+    assert same(as_set(X, Y, num_classes=4, normalization=HALF), data)
+    assert as_set(X, Y).normalization == IDENTITY
+
+
+def test_as_set_refuses_contradictions() -> None:
+    data = LabeledImages(X, Y)
+    with pytest.raises(TypeError, match="labels must be left out"):
+        as_set(data, Y)
+    with pytest.raises(TypeError, match="labels must be given"):
+        as_set(X)
+    with pytest.raises(ValueError, match="num_classes=3, but the set has 2"):
+        as_set(data, num_classes=3)
+    with pytest.raises(ValueError, match=r"normalization is mean \(0\.5\) .*, but the set's is pixels"):
+        as_set(data, normalization=HALF)
