@@ -1,1 +1,27 @@
-"""distillkit.generate."""
+"""Image sets that need no data: inverted from a network, drawn from untrained generators, or cut from one image."""
+
+from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
+from distillkit.generate.complement import complement_targets
+from distillkit.generate.crop import Recipe
+from distillkit.generate.decoder import SmallDecoder
+from distillkit.generate.invert import invert
+from distillkit.generate.noise import stylegan_noise, upsampled_gaussian
+from distillkit.generate.patches import Patches
+from distillkit.generate.separability import Separability, separability
+from distillkit.generate.stylegan2 import StyleGAN2
+
+__all__ = [
+    "NoiseDecoder",
+    "Patches",
+    "Recipe",
+    "Separability",
+    "SmallDecoder",
+    "StyleGAN2",
+    "cnn_noise",
+    "complement_targets",
+    "decorrelation",
+    "invert",
+    "separability",
+    "stylegan_noise",
+    "upsampled_gaussian",
+]

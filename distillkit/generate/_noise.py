@@ -1,0 +1,61 @@
+"""What the noise sets share: latents around class means, chunks, and the way from raw values to a set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.normalization import Normalization
+from distillkit.sets import LabeledImages
+
+__all__ = ["around_class_means", "as_noise_set", "in_chunks"]
+
+
+def around_class_means(
+    num_classes: int,
+    per_class: int,
+    shape: tuple[int, ...],
+    mean_std: float,
+    sample_std: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Float [K * n, *shape], class by class: a mean of each class ~ N(0, mean_std^2), samples ~ N(mean, sample_std^2).
+
+    Raises:
+        TypeError, ValueError: fewer than 2 classes or 1 sample, a negative mean_std, a sample_std that is not positive.
+    """
+    check.positive_int(num_classes, "num_classes", least=2)
+    check.positive_int(per_class, "per_class")
+    check.real_number(mean_std, "mean_std", least=0.0)
+    check.real_number(sample_std, "sample_std", above=0.0)
+    means = mean_std * torch.randn(num_classes, *shape, generator=generator)
+    samples = sample_std * torch.randn(num_classes * per_class, *shape, generator=generator)
+    return means.repeat_interleave(per_class, 0).add_(samples)
+
+
+@torch.no_grad()
+def in_chunks(network: Callable[..., Tensor], chunk: int, device: torch.device | str, *inputs: Tensor) -> Tensor:
+    """`network(*inputs)` on `device`, `chunk` rows at a time."""
+    pieces = zip(*(i.split(chunk) for i in inputs), strict=True)
+    return torch.cat([network(*(p.to(device) for p in piece)) for piece in pieces])
+
+
+def as_noise_set(
+    raw: Tensor, num_classes: int, *, clamp: bool, normalization: Normalization | None, **info: Any
+) -> LabeledImages:
+    """Raw images [K * n, C, H, W], class by class, as a set of pixels in [0, 1] in a normalisation.
+
+    Each channel is mapped to [0, 1] by its extremes over the whole set, or all are clamped. Without a `normalization`
+    it is measured on these pixels.
+    """
+    if not clamp:
+        low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)
+        raw = (raw - low) / torch.where(high > low, high - low, 1)
+    pixels = raw.clamp(0, 1)
+    labels = torch.arange(num_classes, device=raw.device).repeat_interleave(len(raw) // num_classes)
+    normalization = Normalization.of(pixels) if normalization is None else normalization
+    return LabeledImages.from_pixels(pixels, labels, num_classes=num_classes, normalization=normalization, info=info)

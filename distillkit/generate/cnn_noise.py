@@ -1,0 +1,154 @@
+"""Class-separable images from small untrained CNNs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from distillkit import check
+from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
+from distillkit.networks.base import build
+from distillkit.normalization import Normalization
+from distillkit.rng import as_generator
+from distillkit.sets import LabeledImages
+
+__all__ = ["NoiseDecoder", "cnn_noise", "decorrelation"]
+
+
+class NoiseDecoder(nn.Module):
+    """Latents float [B, latent] -> images [B, C, size, size] in (-1, 1): VHL's simple CNN.
+
+    A linear layer to 8 maps of a quarter of the size (rounded up), batch norm and ReLU; four transposed 3x3
+    convolutions of `width` maps, each with batch norm and ReLU, the first two doubled; three 5x5 convolutions with
+    ReLU between; tanh.
+
+    Args:
+        size: height and width.
+        channels: C of the images.
+        latent: length of a latent vector.
+        width: maps of the convolutions.
+
+    Raises:
+        TypeError, ValueError: a number that is not positive.
+
+    Paper: Tang et al., "Virtual homogeneity learning" (ICML 2022), appendix C.3, which counts three last
+    convolutions; the released code has four.
+    """
+
+    def __init__(self, size: int = 32, channels: int = 3, *, latent: int = 64, width: int = 64) -> None:
+        super().__init__()
+        self.size = check.positive_int(size, "size")
+        check.positive_int(channels, "channels")
+        check.positive_int(latent, "latent")
+        check.positive_int(width, "width")
+        base = -(-size // 4)
+        layers: list[nn.Module] = [
+            nn.Linear(latent, 8 * base * base),
+            nn.Unflatten(1, (8, base, base)),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+        ]
+        for k in range(4):
+            layers += [
+                nn.ConvTranspose2d(width if k else 8, width, 3, padding=1),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Upsample(scale_factor=2) if k < 2 else nn.Identity(),
+            ]
+        for outputs in (width, width, channels):
+            layers += [nn.Conv2d(width, outputs, 5, padding=2), nn.ReLU()]
+        layers[-1] = nn.Tanh()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Images of `latents`."""
+        return self.layers(latents)[..., : self.size, : self.size]
+
+
+def decorrelation(images: Tensor) -> Tensor:
+    """Sum of the squared covariances between different pixels of a batch [B, C, H, W], divided by their number C*H*W.
+
+    From the B x B products of the centred images, so memory grows with the batch and not with the squared pixels.
+    """
+    rows = images.flatten(1)
+    rows = (rows - rows.mean(0)) / max(1, len(rows) - 1) ** 0.5
+    return ((rows @ rows.T).square().sum() - rows.square().sum(0).square().sum()) / rows.shape[1]
+
+
+def cnn_noise(
+    num_classes: int,
+    per_class: int,
+    size: int = 32,
+    channels: int = 3,
+    *,
+    latent: int = 64,
+    mean_std: float = 0.0,
+    sample_std: float = 1.0,
+    shared: bool = False,
+    decorrelation_steps: int = 0,
+    width: int = 64,
+    clamp: bool = False,
+    normalization: Normalization | None = None,
+    chunk: int = 16,
+    device: torch.device | str = "cpu",
+    generator: int | torch.Generator = 0,
+) -> LabeledImages:
+    """Images of small untrained CNNs, one for each class, or one for all with another latent mean in each class.
+
+    Latents are drawn as in `stylegan_noise`. Batch norm uses the statistics of up to 256 of a network's latents.
+
+    Args:
+        latent: length of a latent vector (VHL's paper: 64; its release: 8).
+        mean_std: of the class means; 0 as released, where the networks alone tell the classes apart.
+        shared: one network for all classes; then mean_std must be above 0.
+        decorrelation_steps: SGD steps (lr .01, momentum .9, weight decay 1e-4, 128 of the latents each) on each
+            network that make its output pixels less correlated, so that its images differ more; 50 as released. A step
+            at 32x32 costs about a second.
+        width: maps of the convolutions.
+        num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator: as in
+            `stylegan_noise`.
+
+    Returns:
+        As `stylegan_noise`.
+
+    Raises:
+        TypeError, ValueError: what is wrong with which argument.
+
+    Paper: VHL (ICML 2022), appendix C.3. Deviations: as in `stylegan_noise`; momentum acts over the steps, where the
+    release makes a new optimiser for each; the scale of its decorrelation loss is not documented, ours is in
+    `decorrelation`.
+    """
+    check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
+    check.positive_int(chunk, "chunk")
+    if shared and not mean_std:
+        raise ValueError("mean_std must be greater than 0 with shared=True, for nothing else tells the classes apart")
+    generator = as_generator(generator)
+    latents = around_class_means(num_classes, per_class, (latent,), mean_std, sample_std, generator).to(device)
+    raw = []
+    for own in [latents] if shared else latents.split(per_class):
+        network = build(lambda: NoiseDecoder(size, channels, latent=latent, width=width), generator).to(device)
+        _decorrelate(network, own, decorrelation_steps, generator)
+        _calibrate(network, own, generator)
+        raw.append(in_chunks(network.eval(), chunk, device, own))
+    info = {"mean_std": mean_std, "sample_std": sample_std, "shared": shared, "width": width}
+    return as_noise_set(
+        torch.cat(raw), num_classes, clamp=clamp, normalization=normalization, method="cnn_noise", **info
+    )
+
+
+def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: torch.Generator) -> None:
+    sgd = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    for _ in range(steps):
+        some = torch.randint(len(latents), (128,), generator=generator).to(latents.device)
+        sgd.zero_grad()
+        decorrelation(network(latents[some])).backward()
+        sgd.step()
+
+
+@torch.no_grad()
+def _calibrate(network: nn.Module, latents: Tensor, generator: torch.Generator) -> None:
+    """Make batch norm's running statistics those of (up to) 256 latents, so that chunks change no result."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    network(latents[torch.randperm(len(latents), generator=generator)[:256].to(latents.device)])

@@ -1,0 +1,115 @@
+"""How well classifiers tell the classes of a set apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from distillkit import check
+from distillkit.networks.base import NetworkFactory, build
+from distillkit.networks.convnet import ConvNet
+from distillkit.rng import as_generator
+from distillkit.sets import LabeledImages, as_set
+
+__all__ = ["Separability", "separability"]
+
+
+@dataclass(frozen=True)
+class Separability:
+    """Accuracies in [0, 1] on the half of a set that was not trained on.
+
+    Attributes:
+        linear_probe: of logistic regression on the pixels.
+        small_net: of a small network.
+        chance: of always naming the largest class.
+    """
+
+    linear_probe: float
+    small_net: float
+    chance: float
+
+
+def separability(
+    images: Tensor | LabeledImages,
+    labels: Tensor | None = None,
+    *,
+    network: NetworkFactory | None = None,
+    epochs: int = 10,
+    lr: float = 0.003,
+    batch: int = 32,
+    generator: int | torch.Generator = 0,
+) -> Separability:
+    """Train a linear probe and a small network on half of a set, test them on the other half.
+
+    VHL's theorem asks of virtual data that it be separable; the paper does not measure it.
+
+    Args:
+        images, labels: a set, or float [N, C, H, W] and class indices [N]; at least two images of each class.
+        network: makes the small network. Default: a ConvNet of width 32 and depth 3, less for images below 16 pixels.
+        epochs, lr, batch: of Adam for the network.
+        generator: draws the halves (half of each class, rounded up, is trained on), the network and the batches.
+
+    Raises:
+        TypeError, ValueError: what is wrong with which argument; label rows; a class with a single image.
+    """
+    data = as_set(images, labels)
+    check.positive_int(epochs, "epochs")
+    check.positive_int(batch, "batch")
+    check.real_number(lr, "lr", above=0.0)
+    if data.labels.ndim != 1 or not len(data):
+        raise ValueError(f"labels must be class indices of at least 2 images, got shape {list(data.labels.shape)}")
+    counts = data.counts()
+    if int((counts == 1).sum()):
+        raise ValueError(f"each class must have at least 2 images, class {int((counts == 1).nonzero()[0])} has 1")
+    generator = as_generator(generator)
+    halves: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for c in counts.nonzero().flatten():
+        mixed = torch.randperm(int(counts[c]), generator=generator).to(counts.device)
+        members = (data.labels == c).nonzero().flatten()[mixed]
+        for half, part in zip(halves, members.split(-(-len(members) // 2)), strict=True):
+            half.append(part)
+    train, test = data[torch.cat(halves[0])], data[torch.cat(halves[1])]
+    return Separability(
+        linear_probe=_linear_probe(train, test),
+        small_net=_small_net(train, test, network, epochs, lr, batch, generator),
+        chance=float(test.counts().max()) / len(test),
+    )
+
+
+def _linear_probe(train: LabeledImages, test: LabeledImages) -> float:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200, C=0.01, tol=1e-3))
+    (a, b), (c, d) = ([t.detach().cpu().numpy() for t in (s.images.flatten(1), s.labels)] for s in (train, test))
+    return float(probe.fit(a, b).score(c, d))
+
+
+def _small_net(
+    train: LabeledImages,
+    test: LabeledImages,
+    network: NetworkFactory | None,
+    epochs: int,
+    lr: float,
+    batch: int,
+    generator: torch.Generator,
+) -> float:
+    shape, k = train.shape, train.num_classes
+    depth = max(1, min(3, int(math.log2(min(shape[1:]))) - 1))
+    model = build(network or (lambda: ConvNet(shape, k, width=32, depth=depth)), generator).to(train.images).train()
+    adam = torch.optim.Adam(model.parameters(), lr=lr)
+    for _ in range(epochs):
+        for piece in torch.randperm(len(train), generator=generator).split(batch):
+            some = train[piece.to(train.labels.device)]
+            adam.zero_grad()
+            F.cross_entropy(model(some.images), some.labels).backward()
+            adam.step()
+    model.eval()
+    with torch.no_grad():
+        right = [int((model(x).argmax(1) == y).sum()) for x, y in zip(test.images.split(64), test.labels.split(64))]
+    return sum(right) / len(test)

@@ -1,0 +1,167 @@
+"""The synthesis network of StyleGAN2 with random weights, in plain PyTorch operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distillkit import check
+
+__all__ = ["StyleGAN2", "pyramid"]
+
+_SLOPE, _GAIN = 0.2, math.sqrt(2)
+
+
+def pyramid(size: int) -> tuple[int, int]:
+    """(base, doublings): `base` in 4..8 pixels, doubled so often, is the smallest such size that covers `size`."""
+    doublings = max(0, int(math.log2(size / 4)))
+    return -(-size // 2**doublings), doublings
+
+
+class _Dense(nn.Module):
+    """Equalised linear layer: weights N(0, 1) / sqrt(fan in), a constant bias."""
+
+    def __init__(self, inputs: int, outputs: int, bias: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = bias
+
+    def initialize(self, generator: torch.Generator) -> None:
+        _draw(self.weight, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T / math.sqrt(self.weight.shape[1]) + self.bias
+
+
+class _ModulatedConv(nn.Module):
+    """Convolution whose input maps are scaled by a style, and whose output maps are scaled back (Eq. 1 and 3).
+
+    Scaling maps instead of weights gives the same numbers with one shared kernel for the whole batch.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, latent: int, *, up: bool = False, demodulate: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
+        self.style = _Dense(latent, inputs, bias=1.0)
+        self.up, self.demodulate = up, demodulate
+
+    def initialize(self, generator: torch.Generator) -> None:
+        _draw(self.weight, generator)
+
+    def forward(self, x: Tensor, w: Tensor) -> Tensor:
+        style = self.style(w)
+        weight = self.weight / math.sqrt(self.weight[0].numel())
+        x = x * style[:, :, None, None]
+        if self.up:
+            x = _blur(F.conv_transpose2d(x, weight.transpose(0, 1), stride=2))
+        else:
+            x = F.conv2d(x, weight, padding=weight.shape[2] // 2)
+        if self.demodulate:
+            squared = style.square() @ weight.square().sum((2, 3)).T
+            x = x * (squared + 1e-8).rsqrt()[:, :, None, None]
+        return x
+
+
+class StyleGAN2(nn.Module):
+    """Latents [B, latent] -> images [B, C, size, size] of an untrained StyleGAN2 with skip connections.
+
+    A mapping of PixelNorm and `depth` linear layers; a learned constant of 4x4 pixels (or 5x5 to 7x7, where doubling
+    that gives `size`; 28 is 7 doubled twice; any other size is the centre of the next larger one); two modulated 3x3
+    convolutions at each resolution, the first of which doubles it with the blur [1, 3, 3, 1]; the sum of each
+    resolution's 1x1 RGB output. The images are unbounded. Weights are N(0, 1), scaled at run time; biases
+    are left out, for they are zero before training, and so are the gains of the noise: see `forward`.
+
+    Args:
+        size: height and width, at least 4.
+        channels: C of the images.
+        latent: length of a latent vector.
+        width: maps up to 32 pixels; halved with each doubling above (the paper's for channel multiplier 1: 512).
+        depth: layers of the mapping.
+
+    Raises:
+        TypeError, ValueError: a number that is too small.
+
+    Paper: Karras et al., "Analyzing and improving the image quality of StyleGAN" (CVPR 2020), section 2 and figure 2;
+    skip connections of section 4.1. No custom CUDA operation is needed.
+    """
+
+    def __init__(
+        self, size: int = 32, channels: int = 3, *, latent: int = 64, width: int = 512, depth: int = 1
+    ) -> None:
+        super().__init__()
+        self.size = check.positive_int(size, "size", least=4)
+        check.positive_int(channels, "channels")
+        check.positive_int(latent, "latent")
+        check.positive_int(width, "width", least=4)
+        check.positive_int(depth, "depth")
+        base, doublings = pyramid(size)
+        sides = [base * 2**k for k in range(doublings + 1)]
+        maps = [max(4, min(width, width * 32 // side)) for side in sides]
+        self.mapping = nn.ModuleList(_Dense(latent, latent, bias=0.0) for _ in range(depth))
+        self.constant = nn.Parameter(torch.empty(1, maps[0], base, base))
+        self.convs = nn.ModuleList([_ModulatedConv(maps[0], maps[0], 3, latent)])
+        self.colours = nn.ModuleList([_ModulatedConv(maps[0], channels, 1, latent, demodulate=False)])
+        self.noise_sides = [base]
+        for before, here, side in zip(maps, maps[1:], sides[1:], strict=False):
+            self.convs.append(_ModulatedConv(before, here, 3, latent, up=True))
+            self.convs.append(_ModulatedConv(here, here, 3, latent))
+            self.colours.append(_ModulatedConv(here, channels, 1, latent, demodulate=False))
+            self.noise_sides += [side, side]
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw the constant (the layers draw their own weights)."""
+        _draw(self.constant, generator)
+
+    def forward(self, z: Tensor, noise: Sequence[Tensor] | None = None, noise_gain: float = 0.0) -> Tensor:
+        """Images of latents `z`.
+
+        Args:
+            z: float [B, latent]; only its direction counts (PixelNorm).
+            noise: one float [B, 1, side, side] for each of `noise_sides`, added before the activations.
+            noise_gain: what the noise is multiplied with; training starts at 0.
+        """
+        w = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
+        for layer in self.mapping:
+            w = _activate(layer(w))
+        x, image = self.constant.expand(len(z), -1, -1, -1), None
+        for k, conv in enumerate(self.convs):
+            x = conv(x, w)
+            if noise is not None:
+                x = x + noise_gain * noise[k]
+            x = _activate(x)
+            if k % 2 == 0:
+                colours = self.colours[k // 2](x, w)
+                image = colours if image is None else _double(image) + colours
+        assert image is not None
+        margin = (image.shape[-1] - self.size) // 2
+        return image[..., margin : margin + self.size, margin : margin + self.size]
+
+
+def _activate(x: Tensor) -> Tensor:
+    return F.leaky_relu(x, _SLOPE) * _GAIN
+
+
+@torch.no_grad()
+def _draw(parameter: nn.Parameter, generator: torch.Generator) -> None:
+    parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+
+def _kernel(x: Tensor) -> Tensor:
+    """The blur [1, 3, 3, 1] in both directions, [C, 1, 4, 4]; it sums to 4, for every other pixel was zero."""
+    line = x.new_tensor([1.0, 3.0, 3.0, 1.0]) / 4
+    return torch.outer(line, line).expand(x.shape[1], 1, 4, 4)
+
+
+def _blur(x: Tensor) -> Tensor:
+    """From the [2H + 1, 2W + 1] of a transposed convolution to [2H, 2W]."""
+    return F.conv2d(x, _kernel(x), padding=1, groups=x.shape[1])
+
+
+def _double(image: Tensor) -> Tensor:
+    return F.conv_transpose2d(image, _kernel(image), stride=2, padding=1, groups=image.shape[1])

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from distillkit.generate._noise import around_class_means
+from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
+from distillkit.generate.noise import stylegan_noise, upsampled_gaussian
+from distillkit.generate.stylegan2 import StyleGAN2, pyramid
+from distillkit.networks import build
+from distillkit.normalization import Normalization
+from distillkit.rng import as_generator
+from distillkit.sets import LabeledImages
+
+MAKERS: dict[str, Callable[..., LabeledImages]] = {
+    "stylegan": lambda *a, **o: stylegan_noise(*a, **{"width": 8, "latent": 16, **o}),
+    "gaussian": upsampled_gaussian,
+    "cnn": lambda *a, **o: cnn_noise(*a, **{"width": 4, **o}),
+    "shared": lambda *a, **o: cnn_noise(*a, **{"width": 4, "shared": True, "mean_std": 1.0, **o}),
+}
+
+
+def generator_network(size: int = 8, **options: Any) -> StyleGAN2:
+    network = build(lambda: StyleGAN2(size, **{"latent": 6, "width": 5, **options}), 1)
+    assert isinstance(network, StyleGAN2)
+    return network
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=as_generator(seed))
+
+
+def modulated_by_hand(conv: Any, x: Tensor, w: Tensor) -> Tensor:
+    """Eq. 1 and 3 with a kernel of its own for each image; up: zeros between pixels, convolution, blur."""
+    line = torch.tensor([1.0, 3.0, 3.0, 1.0])
+    blur = (torch.outer(line, line) / 16).expand(conv.weight.shape[0], 1, 4, 4)
+    images = []
+    for image, latent in zip(x, w, strict=True):
+        style = conv.style.weight @ latent / math.sqrt(len(latent)) + 1
+        kernel = conv.weight / math.sqrt(conv.weight[0].numel()) * style[None, :, None, None]
+        if conv.demodulate:
+            kernel = kernel / (kernel.square().sum((1, 2, 3), keepdim=True) + 1e-8).sqrt()
+        if conv.up:
+            spread = image.new_zeros(len(image), 2 * image.shape[1] - 1, 2 * image.shape[2] - 1)
+            spread[:, ::2, ::2] = image
+            y = F.conv2d(F.conv2d(spread[None], kernel.flip(2, 3), padding=2), blur, padding=1, groups=len(kernel))
+        else:
+            y = F.conv2d(image[None], kernel, padding=kernel.shape[-1] // 2)
+        images.append(y)
+    return torch.cat(images)
+
+
+def generated_by_hand(network: StyleGAN2, z: Tensor, noise: list[Tensor], gain: float) -> Tensor:
+    w = z / z.square().mean(1, keepdim=True).sqrt()
+    for layer in network.mapping:
+        w = F.leaky_relu(w @ layer.weight.T / math.sqrt(w.shape[1]), 0.2) * math.sqrt(2)  # type: ignore[operator,union-attr]
+    x = network.constant.expand(len(z), -1, -1, -1)
+    sums = []
+    for k, conv in enumerate(network.convs):
+        x = F.leaky_relu(modulated_by_hand(conv, x, w) + gain * noise[k], 0.2) * math.sqrt(2)
+        if k % 2 == 0:
+            sums.append(modulated_by_hand(network.colours[k // 2], x, w))
+    image = sums[0]
+    for colours in sums[1:]:
+        spread = torch.zeros(*image.shape[:2], 2 * image.shape[2], 2 * image.shape[3])
+        spread[:, :, ::2, ::2] = image
+        line = torch.tensor([1.0, 3.0, 3.0, 1.0])
+        blur = (torch.outer(line, line) / 16).expand(image.shape[1], 1, 4, 4)
+        image = F.conv2d(F.pad(spread, (2, 1, 2, 1)), blur, groups=image.shape[1]) + colours
+    return image
+
+
+@torch.no_grad()
+def test_the_generator_follows_the_equations_of_stylegan2() -> None:
+    network = generator_network(16, depth=2)
+    z = normal(3, 6)
+    noise = [normal(3, 1, s, s, seed=s) for s in network.noise_sides]
+    made = network(z, noise, 0.7)
+    assert made.shape == (3, 3, 16, 16)
+    assert torch.allclose(made, generated_by_hand(network, z, noise, 0.7), atol=1e-4)
+
+
+@torch.no_grad()
+def test_only_the_direction_of_a_latent_counts_and_noise_of_gain_zero_is_inert() -> None:
+    network = generator_network()
+    z = normal(4, 6)
+    noise = [normal(4, 1, s, s) for s in network.noise_sides]
+    assert torch.allclose(network(z), network(3 * z), atol=1e-5)
+    assert torch.equal(network(z), network(z, noise, 0.0))
+    assert not torch.allclose(network(z), network(z, noise, 0.1), atol=1e-3)
+    assert not torch.allclose(network(z), network(-z), atol=1e-3)
+
+
+@given(st.integers(4, 300))
+def test_the_pyramid_covers_a_size_tightly(size: int) -> None:
+    base, doublings = pyramid(size)
+    assert 4 <= base <= 8
+    assert base * 2**doublings - 2**doublings < size <= base * 2**doublings
+
+
+@pytest.mark.parametrize(("size", "base"), [(4, 4), (28, 7), (32, 4), (48, 6), (64, 4)])
+def test_usual_sizes_are_generated_whole(size: int, base: int) -> None:
+    assert pyramid(size)[0] * 2 ** pyramid(size)[1] == size
+    assert pyramid(size)[0] == base
+
+
+def test_maps_halve_above_32_pixels() -> None:
+    network = StyleGAN2(128, width=16, latent=2)
+    assert [conv.weight.shape[0] for conv in network.convs] == [16, 16, 16, 16, 16, 16, 16, 8, 8, 4, 4]  # type: ignore[union-attr,index]
+
+
+def test_latents_lie_around_class_means() -> None:
+    latents = around_class_means(40, 50, (30,), 0.5, 0.2, as_generator(0)).view(40, 50, 30)
+    means = latents.mean(1)
+    assert float(means.std()) == pytest.approx(0.5, rel=0.1)
+    assert float((latents - means[:, None]).std()) == pytest.approx(0.2, rel=0.05)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("size", "channels"), [(8, 3), (14, 1), (13, 5)])
+def test_a_noise_set_is_scaled_and_standardised(
+    name: str, size: int, channels: int, global_rng_untouched: None
+) -> None:
+    made = MAKERS[name](3, 4, size, channels)
+    pixels = made.normalization.decode(made.images).transpose(0, 1).flatten(1)
+    assert made.images.shape == (12, channels, size, size)
+    assert made.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert torch.allclose(pixels.amin(1), torch.zeros(channels), atol=1e-5)
+    assert torch.allclose(pixels.amax(1), torch.ones(channels), atol=1e-5)
+    assert torch.allclose(made.images.mean((0, 2, 3)), torch.zeros(channels), atol=1e-4)
+    assert torch.allclose(made.images.std((0, 2, 3), correction=0), torch.ones(channels), atol=1e-4)
+    assert made.info["mean_std"] >= 0
+    assert len({tuple(x.flatten().tolist()) for x in made.images}) == 12
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_equal_seeds_give_equal_bits(name: str) -> None:
+    make, half = MAKERS[name], Normalization((0.5,), (0.25,))
+    first, again, other = (make(2, 3, 8, generator=seed, normalization=half) for seed in (4, 4, 5))
+    assert torch.equal(first.images, again.images)
+    assert not torch.allclose(first.images, other.images, atol=1e-3)
+    assert first.normalization == half
+    if name != "gaussian":
+        assert torch.allclose(make(2, 3, 8, generator=4, normalization=half, chunk=2).images, first.images, atol=1e-5)
+
+
+def test_the_released_clamp_saturates_where_scaling_does_not() -> None:
+    scaled, clamped = (MAKERS["stylegan"](4, 6, clamp=clamp).pixels() for clamp in (False, True))
+
+    def saturated(pixels: Tensor) -> float:
+        return float(((pixels <= 0) | (pixels >= 1)).float().mean())
+
+    assert saturated(scaled) < 0.01
+    assert saturated(clamped) > 0.3
+    raw = MAKERS["gaussian"](4, 6, clamp=True).pixels()
+    assert float((raw == 0).float().mean()) == pytest.approx(0.5, abs=0.1), "the clamp removes the negative half"
+
+
+def test_upsampled_gaussian_is_an_affine_map_of_enlarged_noise() -> None:
+    small = around_class_means(3, 4, (2, 8, 8), 1.0, 0.5, as_generator(9))
+    large = F.interpolate(small, (20, 20), mode="bilinear")
+    pixels = upsampled_gaussian(3, 4, 20, 2, generator=9).pixels()
+    for channel in range(2):
+        pair = torch.stack([large[:, channel].flatten(), pixels[:, channel].flatten()])
+        assert float(torch.corrcoef(pair)[0, 1]) == pytest.approx(1, abs=1e-5)
+
+
+def spread(made: LabeledImages) -> float:
+    """Distance between class means over the distance of images to their class mean."""
+    means = torch.stack([made.images[made.labels == k].mean(0) for k in range(made.num_classes)])
+    return float((means - means.mean(0)).norm() / (made.images - means[made.labels]).norm())
+
+
+@pytest.mark.parametrize("name", ["stylegan", "gaussian", "shared"])
+def test_mean_std_over_sample_std_says_how_far_classes_are_apart(name: str) -> None:
+    near, far = (MAKERS[name](4, 12, 16, mean_std=m, sample_std=0.5) for m in (0.2, 1.0))
+    assert spread(far) > 1.5 * spread(near)
+
+
+def test_active_noise_gives_each_class_a_picture() -> None:
+    quiet, loud = (
+        stylegan_noise(3, 5, 16, width=8, noise_gain=gain, mean_std=2.0, sample_std=0.1) for gain in (0.0, 2.0)
+    )
+    fine = [s.images.diff(dim=-1) for s in (quiet, loud)]
+    assert float(fine[1].square().mean()) > 3 * float(fine[0].square().mean())
+    means = torch.stack([fine[1][loud.labels == k].mean(0) for k in range(3)])
+    assert float(means.square().mean()) > 0.9 * float(fine[1].square().mean()), (
+        "the grain is the class's, not the image's"
+    )
+
+
+@given(st.integers(2, 6), st.integers(1, 3))
+def test_decorrelation_is_the_sum_of_squared_covariances(batch: int, side: int) -> None:
+    images = normal(batch, 2, side, 3, seed=batch).double()
+    covariance = torch.cov(images.flatten(1).T).reshape(images[0].numel(), -1)
+    off = covariance - covariance.diag().diag()
+    assert torch.allclose(decorrelation(images), off.square().sum() / len(off))
+
+
+def test_decorrelation_steps_act_and_one_image_has_no_covariance() -> None:
+    plain, trained = (cnn_noise(2, 4, 8, width=4, decorrelation_steps=s, generator=0) for s in (0, 3))
+    assert not torch.allclose(plain.images, trained.images, atol=1e-3)
+    assert float(decorrelation(normal(1, 1, 2, 2))) == 0
+
+    network = build(lambda: NoiseDecoder(8, 1, latent=4, width=4), 0)
+    latents = normal(64, 4)
+    before = decorrelation(network(latents))
+    sgd = torch.optim.SGD(network.parameters(), lr=0.05)
+    for _ in range(20):
+        sgd.zero_grad()
+        decorrelation(network(latents)).backward()
+        sgd.step()
+    assert decorrelation(network(latents)) < before
+
+
+def test_the_noise_decoder_has_the_layers_of_the_paper() -> None:
+    kinds = [type(layer) for layer in NoiseDecoder().layers]
+    assert kinds.count(nn.ConvTranspose2d) == 4
+    assert kinds.count(nn.Conv2d) == 3
+    assert kinds.count(nn.Upsample) == 2
+    images = build(lambda: NoiseDecoder(30, 2, latent=3, width=4), 0)(normal(5, 3))
+    assert images.shape == (5, 2, 30, 30)
+    assert images.abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    ("match", "options"),
+    [
+        ("num_classes must be at least 2", {"num_classes": 1}),
+        ("per_class", {"per_class": 0}),
+        ("size", {"size": 0}),
+        ("channels", {"channels": 0}),
+        ("mean_std", {"mean_std": -1.0}),
+        ("sample_std", {"sample_std": 0.0}),
+        ("generator must be", {"generator": "0"}),
+    ],
+)
+def test_bad_arguments_are_named(name: str, match: str, options: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError), match=match):
+        MAKERS[name](**{"num_classes": 2, "per_class": 2, "size": 8, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: stylegan_noise(2, 2, 3), "size must be at least 4"),
+        (lambda: stylegan_noise(2, 2, width=3), "width"),
+        (lambda: stylegan_noise(2, 2, latent=0), "latent"),
+        (lambda: stylegan_noise(2, 2, noise_gain=-1.0), "noise_gain"),
+        (lambda: stylegan_noise(2, 2, chunk=0), "chunk"),
+        (lambda: StyleGAN2(depth=0), "depth"),
+        (lambda: upsampled_gaussian(2, 2, base=0), "base"),
+        (lambda: cnn_noise(2, 2, width=0), "width"),
+        (lambda: cnn_noise(2, 2, decorrelation_steps=-1), "decorrelation_steps"),
+        (lambda: cnn_noise(2, 2, shared=True), "mean_std must be greater than 0 with shared=True"),
+    ],
+)
+def test_bad_options_are_named(make: Callable[[], Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()

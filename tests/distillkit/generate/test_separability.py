@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distillkit.generate.noise import upsampled_gaussian
+from distillkit.generate.separability import separability
+from distillkit.rng import as_generator
+
+EASY = upsampled_gaussian(3, 24, 16, 2)
+
+
+def test_separable_classes_are_told_apart(global_rng_untouched: None) -> None:
+    found = separability(EASY)
+    assert found.linear_probe > 0.9
+    assert found.small_net > 0.9
+    assert found.chance == pytest.approx(1 / 3)
+    assert separability(*EASY) == found
+
+
+def test_labels_that_mean_nothing_are_not() -> None:
+    noise = torch.randn(120, 1, 8, 8, generator=as_generator(0))
+    found = separability(noise, torch.arange(120) % 2, epochs=3)
+    assert abs(found.linear_probe - 0.5) < 0.2
+    assert abs(found.small_net - 0.5) < 0.2
+    assert found.chance == 0.5
+
+
+def test_it_tests_on_images_that_it_did_not_train_on() -> None:
+    """A nearest neighbour of the training half would be perfect on it."""
+    noise = torch.randn(40, 3, 16, 16, generator=as_generator(0))
+    assert separability(noise, torch.arange(40) % 4, epochs=1).linear_probe < 0.6
+
+
+def test_your_own_network_and_unbalanced_classes_with_one_missing() -> None:
+    images = torch.cat([EASY.images[:24], EASY.images[48:57]])
+    labels = torch.tensor([0] * 24 + [2] * 9)
+    found = separability(
+        images, labels, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(512, 3)), generator=as_generator(1)
+    )
+    assert found.chance == 12 / 16, "of an odd class the larger half is trained on"
+    assert found.linear_probe > 0.9
+
+
+@pytest.mark.parametrize(
+    ("match", "options"),
+    [
+        ("each class must have at least 2 images, class 1 has 1", {"labels": torch.tensor([0, 0, 1])}),
+        ("labels must be class indices", {"labels": torch.ones(3, 2)}),
+        ("epochs", {"epochs": 0}),
+        ("batch", {"batch": 0}),
+        ("lr", {"lr": 0.0}),
+    ],
+)
+def test_bad_arguments_are_named(match: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=match):
+        separability(**{"images": EASY.images[:3], "labels": torch.tensor([0, 0, 0]), **options})
