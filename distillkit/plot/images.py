@@ -161,11 +161,11 @@ def pixel_histogram(
         ax.set(xlabel="pixel value", ylabel="pixels per bin (%)", xlim=(0, 1))
         if len(styles) > 1:
             ax.legend(fontsize=8)
-    for ax in drawn:
+    for ax in drawn if high else ():
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.4)))
-        ax.set_ylim(0.7 * low, 1.5 * max(high, low))
+        ax.set_ylim(0.7 * low, 1.5 * high)
     return figure
 
 

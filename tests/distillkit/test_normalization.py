@@ -104,7 +104,7 @@ def test_other_channels_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
 def test_integer_pixels_are_refused_not_truncated(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match="must be floating point, got torch.*divide uint8 pixels by 255"):
+    with pytest.raises(TypeError, match=r"must be floating point, got torch.*divide uint8 pixels by 255"):
         Normalization([0.5], [0.25]).encode(torch.ones(1, 1, 2, 2, dtype=dtype))
 
 

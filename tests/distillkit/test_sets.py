@@ -117,7 +117,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="cannot write .*nowhere"):
+    with pytest.raises(OSError, match=r"cannot write .*nowhere"):
         make().save(tmp_path / "nowhere" / "set.safetensors")
 
 
@@ -171,12 +171,8 @@ def test_a_subset_takes_the_rows_of_everything(data: LabeledImages, draw: st.Dat
     wanted = data.replace(
         images=data.images[rows], labels=data.labels[rows], columns={k: v[rows] for k, v in data.columns.items()}
     )
-    for index in (
-        rows,
-        torch.tensor(rows, dtype=torch.long),
-        torch.tensor(mask, dtype=torch.bool),
-        np.array(rows, int),
-    ):
+    numbers, chosen = torch.tensor(rows, dtype=torch.long), torch.tensor(mask, dtype=torch.bool)
+    for index in (rows, numbers, chosen, np.array(rows, int)):
         assert same(data[index], wanted)
     if n:
         assert same(data[mask], wanted)
@@ -301,7 +297,7 @@ def test_concatenate_refuses_what_differs_and_says_how_to_convert() -> None:
         LabeledImages.concatenate([a, b])
 
     b = a.replace(labels=torch.eye(2))
-    with pytest.raises(ValueError, match="class indices and rows; .*one_hot"):
+    with pytest.raises(ValueError, match=r"class indices and rows; .*one_hot"):
         LabeledImages.concatenate([a, b])
     rows = a.replace(labels=torch.nn.functional.one_hot(a.labels, a.num_classes).float())
     assert LabeledImages.concatenate([rows, b]).labels.shape == (4, 2)

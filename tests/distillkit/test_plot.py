@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import io
+import statistics
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from distillkit import LabeledImages, Normalization, plot
+from distillkit.losses import rbf_mmd
+
+G = torch.Generator().manual_seed(0)
+SHIFTED = Normalization([0.5], [0.25])
+
+
+def make(n: int = 12, channels: int = 1, size: int = 4, k: int = 3, classes: list[int] | None = None) -> LabeledImages:
+    labels = torch.arange(n) % k if classes is None else torch.tensor(classes)
+    return LabeledImages(torch.rand(n, channels, size, size, generator=G), labels, num_classes=k)
+
+
+def sheet(figure: Figure) -> Tensor:
+    """The pixels that the figure's one picture shows, [H, W, 3]."""
+    (image,) = figure.axes[0].get_images()
+    return torch.as_tensor(image.get_array())
+
+
+def texts(figure: Figure) -> str:
+    import matplotlib.text
+
+    return "\n".join(t.get_text() for t in figure.findobj(matplotlib.text.Text) if t.get_visible())
+
+
+def two_clients(n: int = 8, d: int = 5) -> dict[str, Tensor]:
+    return {"a": torch.randn(n, d, generator=G), "b": torch.randn(n, d, generator=G) + 2}
+
+
+HISTORY: Any = {"m": [[{"round": 1, "accuracy": 0.5}]]}
+
+PICTURES: dict[str, Any] = {
+    "grid": lambda ax=None: plot.grid(make(), ax=ax),
+    "real_and_synthetic": lambda ax=None: plot.real_and_synthetic(make(), make(), ax=ax),
+    "selection": lambda ax=None: plot.selection(make(), torch.tensor([0, 5]), ax=ax),
+    "pixel_histogram": lambda ax=None: plot.pixel_histogram({"a": make()}, axes=ax),
+    "tsne": lambda ax=None: plot.tsne(two_clients(), {"a": torch.arange(8) % 2, "b": torch.arange(8) % 3}, ax=ax),
+    "mmd_table": lambda ax=None: plot.mmd_table(two_clients(), axes=ax),
+    "partition": lambda ax=None: plot.partition(torch.tensor([0, 1, 1]), [torch.tensor([0]), torch.tensor([2])], ax=ax),
+    "curves": lambda ax=None: plot.curves(HISTORY, ax=ax),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_new_figure_can_be_saved_and_says_what_it_shows(name: str, tmp_path: Any, global_rng_untouched: None) -> None:
+    figure = PICTURES[name]()
+    assert isinstance(figure, Figure)
+    figure.savefig(tmp_path / "picture.png", dpi=50)
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+    if name != "selection":
+        assert figure.axes[0].get_ylabel() or name == "mmd_table"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_given_axis_is_drawn_into(name: str) -> None:
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert PICTURES[name](right) is figure
+    assert right.has_data()
+    assert not left.has_data()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_plot_needs_pyplot(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it now fails
+    PICTURES[name]().savefig(io.BytesIO(), dpi=20)
+
+
+# Images
+
+
+def test_grid_shows_every_class_in_its_row() -> None:
+    data = make(5, k=3, classes=[2, 0, 0, 2, 0])
+    shown = sheet(plot.grid(data, per_class=2))
+    h = 4 + 2
+    assert shown.shape[:2] == (3 * h, 2 * h)
+    for row, column, index in ((0, 0, 1), (0, 1, 2), (2, 0, 0), (2, 1, 3)):
+        cell = shown[row * h + 1 : row * h + 5, column * h + 1 : column * h + 5]
+        assert torch.allclose(cell, data.images[index, 0].unsqueeze(2).expand(-1, -1, 3))
+    assert bool((shown[h : 2 * h] == 1).all())  # nobody is of class 1
+    names = [t.get_text() for t in plot.grid(data, classes=["x", "y", "z"]).axes[0].get_yticklabels()]
+    assert names == ["x", "y", "z"]
+
+
+def test_grid_draws_pixels_whatever_the_normalization_and_channels() -> None:
+    data = make(3)
+    moved = data.renormalized(SHIFTED)
+    assert torch.allclose(sheet(plot.grid(data)), sheet(plot.grid(moved)), atol=1e-6)
+    five = make(1, channels=5, k=1)
+    grey = sheet(plot.grid(five))[1:5, 1:5]
+    assert torch.allclose(grey, five.images[0].mean(0).unsqueeze(2).expand(-1, -1, 3), atol=1e-6)
+    colour = make(1, channels=3, k=1)
+    assert torch.allclose(sheet(plot.grid(colour))[1:5, 1:5], colour.images[0].permute(1, 2, 0))
+
+
+def test_grid_takes_tensors_and_label_rows() -> None:
+    data = make(4, k=2)
+    rows = torch.nn.functional.one_hot(data.labels, 2).float()
+    assert torch.equal(sheet(plot.grid(data.images, data.labels)), sheet(plot.grid(data.images, rows)))
+
+
+def test_real_stands_left_of_synthetic() -> None:
+    real, synthetic = make(2, k=1), make(3, k=1)
+    figure = plot.real_and_synthetic(real, synthetic.renormalized(SHIFTED), per_class=3)
+    shown = sheet(figure)
+    assert torch.allclose(shown[1:5, 1:5, 0], real.images[0, 0], atol=1e-6)
+    assert torch.allclose(shown[1:5, -5:-1, 0], synthetic.images[2, 0], atol=1e-6)
+    ticks = dict(
+        zip(figure.axes[0].get_xticks(), [t.get_text() for t in figure.axes[0].get_xticklabels()], strict=True)
+    )
+    assert [ticks[x] for x in sorted(ticks)] == ["real", "synthetic"]
+
+
+def test_selection_shows_each_part_on_its_side() -> None:
+    images = torch.zeros(30, 1, 2, 2)
+    images[:10] = 0.5
+    figure = plot.selection(images, torch.arange(10), rows=2, columns=3)
+    shown = sheet(figure)[..., 0]
+    left, right = shown[:, :12], shown[:, -12:]
+    assert int((left == 0.5).sum()) == 6 * 4
+    assert int((left == 0).sum()) == 0
+    assert int((right == 0).sum()) == 6 * 4
+    assert "selected: 10" in texts(figure)
+    assert "rejected: 20" in texts(figure)
+    everything = plot.selection(images, torch.arange(30), rows=2, columns=3)
+    assert "rejected: 0" in texts(everything)
+
+
+def test_histogram_counts_pixels_per_channel_in_per_cent() -> None:
+    images = torch.tensor([0.05, 0.15, 0.15, 0.95]).view(1, 1, 2, 2).repeat(1, 3, 1, 1)
+    images[0, 1] = 0.5
+    figure = plot.pixel_histogram({"one": LabeledImages(images, torch.tensor([0]))}, bins=10)
+    red, green, blue = (patch.get_data() for patch in figure.axes[0].patches)
+    assert red.values == pytest.approx([25, 50, 0, 0, 0, 0, 0, 0, 0, 25])
+    assert green.values == pytest.approx([0, 0, 0, 0, 0, 100, 0, 0, 0, 0])
+    assert blue.values == pytest.approx(red.values)
+    assert red.edges == pytest.approx([i / 10 for i in range(11)])
+    assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["red", "green", "blue"]
+
+
+def test_histogram_says_what_lies_outside_and_shares_its_scale() -> None:
+    wide = LabeledImages(torch.tensor([0.5, 2.0, -1.0, 0.5]).view(1, 1, 2, 2), torch.tensor([0]))
+    figure = plot.pixel_histogram({"wide": wide, "whole": make(channels=2)})
+    titles = [ax.get_title() for ax in figure.axes]
+    assert titles == ["wide, 1 images\n50.0% outside [0, 1]", "whole, 12 images"]
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    beyond = wide.replace(images=wide.images + 50)
+    plot.pixel_histogram({"beyond": beyond})
+
+
+# Embeddings
+
+
+def test_tsne_draws_a_marker_a_client_and_a_colour_a_class() -> None:
+    clients = {"a": torch.randn(20, 3, generator=G), "b": torch.randn(10, 3, generator=G)}
+    labels = {"a": torch.arange(20) % 2, "b": torch.ones(10, dtype=torch.long)}
+    figure = plot.tsne(clients, labels, classes=["cat", "dog"])
+    first, second = figure.axes[0].collections
+    assert (len(first.get_offsets()), len(second.get_offsets())) == (20, 10)
+    assert len({tuple(c) for c in first.get_facecolors()}) == 2
+    assert {tuple(c) for c in second.get_facecolors()} == {tuple(first.get_facecolors()[1])}
+    assert first.get_paths()[0].vertices.shape != second.get_paths()[0].vertices.shape
+    assert {"a", "b", "cat", "dog", "client", "class"} <= set(texts(figure).split("\n"))
+
+
+def test_tsne_separates_what_is_separate_and_is_seeded() -> None:
+    clients = {"a": torch.randn(30, 8, generator=G), "b": torch.randn(30, 8, generator=G) + 20}
+    labels = {name: torch.zeros(30, dtype=torch.long) for name in clients}
+
+    def positions(seed: int) -> list[Tensor]:
+        drawn = plot.tsne(clients, labels, perplexity=8.0, generator=seed).axes[0].collections
+        return [torch.as_tensor(one.get_offsets().data) for one in drawn]
+
+    a, b = positions(0)
+    within = max(torch.cdist(a, a).median(), torch.cdist(b, b).median())
+    assert float(torch.cdist(a, b).median()) > 2 * float(within)
+    assert torch.equal(positions(0)[0], a)
+
+
+def test_tsne_of_many_classes_and_of_one_dimension() -> None:
+    clients, labels = {"a": torch.randn(45, 1, generator=G)}, {"a": torch.arange(45)}
+    figure = plot.tsne(clients, labels)
+    assert len({tuple(c) for c in figure.axes[0].collections[0].get_facecolors()}) == 45
+
+
+@given(st.integers(2, 4), st.integers(2, 6), st.booleans())
+def test_pairwise_mmd_is_the_loss_for_each_pair(clients: int, n: int, unbiased: bool) -> None:
+    rows = {str(i): torch.randn(n + i, 3, generator=G) + i for i in range(clients)}
+    table = plot.pairwise_mmd(rows, unbiased=unbiased)
+    for i, x in enumerate(rows.values()):
+        for j, y in enumerate(rows.values()):
+            wanted = 0.0 if i == j else float(rbf_mmd(x.double(), y.double(), unbiased=unbiased))
+            assert float(table[i, j]) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_the_unbiased_table_does_not_grow_as_sets_shrink() -> None:
+    draws = [{"a": torch.randn(10, 8, generator=G), "b": torch.randn(10, 8, generator=G)} for _ in range(60)]
+    unbiased = statistics.mean(float(plot.pairwise_mmd(d)[0, 1]) for d in draws)
+    biased = statistics.mean(float(plot.pairwise_mmd(d, unbiased=False)[0, 1]) for d in draws)
+    assert abs(unbiased) < 0.03
+    assert biased > 0.2
+
+
+def test_mmd_table_shows_the_numbers_and_the_change() -> None:
+    before, after = two_clients(), two_clients()
+    after["b"] = after["b"] + 5
+    means = [float(plot.pairwise_mmd(one)[0, 1]) for one in (before, after)]
+    figure = plot.mmd_table(before, after)
+    left, right, bar = figure.axes
+    assert left.get_title() == f"before: mean {means[0]:.3g}"
+    assert right.get_title() == f"after: mean {means[1]:.3g} ({means[1] / means[0] - 1:+.0%})"
+    assert [t.get_text() for t in right.texts] == [f"{means[1]:.2g}"] * 2
+    assert left.get_images()[0].get_clim() == right.get_images()[0].get_clim() == (0, max(means))
+    assert bar.get_ylabel() == "squared MMD, RBF kernel"
+    assert [t.get_text() for t in left.get_xticklabels()] == ["a", "b"]
+
+
+# Federations
+
+
+def bubbles(figure: Figure) -> dict[tuple[int, int], float]:
+    (drawn,) = figure.axes[0].collections
+    return {(int(x), int(y)): float(s) for (x, y), s in zip(drawn.get_offsets(), drawn.get_sizes(), strict=True)}
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 5), st.integers(0, 99))
+def test_a_bubbles_area_is_the_number_of_images(classes: list[int], clients: int, seed: int) -> None:
+    labels = torch.tensor(classes)
+    owner = torch.randint(clients + 1, (len(labels),), generator=torch.Generator().manual_seed(seed))
+    parts = [(owner == c).nonzero().flatten() for c in range(clients)]
+    counts = {
+        (c, k): int((labels[parts[c]] == k).sum())
+        for c in range(clients)
+        for k in range(4)
+        if int((labels[parts[c]] == k).sum())
+    }
+    figure = plot.partition(labels, parts, num_classes=4)
+    sizes = bubbles(figure)
+    assert set(sizes) == set(counts)
+    for at, size in sizes.items():
+        assert size / max(sizes.values()) == pytest.approx(counts[at] / max(counts.values()))
+    left = int((owner == clients).sum())
+    assert (f", {left} with no client" in figure.axes[0].get_title()) == (left > 0)
+    written = [t.get_text() for t in figure.axes[0].texts]
+    assert sorted(written) == sorted([*map(str, counts.values()), *(f"{len(p)}" for p in parts), "total"])
+
+
+def test_partition_of_many_clients_writes_totals_only() -> None:
+    parts = [torch.tensor([i]) for i in range(90)]
+    axes = plot.partition(torch.zeros(90, dtype=torch.long), parts).axes[0]
+    assert [t.get_text() for t in axes.texts] == ["1"] * 90 + ["total"]
+    assert len(axes.get_xticks()) == 30
+
+
+def run(*rows: tuple[int, float | None, float]) -> list[dict[str, Any]]:
+    return [{"round": r, "accuracy": a, "client_seconds": s, "bytes_up": 1e6, "bytes_down": 2e6} for r, a, s in rows]
+
+
+def line(figure: Figure) -> list[tuple[float, float]]:
+    (drawn,) = figure.axes[0].lines
+    return [(float(x), float(y)) for x, y in drawn.get_xydata()]
+
+
+RUNS = {"ours": [run((1, 0.2, 1.0), (2, None, 2.0), (3, 0.6, 4.0)), run((1, 0.4, 3.0), (3, 0.7, 2.0), (4, 0.9, 1.0))]}
+
+
+def test_curves_draw_the_mean_and_one_standard_deviation() -> None:
+    figure = plot.curves(RUNS)
+    assert line(figure) == [pytest.approx((1, 30)), pytest.approx((3, 65))]
+    (band,) = figure.axes[0].collections
+    corners = {(float(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
+    for x, pair in ((1, [20, 40]), (3, [60, 70])):
+        mean, std = statistics.mean(pair), statistics.stdev(pair)
+        assert {(x, round(mean - std, 6)), (x, round(mean + std, 6))} <= corners
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "communication round"
+    assert axes.get_ylabel() == "test accuracy (%)"
+    assert axes.get_legend().get_title().get_text() == "mean ± std of 2 runs"
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["ours"]
+
+
+def test_costs_add_up_also_over_rounds_that_were_not_measured() -> None:
+    seconds = plot.curves(RUNS, x="client_seconds")
+    assert line(seconds) == [pytest.approx((2, 30)), pytest.approx(((7 + 5) / 2, 65))]
+    traffic = plot.curves({"ours": RUNS["ours"][:1]}, x="bytes")
+    assert line(traffic) == [pytest.approx((3, 20)), pytest.approx((9, 60))]
+    assert traffic.axes[0].get_xlabel().endswith("(MB)")
+    assert traffic.axes[0].get_legend().get_title().get_text() == "one run"
+    assert not traffic.axes[0].collections
+
+
+def test_other_columns_are_drawn_as_they_are() -> None:
+    rows = [{"round": 1, "loss": 2.5, "bytes": 7e6, "steps_done": 3}]
+    assert line(plot.curves({"m": [rows]}, x="bytes", y="loss")) == [pytest.approx((7, 2.5))]
+    axes = plot.curves({"m": [rows]}, x="steps_done", y="loss").axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("steps done", "loss")
+
+
+def test_runs_of_unequal_number_are_said() -> None:
+    title = plot.curves(RUNS | {"other": RUNS["ours"][:1]}).axes[0].get_legend().get_title().get_text()
+    assert title == "mean ± std of 1 to 2 runs"
+
+
+EMPTY = make(1)[:0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: plot.grid(EMPTY), ValueError, "at least one image to draw"),
+        (lambda: plot.grid(make(), per_class=0), ValueError, "per_class"),
+        (lambda: plot.grid(make(), classes=["a"]), ValueError, "1 names for 3 classes"),
+        (lambda: plot.grid(make().images), TypeError, "labels must be given"),
+        (lambda: plot.real_and_synthetic(make(), EMPTY), ValueError, "at least one image to draw"),
+        (lambda: plot.real_and_synthetic(make(), make(size=5)), ValueError, "different shapes"),
+        (lambda: plot.real_and_synthetic(make(), make(k=4)), ValueError, "different class counts"),
+        (lambda: plot.selection(make(), torch.tensor([12])), ValueError, "selected must be below"),
+        (lambda: plot.selection(make(), torch.tensor([3, 1, 3])), ValueError, "each index once, got 3 2 times"),
+        (lambda: plot.selection(make(), torch.tensor([0.5])), TypeError, "selected"),
+        (lambda: plot.selection(make(), torch.tensor([0]), rows=0), ValueError, "rows"),
+        (lambda: plot.pixel_histogram({}), ValueError, "at least one set"),
+        (lambda: plot.pixel_histogram({"a": EMPTY}), ValueError, "none may be empty"),
+        (lambda: plot.pixel_histogram({"a": make()}, bins=0), ValueError, "bins"),
+        (lambda: plot.pixel_histogram({"a": make()}, axes=[]), ValueError, "needs 1 axes, got 0"),
+        (lambda: plot.tsne({}, {}), ValueError, "labels must have the clients"),
+        (lambda: plot.tsne(two_clients(), {"a": torch.arange(8)}), ValueError, r"\['a', 'b'\], got \['a'\]"),
+        (lambda: plot.tsne({"a": torch.zeros(4, 2)}, {"a": torch.arange(4)}), ValueError, "at least 5 rows"),
+        (lambda: plot.tsne({"a": torch.zeros(6, 2)}, {"a": torch.arange(5)}), ValueError, "labels"),
+        (
+            lambda: plot.tsne({"a": torch.rand(6, 2)}, {"a": torch.arange(6)}, classes=["x"]),
+            ValueError,
+            "below num_classes=1",
+        ),
+        (lambda: plot.pairwise_mmd({"a": torch.zeros(3, 2)}), ValueError, "at least 2 clients"),
+        (lambda: plot.pairwise_mmd({"a": torch.zeros(3, 2), "b": torch.zeros(3, 4)}), ValueError, r"\[2, 4\]"),
+        (lambda: plot.pairwise_mmd({"a": torch.zeros(3)}), ValueError, r"embeddings\['a'\] must have two"),
+        (lambda: plot.mmd_table(two_clients(), {"a": torch.zeros(3, 2)}), ValueError, "after must have the clients"),
+        (lambda: plot.partition(torch.tensor([0]), []), ValueError, "at least one client"),
+        (lambda: plot.partition(torch.tensor([0]), [torch.tensor([1])]), ValueError, r"parts\[0\] must be below"),
+        (lambda: plot.curves({}), ValueError, "at least one name"),
+        (lambda: plot.curves({"m": []}), ValueError, "at least one run"),
+        (lambda: plot.curves({"m": [[{"accuracy": 1.0}]]}), ValueError, "must have a round"),
+        (lambda: plot.curves(HISTORY, x="bytes"), ValueError, "'bytes', got"),
+        (lambda: plot.curves(HISTORY, y="loss"), ValueError, "no round with 'loss' in common"),
+    ],
+)
+def test_bad_input_is_named(call: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
