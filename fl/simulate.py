@@ -26,6 +26,10 @@ from fl.task import Classification, Task
 __all__ = ["Holding", "Run", "simulate"]
 
 
+_FREE = ("rounds", "versions")
+"""What a resumed run may have otherwise than before."""
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run: the rows of its history, the server's last state, and the global models by name."""
@@ -116,13 +120,14 @@ def simulate(
             data=dict(server_data or {}), device=device, stop=pool.stop,
         )  # fmt: skip
         config = _config(method, clients, server, participation, min_replies, evaluate, server_threads, test, rounds)
-        run_id = hashlib.blake2b(json.dumps(config["fixed"]).encode(), digest_size=8).hexdigest()
+        identity = {k: v for k, v in config.items() if k not in _FREE}
+        run_id = hashlib.blake2b(json.dumps(identity).encode(), digest_size=8).hexdigest()
         engine = Engine(method, clients, server, pool, store, test, run_id=run_id, transcript=transcript)
         rows: list[dict[str, Any]] = []
         if store is not None and store.exists():
             if not resume:
                 raise ValueError(f"{store.out} holds a run already; pass resume=True to go on, or another folder")
-            store.require_same(config, free=("rounds", "versions"))
+            store.require_same(config, free=_FREE)
             restored = store.restore(run_id)
             if restored is not None:
                 server.round, server.state = restored
@@ -186,4 +191,4 @@ def _config(
         "device": str(server.device),
     }
     versions = {"distillkit": distillkit.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    return {"fixed": fixed, "rounds": rounds, "versions": versions}
+    return {**fixed, "rounds": rounds, "versions": versions}

@@ -1,0 +1,40 @@
+"""Small federations for the tests of `fl`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from distillkit import LabeledImages
+
+
+class Tiny(nn.Module):
+    """A network of a few weights with the features/classifier split, on 1x4x4 images."""
+
+    def __init__(self, outputs: int, norm: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3) if norm else nn.Identity(), nn.ReLU()
+        )
+        self.classifier = nn.Linear(48, outputs)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.body(images).flatten(1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))
+
+
+def images(count: int, seed: int, classes: int = 3) -> LabeledImages:
+    """Noise images whose class shows as a bright row."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=generator)
+    x = 0.3 * torch.randn(count, 1, 4, 4, generator=generator)
+    for i, y in enumerate(labels.tolist()):
+        x[i, 0, y] += 1.5
+    return LabeledImages(x, labels, num_classes=classes)
+
+
+def federation() -> list[LabeledImages]:
+    """Five clients of 12 to 24 images."""
+    return [images(12 + 3 * k, seed=k) for k in range(5)]

@@ -1,0 +1,245 @@
+"""FedAvg and FedProx against numbers worked out by hand and against a didactic twin."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from distillkit import LabeledImages
+from distillkit.rng import derive
+from fl import FedAvg, simulate
+from fl.addon import AddOn
+from fl.addons import Proximal
+from fl.local import Phase
+from tests.fl.small import Tiny, federation, images
+
+
+class OneWeight(nn.Module):
+    """Logits (w x, 0) of the mean pixel x: the gradient of the cross-entropy is known in closed form."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.scale = nn.Linear(1, 1, bias=False)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1).mean(1, keepdim=True)
+
+    def classifier(self, embedding: torch.Tensor) -> torch.Tensor:
+        z = self.scale(embedding)
+        return torch.cat([z, torch.zeros_like(z)], dim=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))
+
+
+def constant(x: float, label: int, count: int) -> LabeledImages:
+    return LabeledImages(torch.full((count, 1, 2, 2), x), torch.full((count,), label), num_classes=2)
+
+
+def weight_after(method: FedAvg, clients: list[LabeledImages], rounds: int = 1) -> float:
+    run = simulate(method, clients, rounds=rounds, progress=False)
+    return float(run.server.state[FedAvg.model]["scale.weight"])
+
+
+def test_one_round_of_one_weight_is_the_hand_computed_average() -> None:
+    """Clients see x = 1, label 0 (3 images) and x = 2, label 1 (1 image); w_0 = 0, full batch, one step, lr .5.
+
+    d CE / dw = x (sigmoid(w x) - [label = 0]); at w = 0: -0.5 and 2 * 0.5 = 1. Steps: +0.25 and -0.5.
+    Average by samples: (3 * 0.25 - 1 * 0.5) / 4 = 0.0625; uniform: (0.25 - 0.5) / 2 = -0.125.
+    """
+    clients = [constant(1.0, 0, 3), constant(2.0, 1, 1)]
+    options: dict[str, Any] = {"network": OneWeight, "initial": {"scale.weight": torch.zeros(1, 1)}, "lr": 0.5}
+    assert weight_after(FedAvg(**options), clients) == pytest.approx(0.0625, abs=1e-7)
+    assert weight_after(FedAvg(weights="uniform", **options), clients) == pytest.approx(-0.125, abs=1e-7)
+
+
+def test_two_steps_with_momentum_decay_and_rate_decay_follow_the_formulas() -> None:
+    clients = [constant(1.0, 0, 2)]
+    w, buffer = 0.3, 0.0
+    for round_number in (1, 2):
+        lr, buffer = 0.5 * 0.8 ** (round_number - 1), 0.0
+        for _ in range(2):
+            gradient = 1 / (1 + 2.718281828459045**-w) - 1 + 0.01 * w
+            buffer = 0.9 * buffer + gradient
+            w -= lr * buffer
+    method = FedAvg(
+        network=OneWeight, initial={"scale.weight": torch.tensor([[0.3]])},
+        lr=0.5, momentum=0.9, weight_decay=0.01, lr_decay=0.8, epochs=2,
+    )  # fmt: skip
+    assert weight_after(method, clients, rounds=2) == pytest.approx(w, abs=1e-6)
+
+
+def test_the_proximal_pull_is_mu_times_the_distance() -> None:
+    """First step: no distance, no pull. Second: the gradient gains mu (w - w_0)."""
+    clients = [constant(1.0, 0, 2)]
+    w, mu = 0.0, 0.7
+    for _ in range(2):
+        w -= 0.5 * (1 / (1 + 2.718281828459045**-w) - 1 + mu * w)
+    method = FedAvg(
+        Proximal(mu), network=OneWeight, initial={"scale.weight": torch.zeros(1, 1)}, lr=0.5, epochs=2
+    )  # fmt: skip
+    assert weight_after(method, clients) == pytest.approx(w, abs=1e-6)
+
+
+def twin(clients: list[LabeledImages], rounds: int, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """FedAvg as its paper's Algorithm 1 says it, in the plainest words."""
+    model = Tiny(3)
+    model.load_state_dict(start)
+    for round_number in range(1, rounds + 1):
+        total, new = 0, {n: torch.zeros_like(p, dtype=torch.float64) for n, p in model.named_parameters()}
+        for k, data in enumerate(clients):
+            net = copy.deepcopy(model)
+            generator = derive(0, round_number, k, "batches0")
+            for _ in range(2):
+                for index in torch.randperm(len(data), generator=generator).split(5):
+                    loss = F.cross_entropy(net(data.images[index]), data.labels[index])
+                    net.zero_grad()
+                    loss.backward()
+                    for p in net.parameters():
+                        p.data -= 0.1 * p.grad
+            total += len(data)
+            for n, p in net.named_parameters():
+                new[n] += len(data) * p.detach().double()
+        model.load_state_dict({n: (v / total).float() for n, v in new.items()})
+    return model.state_dict()
+
+
+def test_the_fast_version_equals_the_didactic_twin() -> None:
+    clients, start = federation(), Tiny(3).state_dict()
+    run = simulate(
+        FedAvg(network=Tiny, initial=dict(start), lr=0.1, epochs=2, batch=5), clients, rounds=3, progress=False
+    )
+    for name, want in twin(clients, 3, start).items():
+        assert torch.allclose(run.server.state[FedAvg.model][name], want, atol=1e-6), name
+
+
+def test_an_addon_that_is_off_leaves_every_bit_alone() -> None:
+    base, off = (
+        simulate(FedAvg(*addons, network=Tiny), federation(), rounds=2, progress=False).server.state[FedAvg.model]
+        for addons in ((), (Proximal(0.0),))
+    )
+    assert all(torch.equal(base[n], off[n]) for n in base)
+
+
+@pytest.mark.parametrize(("momentum", "mu", "steps"), [(0.0, 0.0, 7), (0.9, 0.0, 20), (0.0, 0.5, 20), (0.9, 0.3, 9)])
+def test_path_is_how_far_a_constant_unit_gradient_moves(momentum: float, mu: float, steps: int) -> None:
+    seen: list[float] = []
+
+    class Peek(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            seen.append(local.path)
+
+    addons = (Peek(), Proximal(mu))
+    simulate(
+        FedAvg(*addons, network=Tiny, lr=0.1, momentum=momentum, weight_decay=0.1, steps=steps, batch=4),
+        federation()[:1], rounds=1, progress=False,
+    )  # fmt: skip
+    w = buffer = 0.0
+    for _ in range(steps):
+        buffer = momentum * buffer + 1 + mu * w
+        w -= 0.1 * buffer
+    assert seen == [pytest.approx(-w, rel=1e-12)]
+    if (momentum, mu, steps) == (0.9, 0.0, 20):
+        assert seen[0] / 0.1 == pytest.approx(120.9419, abs=1e-4)  # FedNova's sum of (1 - rho^(tau - k)) / (1 - rho)
+
+
+@pytest.mark.parametrize("rule", ["mean", "local", "drop"])
+def test_batch_norm_buffers_follow_their_rule(rule: str) -> None:
+    clients = federation()
+    method = FedAvg(network=lambda k: Tiny(k, norm=True), buffers=rule, batch=6)
+    run = simulate(method, clients, rounds=2, test=images(40, 9), progress=False)
+    state = run.server.state[FedAvg.model]
+    assert state["body.1.num_batches_tracked"].dtype == torch.int64
+    moved = not torch.equal(state["body.1.running_mean"], torch.zeros(3))
+    assert moved == (rule == "mean")
+    steps = [-(-len(c) // 6) for c in clients]
+    assert int(state["body.1.num_batches_tracked"]) == 2 * max(steps)
+    assert (run.accuracy_last is None) == (rule != "mean")
+    if rule != "mean":
+        data = {"calibration": images(30, 10)}
+        again = simulate(method, clients, rounds=2, test=images(40, 9), server_data=data, progress=False)
+        assert again.accuracy_last is not None
+
+
+def test_averaged_running_statistics_are_the_weighted_mean() -> None:
+    clients = federation()[:2]
+    nets = {}
+
+    class Peek(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            nets[local.client.id] = local.trained()["body.1.running_var"]
+
+    run = simulate(FedAvg(Peek(), network=lambda k: Tiny(k, norm=True)), clients, rounds=1, progress=False)
+    n = [len(c) for c in clients]
+    want = (n[0] * nets[0] + n[1] * nets[1]) / sum(n)
+    assert torch.allclose(run.server.state[FedAvg.model]["body.1.running_var"], want, atol=1e-6)
+
+
+def test_personal_parameters_stay_with_their_client() -> None:
+    clients = federation()
+    phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1, train="body.*")]
+    method = FedAvg(network=Tiny, personal="classifier.*", phases=phases, lr=0.1)
+    first = simulate(method, clients, rounds=1, progress=False)
+    run = simulate(method, clients, rounds=3, progress=False)
+    weight = 3 * 1 * 9 * 4 + 3 * 4
+    assert run.rows[0]["up"]["FedAvg.update"] == len(clients) * weight
+    kept = [run.server.state[FedAvg.model]["classifier.weight"], first.server.state[FedAvg.model]["classifier.weight"]]
+    assert torch.equal(*kept)
+    assert run.models == {}
+
+
+def test_architectures_are_averaged_apart() -> None:
+    clients, deltas = federation(), {}
+
+    class Peek(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            deltas[local.client.id] = (len(local.data), local.delta["classifier.bias"], local.start["classifier.bias"])
+
+    assign = {0: "plain", 1: "norm", 2: "plain", 3: "norm", 4: "plain"}
+    network = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
+    run = simulate(
+        FedAvg(Peek(), network=network, assign=assign), clients, rounds=1, test=images(40, 9), progress=False
+    )
+    assert set(run.models) == {"plain", "norm"}
+    assert set(run.rows[-1]["accuracy_by"]) == {"plain", "norm"}
+    for name in run.models:
+        own = [deltas[k] for k in assign if assign[k] == name]
+        mean = sum(n * d for n, d, _ in own) / sum(n for n, _, _ in own)
+        assert torch.allclose(run.server.state[FedAvg.model][f"{name}/classifier.bias"], own[0][2] + mean, atol=1e-6)
+
+
+def test_refusals_when_built() -> None:
+    class Slow(AddOn):
+        def server_step(self, server: Any, mean: Any) -> Any:
+            return mean
+
+    class Fast(Slow):
+        def server_step(self, server: Any, mean: Any) -> Any:
+            return mean
+
+    with pytest.raises(ValueError, match="Fast and Slow cannot be combined: both fill the slot 'server_step'"):
+        FedAvg(Slow(), Fast(), network=Tiny)
+    with pytest.raises(ValueError, match="Proximal is given twice"):
+        FedAvg(Proximal(0.1), Proximal(0.2), network=Tiny)
+    with pytest.raises(ValueError, match="lr must be greater than 0"):
+        FedAvg(network=Tiny, lr=0.0)
+    with pytest.raises(ValueError, match="assign must say"):
+        FedAvg(network={"a": Tiny, "b": Tiny})
+    with pytest.raises(ValueError, match="mu must be at least 0"):
+        Proximal(-1.0)
+    with pytest.raises(ValueError, match="initial holds names that the network lacks: nothing"):
+        simulate(FedAvg(network=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
+
+
+def test_dropout_draws_from_the_clients_own_generator(global_rng_untouched: None) -> None:
+    def network(outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, outputs))
+
+    runs = [simulate(FedAvg(network=network), federation(), rounds=2, workers=w, progress=False) for w in (1, 3)]
+    for name, value in runs[0].server.state[FedAvg.model].items():
+        assert torch.equal(value, runs[1].server.state[FedAvg.model][name])

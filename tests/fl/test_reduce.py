@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit import LabeledImages, Normalization
+from fl.message import Entry, Message
+from fl.reduce import BadReply, Like, Reducer, check_reply
+
+
+class E:
+    count = Entry[float]("sum")
+    rows = Entry[torch.Tensor]("sum")
+    group = Entry[dict]("mean", by=count)
+    plain = Entry[float]("mean")
+    table = Entry[torch.Tensor]("mean", by=rows)
+    fixed = Entry[torch.Tensor]("mean", over=4.0)
+    top = Entry[dict]("max")
+    head = Entry[str]("first")
+    pool = Entry[LabeledImages]("union")
+    stack = Entry[torch.Tensor]("union")
+    small = Entry[torch.Tensor]("sum", bound=1.0)
+
+
+ENTRIES: dict[str, Entry[Any]] = {e.key: e for e in vars(E).values() if isinstance(e, Entry)}
+
+
+def fold(*replies: Message) -> Any:
+    reducer = Reducer(ENTRIES)
+    for client, reply in enumerate(replies):
+        reducer.fold(client, check_reply(reply, ENTRIES, {}))
+    return reducer.result()
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50), st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=5))
+def test_a_mean_is_the_weighted_mean_of_numpy(values: list[tuple[float, float, float]]) -> None:
+    replies = [
+        Message({E.count: n, E.group: {"w": torch.tensor([a, b], dtype=torch.float64)}, E.plain: a})
+        for n, a, b in values
+    ]
+    result = fold(*replies)
+    total = sum(n for n, _, _ in values)
+    want = [sum(n * v[i] for n, *v in values) / total for i in (0, 1)]
+    assert torch.allclose(result[E.group]["w"], torch.tensor(want, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+    assert result[E.plain] == pytest.approx(sum(a for _, a, _ in values) / len(values))
+    assert result.weight(E.group, "w") == pytest.approx(total)
+    assert result[E.count] == pytest.approx(total)
+
+
+def test_a_vector_weighs_each_row_and_rows_of_nobody_are_zero_with_weight_zero() -> None:
+    replies = [
+        Message({E.rows: torch.tensor([2.0, 0.0, 1.0]), E.table: torch.tensor([[1.0], [5.0], [3.0]])}),
+        Message({E.rows: torch.tensor([6.0, 0.0, 0.0]), E.table: torch.tensor([[5.0], [7.0], [9.0]])}),
+    ]
+    result = fold(*replies)
+    assert result[E.table].tolist() == [[4.0], [0.0], [3.0]]
+    assert result.weight(E.table).tolist() == [8.0, 0.0, 1.0]
+
+
+def test_a_group_is_reduced_over_the_replies_that_carry_the_key() -> None:
+    replies = [
+        Message({E.count: 1.0, E.group: {"a/w": torch.tensor([2.0])}}),
+        Message({E.count: 3.0, E.group: {"b/w": torch.tensor([5.0])}}),
+        Message({E.count: 1.0, E.group: {"a/w": torch.tensor([4.0])}}),
+    ]
+    result = fold(*replies)
+    assert {n: t.item() for n, t in result[E.group].items()} == {"a/w": 3.0, "b/w": 5.0}
+    assert (result.weight(E.group, "a/w"), result.weight(E.group, "b/w")) == (2.0, 3.0)
+
+
+def test_a_public_denominator_divides_the_sum() -> None:
+    result = fold(Message({E.fixed: torch.tensor([2.0])}), Message({E.fixed: torch.tensor([4.0])}))
+    assert result[E.fixed].item() == 1.5
+    assert result.sum(E.fixed).item() == 6.0
+
+
+def test_max_first_and_union() -> None:
+    sets = [
+        LabeledImages(torch.full((n, 1, 2, 2), float(n)), torch.zeros(n, dtype=torch.long), num_classes=2)
+        for n in (1, 2)
+    ]
+    replies = [
+        Message({E.top: {"n": torch.tensor(3)}, E.head: "one", E.pool: sets[0], E.stack: torch.tensor([[1.0, 2.0]])}),
+        Message({E.top: {"n": torch.tensor(9)}, E.head: "two", E.pool: sets[1], E.stack: torch.tensor([[3.0, 4.0]])}),
+    ]
+    result = fold(*replies)
+    assert result[E.top]["n"].item() == 9
+    assert result[E.top]["n"].dtype == torch.int64
+    assert result[E.head] == "one"
+    assert result[E.pool].columns["client"].tolist() == [0, 1, 1]
+    assert result[E.pool].images[:, 0, 0, 0].tolist() == [1.0, 2.0, 2.0]
+    assert result[E.stack].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_what_nobody_sent_is_absent_and_weighs_nothing() -> None:
+    result = fold(Message({E.plain: 1.0}))
+    assert E.group not in result
+    assert result.weight(E.group) == 0
+    assert result.get(E.group, {}) == {}
+
+
+def test_sums_are_kept_in_float64() -> None:
+    big, small = torch.tensor([1e8]), torch.tensor([1.0])
+    result = fold(*[Message({E.fixed: t}) for t in (big, small, small, -big)])
+    assert result.sum(E.fixed).item() == 2.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (None, "sent nothing"),
+        (Message(), "sent nothing"),
+        (Message.of({"Other.x": 1.0}), "is not an entry that the method declares"),
+        (Message({E.plain: float("nan")}), "NaN or Inf"),
+        (Message({E.count: 1.0, E.group: {"w": torch.tensor([float("inf")])}}), r"E\.group\[w\] holds NaN"),
+        (Message({E.count: 1.0, E.group: {"w": torch.tensor([1, 2])}}), "integers have no mean"),
+        (Message({E.group: {"w": torch.tensor([1.0])}}), r"weighted by E\.count, which is missing"),
+        (Message({E.small: torch.tensor([2.0])}), "exceeds its bound 1"),
+        (Message.of({"E.plain": "text"}), "has no mean"),
+    ],
+)
+def test_a_bad_reply_is_refused_with_the_reason(reply: Message | None, why: str) -> None:
+    with pytest.raises(BadReply, match=why):
+        check_reply(reply, ENTRIES, {})
+
+
+def test_a_reply_must_look_like_what_is_expected() -> None:
+    like = {"E.group": Like({"w": torch.zeros(2)}), "E.count": Like(1.0)}
+    good = Message({E.count: 1.0, E.group: {"w": torch.ones(2)}})
+    assert check_reply(good, ENTRIES, like) is good
+    for group, why in (
+        ({"w": torch.ones(3)}, "has shape"),
+        ({"w": torch.ones(2, dtype=torch.float64)}, "has dtype"),
+        ({"v": torch.ones(2)}, "lacks"),
+        ({"w": torch.ones(2), "v": torch.ones(2)}, "unknown"),
+    ):
+        with pytest.raises(BadReply, match=why):
+            check_reply(Message({E.count: 1.0, E.group: group}), ENTRIES, like)
+    with pytest.raises(BadReply, match=r"E\.group is missing"):
+        check_reply(Message({E.count: 1.0}), ENTRIES, like)
+    with pytest.raises(BadReply, match="is a str, want a dict"):
+        check_reply(Message.of({"E.count": 1.0, "E.group": "no"}), ENTRIES, like)
+
+
+def test_a_set_must_live_in_the_expected_space_and_not_be_larger_than_allowed() -> None:
+    empty = LabeledImages(torch.empty(0, 1, 2, 2), torch.empty(0, dtype=torch.long), num_classes=3)
+    like = {"E.pool": Like(empty, rows=2)}
+
+    def pool(n: int, **options: Any) -> Message:
+        data = {"num_classes": 3, **options}
+        return Message({E.pool: LabeledImages(torch.zeros(n, 1, 2, 2), torch.zeros(n, dtype=torch.long), **data)})
+
+    check_reply(pool(2), ENTRIES, like)
+    with pytest.raises(BadReply, match="3 rows, at most 2"):
+        check_reply(pool(3), ENTRIES, like)
+    with pytest.raises(BadReply, match="different normalizations"):
+        check_reply(pool(1, normalization=Normalization((0.5,), (0.5,))), ENTRIES, like)
+    with pytest.raises(BadReply, match="class counts"):
+        check_reply(pool(1, num_classes=4), ENTRIES, like)

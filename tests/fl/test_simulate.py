@@ -1,0 +1,355 @@
+"""The engine: the same bits however it is run, honest counts, faults by name, checkpoints that can be trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distillkit import LabeledImages
+from fl import CheckpointError, FedAvg, FedDM, Holding, NoUsableReply, Real, simulate
+from fl.addon import AddOn
+from fl.addons import Proximal
+from fl.message import Entry
+from fl.store import Store
+from tests.fl.small import Tiny, federation, images
+
+SECONDS = ("seconds", "client_seconds", "server_seconds")
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in SECONDS} for row in rows]
+
+
+def model(path: Path) -> bytes:
+    return (path / "checkpoint" / "model.safetensors").read_bytes()
+
+
+def feddm(**options: Any) -> FedDM:
+    small = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch": 8}
+    return FedDM(network=Tiny, **{**small, **options})
+
+
+METHODS = {
+    "fedavg": lambda: FedAvg(Proximal(0.1), network=lambda k: Tiny(k, norm=True), momentum=0.9),
+    "feddm": feddm,
+    "real": lambda: Real(network=Tiny, ipc=2, server_epochs=2, server_batch=8, weights="samples"),
+}
+
+
+def play(name: str, out: Path, rounds: int = 3, **options: Any) -> Any:
+    held = [Holding(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
+    options = {"participation": 3, "test": images(30, 77), "seed": 4, "progress": False, **options}
+    return simulate(METHODS[name](), held, rounds=rounds, out=out, **options)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_any_number_of_workers_gives_the_same_bits(name: str, tmp_path: Path, global_rng_untouched: None) -> None:
+    for workers in (1, 2, 4):
+        play(name, tmp_path / str(workers), workers=workers)
+    for workers in ("2", "4"):
+        assert timeless(tmp_path / workers) == timeless(tmp_path / "1")
+        assert model(tmp_path / workers) == model(tmp_path / "1")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_resuming_gives_the_same_bits_and_may_ask_for_more_rounds(name: str, tmp_path: Path) -> None:
+    play(name, tmp_path / "whole", rounds=4)
+    play(name, tmp_path / "parts", rounds=2)
+    again = play(name, tmp_path / "parts", rounds=4, resume=True, workers=2)
+    assert len(again.rows) == 4
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
+    assert model(tmp_path / "parts") == model(tmp_path / "whole")
+    finished = play(name, tmp_path / "parts", rounds=4, resume=True)
+    assert finished.accuracy_last == again.accuracy_last
+
+
+CHILD = """
+import sys; sys.path.insert(0, {root!r})
+import torch; torch.set_num_threads(1)
+from pathlib import Path
+from tests.fl.test_simulate import play
+play({name!r}, Path({out!r}), rounds=12, resume=True, workers=2)
+"""
+
+
+@pytest.mark.parametrize(("name", "delay"), [("fedavg", 0.05), ("feddm", 0.3)])
+def test_a_killed_run_resumes_to_the_same_bits(name: str, delay: float, tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    play(name, tmp_path / "whole", rounds=12)
+    out = tmp_path / "killed"
+    code = CHILD.format(root=root, name=name, out=str(out))
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    while not (out / "checkpoint" / "manifest.json").exists() and child.poll() is None:
+        time.sleep(0.01)
+    time.sleep(delay)
+    child.kill()
+    child.wait()
+    play(name, out, rounds=12, resume=True)
+    assert timeless(out) == timeless(tmp_path / "whole")
+    assert model(out) == model(tmp_path / "whole")
+
+
+def test_a_keyboard_interrupt_stops_cleanly_and_leaves_the_last_round(tmp_path: Path) -> None:
+    def interrupt(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        play("fedavg", tmp_path, rounds=50, on_round=interrupt)
+    assert threading.active_count() == before
+    manifest = Store(tmp_path).manifest()
+    assert manifest is not None
+    assert manifest["round"] == 2
+
+
+class Faulty(AddOn):
+    """Clients 0 to 4 fail, each in a way of its own; client 5 and later are well."""
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        k = local.client.id
+        if k == 0:
+            raise RuntimeError("no power")
+        if k == 1:
+            reply[FedAvg.update]["classifier.bias"][0] = float("nan")
+        if k == 2:
+            reply[FedAvg.update]["classifier.bias"] = torch.zeros(7)
+        if k == 3:
+            for key in [FedAvg.samples, FedAvg.update]:
+                del reply[key]
+        if k == 4:
+            reply[FedAvg.samples] = float("inf")
+
+
+def test_every_fault_is_counted_named_and_left_out() -> None:
+    clients = [images(10, k) for k in range(7)]
+    run = simulate(FedAvg(Faulty(), network=Tiny), clients, rounds=1, min_replies=2, progress=False)
+    failed = run.rows[0]["failed"]
+    assert failed == {
+        "0": "raised RuntimeError: no power",
+        "1": "FedAvg.update[classifier.bias] holds NaN or Inf",
+        "2": "FedAvg.update[classifier.bias] has shape [7], want [3]",
+        "3": "sent nothing",
+        "4": "FedAvg.samples holds NaN or Inf",
+    }
+
+
+def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> None:
+    clients = [images(10, k) for k in range(7)]
+    with pytest.raises(NoUsableReply, match=r"round 1: 2 usable replies, 3 are needed \(client 0 raised RuntimeError"):
+        simulate(FedAvg(Faulty(), network=Tiny), clients, rounds=1, min_replies=3, out=tmp_path, progress=False)
+
+    class Later(Faulty):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            if local.round == 3:
+                raise RuntimeError("gone")
+
+    out = tmp_path / "later"
+    with pytest.raises(NoUsableReply, match="the state after round 2 is kept"):
+        simulate(FedAvg(Later(), network=Tiny), clients, rounds=5, out=out, progress=False)
+    assert len(timeless(out)) == 2
+    manifest = Store(out).manifest()
+    assert manifest is not None
+    assert manifest["round"] == 2
+
+
+def test_clients_without_images_are_empty_not_failed() -> None:
+    nobody = LabeledImages(torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.long), num_classes=3)
+    run = simulate(FedAvg(network=Tiny), [images(9, 0), nobody], rounds=2, progress=False)
+    assert run.rows[0]["empty"] == [1]
+    assert run.rows[0]["failed"] == {}
+    with pytest.raises(NoUsableReply, match="no client had images"):
+        simulate(FedAvg(network=Tiny), [nobody, nobody], rounds=1, progress=False)
+
+
+class Broadcast(AddOn):
+    """A kept set that changes after round 2."""
+
+    poster = Entry[LabeledImages](kept=True)
+
+    def start(self, server: Any) -> None:
+        server.state[self.poster] = images(6, 1)
+
+    def send(self, server: Any, client: int, message: Any) -> None:
+        message[self.poster] = server.state[self.poster]
+
+    def loss(self, step: Any) -> None:
+        assert len(step.local.message[self.poster]) == 6
+
+    def receive(self, server: Any, replies: Any, old: Any) -> None:
+        if server.round == 2:
+            server.state[self.poster] = images(6, 2)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_kept_entry_travels_once_until_it_changes(workers: int, tmp_path: Path) -> None:
+    method = FedAvg(Broadcast(), network=Tiny)
+    options: dict[str, Any] = {"workers": workers, "out": tmp_path, "progress": False}
+    simulate(method, federation(), rounds=2, **options)
+    run = simulate(method, federation(), rounds=4, resume=True, **options)
+    bodies = [row["down"].get("Broadcast.poster", 0) for row in run.rows]
+    assert bodies == [5 * 6 * 16 * 4, 0, 5 * 6 * 16 * 4, 0]
+    assert all(row["down"]["Broadcast.poster:digest"] == 5 * 16 for row in run.rows)
+
+
+def test_a_late_joiner_gets_the_body_when_it_is_first_drawn() -> None:
+    run = simulate(FedAvg(Broadcast(), network=Tiny), federation(), rounds=2, participation=2, seed=1, progress=False)
+    first, second = (set(row["drawn"]) for row in run.rows)
+    assert run.rows[1]["down"].get("Broadcast.poster", 0) == len(second - first) * 6 * 16 * 4
+
+
+def test_bytes_are_counted_by_client_entry_and_round() -> None:
+    run = simulate(FedAvg(network=Tiny), federation(), rounds=1, participation=2, progress=False)
+    row, weights = run.rows[0], 3 * 9 + 3 + 48 * 3 + 3
+    assert row["up"] == {"FedAvg.samples": 2 * 8, "FedAvg.update": 2 * weights * 4}
+    assert row["down"] == {"FedAvg.model": 2 * weights * 4}
+    assert row["bytes_up"] == sum(row["up"].values())
+    assert row["bytes_by_client"] == {str(k): [8 + weights * 4, weights * 4] for k in row["drawn"]}
+
+
+def test_clients_are_evaluated_as_asked_and_rows_say_what_they_are(tmp_path: Path) -> None:
+    for who, count in (("drawn", 3), ("all", 5), ("none", None), ([4], 1)):
+        run = play("fedavg", tmp_path / str(who), rounds=1, evaluate=who)
+        row = run.rows[0]
+        if count is None:
+            assert "accuracy_clients" not in row
+        else:
+            assert row["accuracy_clients"]["clients"] == count
+            assert set(row["accuracy_clients"]) == {"mean", "std", "worst10", "clients"}
+        assert 0 <= row["accuracy"] <= 1
+
+
+def test_the_saved_model_is_the_one_that_was_tested(tmp_path: Path) -> None:
+    run = play("fedavg", tmp_path)
+    saved = load_file(tmp_path / "checkpoint" / "model.safetensors")
+    net = Tiny(3, norm=True).eval()
+    net.load_state_dict(saved)
+    test = images(30, 77)
+    assert run.accuracy_last == pytest.approx(float((net(test.images).argmax(1) == test.labels).float().mean()))
+
+
+def test_a_transcript_holds_what_the_server_saw(tmp_path: Path) -> None:
+    from fl.message import decode
+
+    run = play("feddm", tmp_path, rounds=2, transcript=True)
+    for row in run.rows:
+        for client in row["drawn"]:
+            folder = tmp_path / "transcript" / str(row["round"])
+            reply, facts = decode((folder / f"{client}-up.safetensors").read_bytes())
+            assert facts["client"] == str(client)
+            assert len(reply[FedDM.images]) > 0
+            assert FedDM.model in decode((folder / f"{client}-down.safetensors").read_bytes())[0]
+
+
+# Checkpoints that cannot be used, and settings that differ.
+
+
+def test_a_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
+    play("fedavg", tmp_path)
+    with pytest.raises(ValueError, match="holds a run already; pass resume=True"):
+        play("fedavg", tmp_path)
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    play("fedavg", tmp_path)
+    with pytest.raises(CheckpointError, match="seed: was 4, now 5"):
+        play("fedavg", tmp_path, seed=5, resume=True)
+    with pytest.raises(CheckpointError, match="method: was 'FedAvg"):
+        play("feddm", tmp_path, resume=True)
+    with pytest.raises(CheckpointError, match="data: was"):
+        simulate(
+            METHODS["fedavg"](), [Holding(images(9, 123))] * 5, rounds=3, out=tmp_path, resume=True,
+            participation=3, test=images(30, 77), seed=4, progress=False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "why"),
+    [
+        ("server.3.safetensors", lambda d: d[: len(d) // 2], "not a usable checkpoint: damaged or truncated"),
+        ("server.3.safetensors", lambda d: d[:-5] + b"\0\1\2\3\4", "does not match its checksum"),
+        ("server.3.safetensors", None, "is missing; the checkpoint is incomplete"),
+        ("manifest.json", lambda d: d[:10], "is damaged"),
+        ("manifest.json", lambda _: b'{"epoch": 3}', "is not a checkpoint of this library"),
+    ],
+)
+def test_a_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any, why: str, tmp_path: Path) -> None:
+    play("fedavg", tmp_path)
+    path = tmp_path / "checkpoint" / file
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CheckpointError, match=why) as caught:
+        play("fedavg", tmp_path, rounds=4, resume=True)
+    assert file in str(caught.value)
+
+
+def test_a_history_that_lacks_a_round_is_refused(tmp_path: Path) -> None:
+    play("fedavg", tmp_path)
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(CheckpointError, match="holds 2 rounds, but the checkpoint is of round 3"):
+        play("fedavg", tmp_path, rounds=4, resume=True)
+
+
+def test_a_full_disk_names_the_file_and_keeps_the_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play("fedavg", tmp_path / "whole", rounds=3)
+    out = tmp_path / "full"
+    play("fedavg", out, rounds=2)
+    real = Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        if "server.3" in self.name:
+            real(self, data[:10])
+            raise OSError(28, "No space left on device")
+        return real(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(CheckpointError, match=r"cannot write .*server\.3\.safetensors: No space left on device"):
+        play("fedavg", out, rounds=3, resume=True)
+    monkeypatch.undo()
+    manifest = Store(out).manifest()
+    assert manifest is not None
+    assert manifest["round"] == 2
+    play("fedavg", out, rounds=3, resume=True)
+    assert timeless(out) == timeless(tmp_path / "whole")
+
+
+def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(CheckpointError, match="cannot write"):
+        play("fedavg", tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"participation": 9}, "asks for 9 clients, but there are 5"),
+        ({"participation": 0.0}, "participation must be greater than 0"),
+        ({"participation": 1.5}, "participation must be at most 1"),
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"transcript": True}, "transcript needs a folder"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        simulate(FedAvg(network=Tiny), federation(), **{"rounds": 1, "progress": False, **options})
+    with pytest.raises(ValueError, match="at least one client"):
+        simulate(FedAvg(network=Tiny), [], rounds=1)
+    with pytest.raises(TypeError, match="LabeledImages or Holding"):
+        simulate(FedAvg(network=Tiny), [1], rounds=1)  # type: ignore[list-item]
