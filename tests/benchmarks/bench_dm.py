@@ -2,9 +2,10 @@
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_dm.py [--real 256] [--rounds 5] [--threads 1]
 
-Both compute loss and gradient of the same step: ConvNet-3 of width 128, 10 classes, `--real` real and 10 synthetic images
-of 3x32x32 per class. The straightforward way runs each class's real batch and its synthetic images through the network
-whole and in NCHW, adds up the losses, and calls `backward` once. Rounds alternate; CPU time of the process, medians.
+Both compute loss and gradient of the same step: ConvNet-3 of width 128, 10 classes, `--real` real and 10 synthetic
+images of 3x32x32 per class. The straightforward way runs each class's real batch and its synthetic images through the
+network whole and in NCHW, adds up the losses, and calls `backward` once. Rounds alternate; CPU time of the process,
+medians.
 """
 
 from __future__ import annotations
