@@ -267,7 +267,7 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     with pytest.raises(CheckpointError, match="seed: was 4, now 5"):
         play("fedavg", tmp_path, seed=5, resume=True)
-    with pytest.raises(CheckpointError, match="method: was 'FedAvg"):
+    with pytest.raises(CheckpointError, match='method: was "FedAvg'):
         play("feddm", tmp_path, resume=True)
     with pytest.raises(CheckpointError, match="data: was"):
         simulate(
