@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distillkit import check
+from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import class_rows, initial_images
 from distillkit.condense.means import embedding_means, groups, matching_gradient
-from distillkit.condense.state import Progress, Resume, pack_arguments, resumed
+from distillkit.condense.state import Progress, Resume
 from distillkit.networks.base import Network
-from distillkit.networks.samplers import NetworkSampler, uses_batch_statistics
+from distillkit.networks.samplers import NetworkSampler, require_same_place, uses_batch_statistics
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, as_set
@@ -152,9 +152,6 @@ def distribution_matching(
     check.positive_int(ipc, "ipc")
     check.positive_int(steps, "steps", least=0)
     check.one_of(match, "match", MATCHES)
-    check.real_number(lr, "lr", above=0.0)
-    if check.real_number(momentum, "momentum", least=0.0) >= 1:
-        raise ValueError(f"momentum must be below 1, got {momentum}")
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
 
     if isinstance(init, LabeledImages) and classes is None:
@@ -170,43 +167,24 @@ def distribution_matching(
         "augment": None if augment is None else type(augment).__name__,
         **options,
         "cache": cache,
-        "shape": list(real.shape),
-        "dtype": str(real.images.dtype),
         "classes": {str(c): [len(own), n] for (c, own), n in zip(rows.items(), counts, strict=True)},
     }
-    synthetic, velocity, done = start.images, torch.zeros_like(start.images), 0
-    state = resumed(resume, arguments, steps)
-    if state is not None:
-        synthetic, velocity = (state[name].to(synthetic).clone() for name in ("images", "velocity"))
-        seed, done = int(state["seed"]), int(state["step"])
-    constant = {"seed": torch.tensor(seed), "arguments": pack_arguments(arguments)}
+    run = Descent(start.images, lr, momentum, steps, arguments, seed, resume)
 
-    side = _Real(real.images, rows, seed, augment, match, chunk)
+    side = _Real(real.images, rows, run.seed, augment, match, chunk)
     loss, cached = None, None
-    for step in range(done, steps):
-        network = networks.draw(derive(seed, step, "network"))
-        if step == done:
-            _require_same_place(network, real.images)
+    for step in range(run.done, steps):
+        network = networks.draw(derive(run.seed, step, "network"))
+        if loss is None:
+            require_same_place(network, real.images)
             if cache and networks.fixed and augment is None and not uses_batch_statistics(network):
                 cached = side.means(network, step, len(real))
         targets = side.means(network, step, batch_real) if cached is None else cached
-        value, gradient = matching_gradient(
-            network,
-            targets,
-            synthetic,
-            counts,
-            match=match,
-            augment=side.view(step),
-            chunk=chunk,
+        distance, gradient = matching_gradient(
+            network, targets, run.images, counts, match=match, augment=side.view(step), chunk=chunk
         )
-        loss = float(value)
-        if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} at step {step + 1}: distribution matching diverged; lower lr")
-        velocity.mul_(momentum).add_(gradient)
-        synthetic.add_(velocity, alpha=-lr)
-        if callback is not None:
-            live = {"images": synthetic, "velocity": velocity, "step": torch.tensor(step + 1), **constant}
-            callback(Progress(step + 1, steps, loss, synthetic, live))
+        loss = run.descend(distance, gradient)
+        run.report(callback, loss)
     info = {
         "method": "distribution matching",
         "networks": repr(networks),
@@ -217,13 +195,4 @@ def distribution_matching(
         **start.info,
         "absent": (real.counts() == 0).nonzero().flatten().tolist(),
     }
-    return start.replace(images=synthetic, info=info)
-
-
-def _require_same_place(network: Network, images: Tensor) -> None:
-    own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
-    if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
-        raise ValueError(
-            f"networks must be where the images are ({images.dtype} on {images.device}), but draw {own.dtype} on "
-            f"{own.device}; build them there"
-        )
+    return start.replace(images=run.images, info=info)

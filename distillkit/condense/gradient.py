@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.condense._inner import Descent, fix_statistics, matched, train, trainable
+from distillkit.condense._inner import fix_statistics, matched, train, trainable
+from distillkit.condense.descent import Descent
 from distillkit.condense.distribution import Augmentation
 from distillkit.condense.initialization import class_rows, initial_images
 from distillkit.condense.parameter_gradient import Metric, distance_gradient, parameter_gradient

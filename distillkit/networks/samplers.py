@@ -5,12 +5,19 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.networks.base import Network, NetworkFactory, build, frozen, initialize, split
 
-__all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks", "uses_batch_statistics"]
+__all__ = [
+    "FixedNetwork",
+    "NetworkBall",
+    "NetworkSampler",
+    "RandomNetworks",
+    "require_same_place",
+    "uses_batch_statistics",
+]
 
 
 class NetworkSampler(Protocol):
@@ -42,6 +49,16 @@ def uses_batch_statistics(network: object) -> bool:
         isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
         for module in network.modules()
     )
+
+
+def require_same_place(network: Network, images: Tensor) -> None:
+    """Raise a ValueError if a drawn network is on another device, or of another dtype, than `images`."""
+    own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
+    if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
+        raise ValueError(
+            f"networks must be where the images are ({images.dtype} on {images.device}), but draw {own.dtype} on "
+            f"{own.device}; build them there"
+        )
 
 
 class RandomNetworks:

@@ -1,0 +1,60 @@
+"""Gradient descent on the pixels, which every condenser that optimises shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.condense.state import Progress, Resume, pack_arguments, resumed
+
+__all__ = ["Descent"]
+
+
+class Descent:
+    """SGD with momentum on the pixels, resumable; checks its options and that the loss stays finite."""
+
+    def __init__(
+        self,
+        images: Tensor,
+        lr: float,
+        momentum: float,
+        steps: int,
+        arguments: Mapping[str, Any],
+        seed: int,
+        resume: Resume | None,
+    ) -> None:
+        self.lr = check.real_number(lr, "lr", above=0.0)
+        self.momentum = check.real_number(momentum, "momentum", least=0.0)
+        if momentum >= 1:
+            raise ValueError(f"momentum must be below 1, got {momentum:g}")
+        arguments = {**arguments, "lr": lr, "momentum": momentum, "shape": list(images.shape)}
+        arguments["dtype"] = str(images.dtype)
+        self.images, self.velocity = images, torch.zeros_like(images)
+        self.steps, self.done, self.seed = steps, 0, seed
+        self._arguments = pack_arguments(arguments)
+        state = resumed(resume, arguments, steps)
+        if state is not None:
+            self.images, self.velocity = (state[name].to(images).clone() for name in ("images", "velocity"))
+            self.done, self.seed = int(state["step"]), int(state["seed"])
+
+    def descend(self, loss: Tensor, gradient: Tensor) -> float:
+        """Move the images down `gradient`; return the loss, which must be finite."""
+        value = float(loss)
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the loss is {value} in step {self.done + 1}: matching diverged; lower lr")
+        self.velocity.mul_(self.momentum).add_(gradient)
+        self.images.add_(self.velocity, alpha=-self.lr)
+        return value
+
+    def report(self, callback: Callable[[Progress], object] | None, loss: float) -> None:
+        """Count a step and tell the caller."""
+        self.done += 1
+        if callback is not None:
+            live = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
+            live |= {"seed": torch.tensor(self.seed), "arguments": self._arguments}
+            callback(Progress(self.done, self.steps, loss, self.images, live))
