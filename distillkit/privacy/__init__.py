@@ -1,1 +1,70 @@
-"""distillkit.privacy."""
+"""Differential privacy for synthetic sets and for models, with a ledger of what was spent."""
+
+from distillkit.privacy.accounting import Bound, compose
+from distillkit.privacy.class_means import class_sums, match_sums, matching_step, release
+from distillkit.privacy.condense import condense_private
+from distillkit.privacy.dp_sgd import per_example_gradients, require_per_example, train_private, without_batch_norm
+from distillkit.privacy.errors import (
+    BatchStatistics,
+    BudgetExhausted,
+    NotAccountable,
+    NotSeparable,
+    PrivacyError,
+    PrivateInitialization,
+    PrivateStatistics,
+)
+from distillkit.privacy.events import CLIENT, EVERYONE, RECORD, REPLACED, Event, Guarantee
+from distillkit.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
+from distillkit.privacy.gradient import PrivateGradient
+from distillkit.privacy.histogram import private_histogram
+from distillkit.privacy.image_sgd import example_gradients, image_sgd
+from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.maps import PublicMap, PublicMaps
+from distillkit.privacy.noise import Secret, as_secret
+from distillkit.privacy.planning import Plan, plan
+from distillkit.privacy.separable import SeparableLoss, require_separable, separable, squared_distance
+
+__all__ = [
+    "CLIENT",
+    "EVERYONE",
+    "RECORD",
+    "REPLACED",
+    "BatchStatistics",
+    "Bound",
+    "BudgetExhausted",
+    "Event",
+    "Guarantee",
+    "Ledger",
+    "NotAccountable",
+    "NotSeparable",
+    "Plan",
+    "PrivacyError",
+    "PrivateGradient",
+    "PrivateInitialization",
+    "PrivateStatistics",
+    "PublicMap",
+    "PublicMaps",
+    "Secret",
+    "SeparableLoss",
+    "as_secret",
+    "class_sums",
+    "compose",
+    "condense_private",
+    "example_gradients",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_sigma",
+    "image_sgd",
+    "match_sums",
+    "matching_step",
+    "per_example_gradients",
+    "plan",
+    "private_histogram",
+    "release",
+    "require_per_example",
+    "require_separable",
+    "separable",
+    "squared_distance",
+    "train_private",
+    "without_batch_norm",
+]

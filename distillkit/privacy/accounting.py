@@ -1,0 +1,134 @@
+"""Epsilon of Gaussian releases: closed form at rate 1, Opacus' accountants below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distillkit import check
+from distillkit.privacy.errors import NotAccountable
+from distillkit.privacy.gaussian import checked_delta, gaussian_epsilon
+
+__all__ = ["Bound", "Spend", "compose"]
+
+Spend = tuple[float, float, int]
+"""(sigma, rate, count): noise standard deviation / sensitivity, sampling rate, number of releases."""
+
+_ORDERS = (
+    *(1 + i / 100 for i in range(1, 10)),
+    *(1 + i / 10 for i in range(1, 100)),
+    *(float(i) for i in range(11, 64)),
+    *(64.0, 80.0, 96.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 512.0),
+)
+_PRV_POINTS = 1_500_000
+_PRV_EPSILON = 100.0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An epsilon and how it was computed (`"exact"`, `"rdp"` or `"prv"`)."""
+
+    epsilon: float
+    accountant: str
+
+
+def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") -> Bound:
+    """Epsilon of all `spends` together, for neighbours that differ by one added or removed record.
+
+    Args:
+        spends: (sigma, rate, count) each; below rate 1 the records must have been drawn by Poisson sampling.
+        delta: in (0, 1).
+        accountant: `"auto"`: the closed form if every rate is 1; otherwise RDP, and PRV where that is smaller and
+            affordable (RDP epsilon below 100, at most 1.5 million points). `"rdp"` or `"prv"` to insist.
+
+    PRV (Gopi et al., NeurIPS 2021) is computed for the added and for the removed record, and the larger one counts;
+    Opacus' own accountant does the removed one only. RDP takes Opacus' orders and more of them on either side.
+
+    Raises:
+        NotAccountable: PRV asked for where it would not fit into memory.
+        TypeError, ValueError: numbers out of range.
+    """
+    check.one_of(accountant, "accountant", ("auto", "rdp", "prv"))
+    merged: dict[tuple[float, float], int] = {}
+    for sigma, rate, count in spends:
+        check.real_number(sigma, "sigma", least=0.0)
+        check.real_number(rate, "rate", least=0.0, most=1.0)
+        if check.positive_int(count, "count", least=0) and rate:
+            merged[sigma, rate] = merged.get((sigma, rate), 0) + count
+    return _bound(tuple((s, q, n) for (s, q), n in sorted(merged.items())), checked_delta(delta), accountant)
+
+
+@lru_cache(maxsize=4096)
+def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
+    if not spends:
+        return Bound(0.0, "exact")
+    if any(sigma == 0 for sigma, _, _ in spends):
+        return Bound(math.inf, "exact")
+    if accountant == "auto" and all(rate == 1 for _, rate, _ in spends):
+        sigma = sum(count / sigma**2 for sigma, _, count in spends) ** -0.5
+        return Bound(gaussian_epsilon(sigma, delta), "exact")
+    by_rdp = _rdp(spends, delta)
+    if accountant == "rdp":
+        return Bound(by_rdp, "rdp")
+    affordable = by_rdp < _PRV_EPSILON and _prv_points(spends, delta, by_rdp) <= _PRV_POINTS
+    if affordable:
+        by_prv = _prv(spends, delta, by_rdp)
+        if accountant == "prv" or by_prv < by_rdp:
+            return Bound(by_prv, "prv")
+    elif accountant == "prv":
+        raise NotAccountable(
+            f"PRV would need {_prv_points(spends, delta, by_rdp):.1e} points for these spends (RDP epsilon "
+            f"{by_rdp:.4g}); take accountant='rdp', which is a sound upper bound"
+        )
+    return Bound(by_rdp, "rdp")
+
+
+@lru_cache(maxsize=4096)
+def _rdp_curve(sigma: float, rate: float) -> tuple[float, ...]:
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    def at(order: float) -> float:
+        try:
+            value = float(compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=order))
+        except (ArithmeticError, ValueError):
+            return math.inf
+        return value if value >= 0 else math.inf
+
+    return tuple(at(order) for order in _ORDERS)
+
+
+def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
+    curves = [(count, _rdp_curve(sigma, rate)) for sigma, rate, count in spends]
+    best = math.inf
+    for i, order in enumerate(_ORDERS):
+        total = sum(count * curve[i] for count, curve in curves)
+        best = min(best, total + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1))
+    return max(0.0, best)
+
+
+def _prv_errors(by_rdp: float, delta: float) -> tuple[float, float]:
+    return min(0.5, max(by_rdp / 200, 1e-4)), delta / 1000
+
+
+def _prv_width(spends: tuple[Spend, ...], delta_error: float) -> float:
+    """Beyond which losses of the composition have negligible mass (Gopi et al., remark 5.6)."""
+    total = sum(count for _, _, count in spends)
+    single = max(_rdp(((sigma, rate, 1),), delta_error / (8 * total)) for sigma, rate, _ in spends)
+    return max(_rdp(spends, delta_error / 4), single) + 3
+
+
+def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
+    eps_error, delta_error = _prv_errors(by_rdp, delta)
+    total = sum(count for _, _, count in spends)
+    mesh = eps_error / math.sqrt(total * math.log(12 / delta_error) / 2)
+    return 2 * _prv_width(spends, delta_error) / mesh * len(spends)
+
+
+def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
+    from distillkit.privacy.prv import prv_epsilon
+
+    eps_error, delta_error = _prv_errors(by_rdp, delta)
+    width = _prv_width(spends, delta_error)
+    return prv_epsilon(spends, delta, width=width, eps_error=eps_error, delta_error=delta_error)

@@ -1,0 +1,149 @@
+"""Release noised class sums of public embeddings once; everything after that is free."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.chunks import chunk_size
+from distillkit.privacy.errors import PrivacyError
+from distillkit.privacy.events import Event
+from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.maps import PublicMaps
+from distillkit.privacy.noise import Secret, as_secret
+
+__all__ = ["class_sums", "match_sums", "matching_step", "release"]
+
+
+@torch.no_grad()
+def class_sums(
+    images: Tensor, labels: Tensor, maps: PublicMaps, *, num_classes: int, chunk: int | None = None
+) -> Tensor:
+    """Sums of v(x) over the records of every class and for every map. **Private: pass them to `release`.**
+
+    Args:
+        images: float [N, C, H, W]; N may be 0.
+        labels: class indices int [N].
+        maps: the public maps.
+        num_classes: K_c, a public number; a class without records has zeros.
+        chunk: images per forward pass; default by device and size.
+
+    Returns:
+        float64 [maps, classes, F].
+    """
+    sums = []
+    size = chunk_size(images, chunk)
+    for k in range(len(maps)):
+        embed = maps[k]
+        total = torch.zeros(num_classes, maps.dim, dtype=torch.float64, device=images.device)
+        for part, own in zip(images.split(size), labels.split(size)):
+            if len(part):
+                total.index_add_(0, own, embed(part.contiguous(memory_format=torch.channels_last)).double())
+        sums.append(total)
+    return torch.stack(sums)
+
+
+def release(
+    sums: Tensor,
+    *,
+    sigma: float,
+    sensitivity: float,
+    ledger: Ledger,
+    client: int | str = 0,
+    round: int = 0,
+    secret: Secret | int | None = None,
+) -> Tensor:
+    """Add noise to class sums, once: N(0, (sigma * sensitivity)^2) on every entry of every class.
+
+    Keep what this returns and read it as often as you like. To noise the same sums again is another release and is
+    charged again (a cache of *clean* sums that is noised at each of k reads has only sigma / sqrt(k)).
+
+    A record adds a vector of length `sensitivity` at most to one class of each of G maps, so this is G Gaussian
+    releases of rate 1, and their composition is exact.
+
+    Args:
+        sums: float64 [G, K, F] from `class_sums`, all classes.
+        sigma: noise standard deviation / sensitivity of each of the G releases; see `plan(count=G)`.
+        sensitivity: `maps.sensitivity`.
+        ledger: charged before the noise is drawn.
+        client, round: for the ledger.
+        secret: where the noise comes from; see `Secret`.
+
+    Returns:
+        float64 [G, K, F].
+
+    Raises:
+        BudgetExhausted, NotAccountable: see `Ledger.spend`.
+        PrivacyError: noise asked for with an infinite sensitivity.
+    """
+    if sums.ndim != 3:
+        raise ValueError(f"sums must be [maps, classes, F], got shape {list(sums.shape)}")
+    if sigma and not math.isfinite(sensitivity):
+        raise PrivacyError("an unclipped sum has no bounded sensitivity; give a clip, or clip=None for unit vectors")
+    secret = as_secret(secret)
+    ledger.spend(Event("class_means", sigma, count=len(sums), client=client, round=round, seeded=secret.seeded))
+    noise = secret.normal(sums.shape, sigma * sensitivity if sigma else 0.0)
+    return sums.double() + noise.to(sums.device)
+
+
+def matching_step(images: Tensor, maps: PublicMaps, k: int, target: Tensor, *, chunk: int | None = None) -> Tensor:
+    """Gradient of sum_c ||target_c - mean_j v(s_cj)||^2 in the images, with map k; class groups one after the other.
+
+    Args:
+        images: float [classes, ipc, C, H, W].
+        maps, k: the map of the release that `target` came from.
+        target: float [classes, F], the noised class means.
+        chunk: images per backward pass; default by device and size. Classes are never cut.
+    """
+    embed, ipc = maps[k], images.shape[1]
+    group = max(1, chunk_size(images[0], chunk) // ipc)
+    parts = []
+    for own, want in zip(images.split(group), target.to(images).split(group)):
+        leaf = own.detach().requires_grad_()
+        means = embed(leaf.flatten(0, 1)).unflatten(0, (-1, ipc)).mean(1)
+        parts.append(torch.autograd.grad((want - means).square().sum(), leaf)[0])
+    return torch.cat(parts)
+
+
+def match_sums(
+    start: Tensor,
+    maps: PublicMaps,
+    targets: Tensor,
+    *,
+    steps: int = 300,
+    lr: float = 200.0,
+    momentum: float = 0.5,
+    chunk: int | None = None,
+) -> Tensor:
+    """Fit images to released class means: SGD with momentum and a cosine schedule, map t mod G at step t.
+
+    Post-processing: it sees no private data, so it may run for as long as wanted and be repeated.
+
+    Args:
+        start: float [K * ipc, C, H, W], class by class, public.
+        maps: the G maps of the release.
+        targets: float [G, K, F], the noised sums divided by public or noised class sizes.
+        steps: of SGD.
+        lr: at the first step; large, because unit vectors of many dimensions have small gradients.
+        momentum: in [0, 1).
+        chunk: images per backward pass; default by device and size.
+
+    Returns:
+        float [K * ipc, C, H, W].
+    """
+    check.positive_int(steps, "steps", least=0)
+    check.real_number(lr, "lr", above=0.0)
+    check.real_number(momentum, "momentum", least=0.0, most=1.0)
+    if targets.ndim != 3 or len(targets) != len(maps):
+        raise ValueError(f"targets must be [{len(maps)} maps, classes, F], got shape {list(targets.shape)}")
+    images = start.detach().clone().unflatten(0, (targets.shape[1], -1))
+    velocity = torch.zeros_like(images)
+    for step in range(steps):
+        k = step % len(maps)
+        gradient = matching_step(images, maps, k, targets[k], chunk=chunk)
+        velocity.mul_(momentum).add_(gradient)
+        images.sub_(velocity, alpha=lr * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    return images.flatten(0, 1)

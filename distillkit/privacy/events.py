@@ -1,0 +1,108 @@
+"""What a ledger records, and what it can promise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from distillkit import check
+from distillkit.privacy.errors import NotAccountable
+
+__all__ = ["CLIENT", "EVERYONE", "RECORD", "REPLACED", "Event", "Guarantee"]
+
+EVERYONE = "*"
+"""The client of an event that touches the records of all clients."""
+
+RECORD, REPLACED, CLIENT = "add or remove one record", "replace one record", "add or remove one client"
+_RELATIONS = (RECORD, REPLACED, CLIENT)
+_SAMPLINGS = ("everything", "poisson")
+
+
+@dataclass(frozen=True)
+class Event:
+    """`count` Gaussian releases of the same kind.
+
+    Args:
+        mechanism: what released, for the reader.
+        sigma: noise standard deviation / sensitivity under `relation`. 0 is allowed and means no guarantee.
+        rate: with which probability a record takes part, the largest over all records (over the classes, if each
+            class has its own). 1 if all do.
+        count: how many releases.
+        client: whose records, or `EVERYONE`.
+        round: when, for the reader.
+        sampling: `"poisson"` (each record independently), or `"everything"` (rate 1). Default by the rate.
+        relation: which data sets count as neighbours: `"add or remove one record"`, `"replace one record"` (at rate 1
+            only) or `"add or remove one client"`.
+        seeded: the noise is known to whoever knows a seed, so that no guarantee holds.
+
+    Raises:
+        NotAccountable: another kind of sampling, or a relation that no accountant here covers at this rate.
+        TypeError, ValueError: numbers out of range.
+    """
+
+    mechanism: str
+    sigma: float
+    rate: float = 1.0
+    count: int = 1
+    client: int | str = 0
+    round: int = 0
+    sampling: str = ""
+    relation: str = RECORD
+    seeded: bool = False
+
+    def __post_init__(self) -> None:
+        check.real_number(self.sigma, "sigma", least=0.0)
+        check.real_number(self.rate, "rate", above=0.0, most=1.0)
+        check.positive_int(self.count, "count")
+        if not self.sampling:
+            object.__setattr__(self, "sampling", "everything" if self.rate == 1 else "poisson")
+        if self.sampling not in _SAMPLINGS or (self.sampling == "everything" and self.rate < 1):
+            raise NotAccountable(
+                f"{self.mechanism}: sampling {self.sampling!r} at rate {self.rate:g} has no accountant here. Draw "
+                "every record independently (sampling='poisson'); or account each pass over shuffled or fixed batches "
+                "as one event of rate 1; amplification holds for Poisson sampling only"
+            )
+        if self.relation not in _RELATIONS:
+            raise NotAccountable(f"{self.mechanism}: relation must be one of {_RELATIONS}, got {self.relation!r}")
+        if self.relation == REPLACED and self.rate < 1:
+            raise NotAccountable(
+                f"{self.mechanism}: Poisson amplification is proved for {RECORD!r}, not for {REPLACED!r}; state the "
+                "sensitivity under the former, or take rate 1"
+            )
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What a ledger can promise.
+
+    Attributes:
+        epsilon: the guarantee, or None where none holds.
+        reason: why none holds, or "".
+        nominal: epsilon of the noise as it was scaled, secret or not; for planning and for budgets.
+        delta, relation: that it refers to. The relation is "" if nothing was spent.
+        accountant: `"exact"`, `"rdp"` or `"prv"`.
+        remarks: what the reader must know besides, such as tuning on the private data.
+    """
+
+    epsilon: float | None
+    delta: float
+    relation: str
+    nominal: float
+    accountant: str
+    reason: str = ""
+    remarks: tuple[str, ...] = ()
+
+    def info(self) -> dict[str, Any]:
+        """JSON values for a set's `info` or a run's history: what holds, or why nothing does."""
+        values: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
+        if self.epsilon is None:
+            nominal = self.nominal if math.isfinite(self.nominal) else None
+            return values | {"reason": self.reason, "nominal_epsilon": nominal}
+        return values | {"accountant": self.accountant} | ({"remarks": list(self.remarks)} if self.remarks else {})
+
+    def __str__(self) -> str:
+        if self.epsilon is None:
+            return f"no guarantee: {self.reason}"
+        notes = "".join(f"; {r}" for r in self.remarks)
+        return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({self.relation or 'nothing spent'}){notes}"

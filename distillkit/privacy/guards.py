@@ -1,0 +1,153 @@
+"""The doors at which a private component turns away what would void its guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.normalization import IDENTITY, Normalization
+from distillkit.privacy.errors import (
+    BatchStatistics,
+    NotAccountable,
+    PrivacyError,
+    PrivateInitialization,
+    PrivateStatistics,
+)
+from distillkit.sets import LabeledImages, as_set
+
+__all__ = ["private_set", "public_noise", "public_start", "refuse_batch_norm", "refuse_mixing"]
+
+
+def private_set(
+    images: Tensor | LabeledImages,
+    labels: Tensor | None,
+    *,
+    num_classes: int | None,
+    normalization: Normalization | None,
+    public_statistics: bool,
+    delta: float,
+) -> LabeledImages:
+    """The private set, if nothing about it that the release would show was measured on it.
+
+    Raises:
+        PrivacyError: no `num_classes`, or label rows.
+        PrivateStatistics: a whitening, or mean and std equal to those of these very images.
+        NotAccountable: delta is not below one over the number of records.
+    """
+    if num_classes is None and not isinstance(images, LabeledImages):
+        raise PrivacyError(
+            "num_classes must be given: the largest label of the private data is private; all classes are released"
+        )
+    real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    if real.labels.ndim != 1:
+        raise PrivacyError("labels must be class indices [N]: soft rows have no bounded contribution to one class")
+    if len(real) and delta >= 1 / len(real):
+        raise NotAccountable(
+            f"delta must be below one over the number of records (1/{len(real)}), got {delta:g}: at that delta even "
+            "publishing a random record passes"
+        )
+    if not public_statistics:
+        _refuse_private_normalization(real)
+    return real
+
+
+def _refuse_private_normalization(real: LabeledImages) -> None:
+    remedy = (
+        "take public constants, for instance Normalization((0.5,), (0.5,)), or say public_statistics=True if these "
+        "were measured on public data"
+    )
+    if real.normalization.zca is not None:
+        raise PrivateStatistics(f"the set's ZCA whitening was fitted on images, and the release shows it; {remedy}")
+    if real.normalization == IDENTITY or not len(real):
+        return
+    measured = Normalization.of(real.normalization.decode(real.images))
+    ours = torch.tensor([real.mean, real.std], dtype=torch.float64)
+    theirs = torch.tensor([measured.mean, measured.std], dtype=torch.float64)
+    if ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6):
+        raise PrivateStatistics(f"the normalization is the mean and std of these very images; {remedy}")
+
+
+def public_start(
+    init: str | LabeledImages, real: LabeledImages, *, ipc: int, generator: torch.Generator
+) -> tuple[Tensor, str]:
+    """The images [K * ipc, C, H, W], class by class, from which a released set starts, and how to call them.
+
+    Args:
+        init: `"noise"`: N(0, 1) for each value. Or a *public* set of the same space with `ipc` images of each class.
+        real: the private set; only compared with, never copied.
+
+    Raises:
+        PrivateInitialization: `"real"` or another statistic of the data, or a set that holds a private image.
+    """
+    check.positive_int(ipc, "ipc")
+    if isinstance(init, str):
+        if init != "noise":
+            raise PrivateInitialization(
+                f"init={init!r} would put private data into the release itself, which no later noise can undo; take "
+                "init='noise', or a public set of images"
+            )
+        shape = (real.num_classes * ipc, *real.shape)
+        return torch.randn(shape, generator=generator, dtype=real.images.dtype).to(real.images.device), init
+    real.require_same_space(init)
+    if init.labels.ndim != 1 or init.counts().tolist() != [ipc] * real.num_classes:
+        raise ValueError(f"init must hold {ipc} images of each of {real.num_classes} classes, and class indices")
+    start = init.images[init.labels.argsort(stable=True)].to(real.images)
+    for image in start:
+        if bool((real.images == image).flatten(1).all(1).any()):
+            raise PrivateInitialization(
+                "init holds an image of the private set; take init='noise', or a set that is public indeed"
+            )
+    return start.clone(), "public set"
+
+
+def public_noise(
+    count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 4, spread: float = 0.25
+) -> Tensor:
+    """Smooth noise images that owe nothing to the data, [count, C, H, W] in the set's normalised space.
+
+    Gaussian noise about mid-grey, drawn at a `coarse`-th of the resolution and enlarged bilinearly, clamped to [0, 1].
+
+    Args:
+        like: gives shape, normalisation, dtype and device, and nothing else.
+        spread: standard deviation before the enlargement, in pixel units.
+    """
+    c, h, w = like.shape
+    small = torch.randn(count, c, -(-h // coarse), -(-w // coarse), generator=generator, dtype=like.images.dtype)
+    smooth = torch.nn.functional.interpolate(small, size=(h, w), mode="bilinear", align_corners=False)
+    return like.normalization.encode((0.5 + spread * smooth).clamp(0, 1).to(like.images.device))
+
+
+def refuse_batch_norm(network: object) -> None:
+    """Raise BatchStatistics if a layer normalises with the statistics of the batch."""
+    if uses_batch_statistics(network):
+        raise BatchStatistics(
+            f"{type(network).__name__} has batch norm that uses the batch's own statistics, so one record changes the "
+            "embedding of all; take norm='instance' or 'group', or a network in eval mode whose running statistics "
+            "come from public data"
+        )
+
+
+def refuse_mixing(embed: Callable[[Tensor], Tensor], public: Tensor, what: str) -> None:
+    """Raise BatchStatistics if the embedding of an image depends on what else is in the batch.
+
+    Args:
+        embed: maps [N, C, H, W] to [N, F].
+        public: a few images to try it on, at least two.
+        what: names the thing in the message.
+    """
+    with torch.no_grad():
+        alone, together = embed(public[:1]), embed(public)
+    scale = together.abs().mean() + 1e-12
+    if (
+        alone.shape[0] != 1
+        or together.shape[0] != len(public)
+        or bool((alone[0] - together[0]).abs().mean() > 1e-3 * scale)
+    ):
+        raise BatchStatistics(
+            f"{what} gives an image another embedding when other images are in the batch, so one record changes "
+            "more than its own contribution; every example must be treated by itself"
+        )

@@ -1,0 +1,49 @@
+"""The size of every class, released once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.privacy.events import Event
+from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.noise import Secret, as_secret
+
+__all__ = ["private_histogram"]
+
+
+def private_histogram(
+    labels: Tensor,
+    *,
+    num_classes: int,
+    sigma: float,
+    ledger: Ledger,
+    client: int | str = 0,
+    round: int = 0,
+    secret: Secret | int | None = None,
+) -> Tensor:
+    """Records per class with Gaussian noise: sensitivity 1, because a record adds 1 to one class.
+
+    Take it once a run and reuse it: weights, denominators and dropping small classes are then post-processing.
+
+    Args:
+        labels: class indices int [N]; N may be 0.
+        num_classes: K, a public number. Classes that nobody holds get noise like all others.
+        sigma: noise standard deviation, in records.
+        ledger: charged before the noise is drawn.
+        client, round: for the ledger.
+        secret: where the noise comes from; see `Secret`.
+
+    Returns:
+        float64 [K] on the labels' device, not rounded, possibly negative.
+
+    Raises:
+        BudgetExhausted, NotAccountable: see `Ledger.spend`.
+    """
+    check.positive_int(num_classes, "num_classes")
+    labels = check.class_labels(labels, None, num_classes)
+    secret = as_secret(secret)
+    ledger.spend(Event("histogram", sigma, client=client, round=round, seeded=secret.seeded))
+    counts = torch.bincount(labels, minlength=num_classes).double()
+    return counts + secret.normal((num_classes,), sigma).to(counts.device)

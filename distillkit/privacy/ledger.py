@@ -1,0 +1,230 @@
+"""An append-only record of what was spent: written before a release is used, and never rolled back."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from distillkit import check
+from distillkit.privacy.accounting import Bound, Spend, compose
+from distillkit.privacy.errors import BudgetExhausted, NotAccountable
+from distillkit.privacy.events import EVERYONE, Event, Guarantee
+from distillkit.privacy.journal import Journal
+
+__all__ = ["Ledger"]
+
+_ROUNDING = 1 + 1e-9
+
+
+class Ledger:
+    """What every client's records have paid.
+
+    `spend` writes an event and syncs it to disk *before* it returns, so call it before the noise is drawn: whatever
+    happens to the run afterwards, the event counts. A round that is run again is charged again. A line that a crash
+    tore counts as the costliest event of the ledger, to everyone, although its release can never have been used.
+
+    Epsilon composes over the events of a client and is the *maximum* over clients: their records are disjoint, so one
+    record is touched by one client's events only, and by those of `EVERYONE`.
+
+    Args:
+        path: a file of JSON lines, continued if it exists; None keeps the ledger in memory, for trying things out.
+        delta: in (0, 1), well below one over the number of records of the smallest client.
+        budget: epsilon that no client may exceed; None for no limit. Compared with the nominal epsilon, so that a
+            seeded rehearsal stops where the real run will.
+        disjoint: whether no record lies with two clients. If False the events of all clients compose.
+
+    Threads and processes may share a ledger file.
+
+    Raises:
+        NotAccountable: delta out of range.
+        ValueError: the file is damaged, or is no ledger.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        delta: float = 1e-5,
+        budget: float | None = None,
+        disjoint: bool = True,
+    ) -> None:
+        compose((), delta)
+        self.delta, self.disjoint = float(delta), disjoint
+        self.budget = None if budget is None else check.real_number(budget, "budget", above=0.0)
+        self.path = None if path is None else Path(path)
+        self._journal = Journal(self.path)
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+        self._totals: dict[int | str, dict[tuple[float, float], int]] = {}
+        self._reasons: dict[int | str, str] = {}
+        self._remarks: list[str] = []
+        self._torn = 0
+        with self._current():
+            pass
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All events so far."""
+        with self._current():
+            return tuple(self._events)
+
+    def check(self, *events: Event) -> None:
+        """Raise what `spend` would, for all `events` one after the other, and charge nothing."""
+        with self._current():
+            self._admit(events)
+
+    def spend(self, *events: Event) -> None:
+        """Charge `events`, all or none; call it before their noise is drawn.
+
+        Raises:
+            BudgetExhausted: the budget does not allow it; nothing was written. `.fits` of the first event's `count`
+                would do.
+            NotAccountable: a relation that differs from that of the events before it.
+        """
+        with self._current():
+            self._admit(events)
+            self._journal.append(*({"event": asdict(event)} for event in events))
+            for event in events:
+                self._add(event)
+
+    def fits(self, event: Event) -> int:
+        """How many of the event's `count` releases the budget allows."""
+        with self._current():
+            return self._fits(event)
+
+    def void(self, reason: str, *, client: int | str = EVERYONE) -> None:
+        """Record that the claim of `client` is lost, for instance because its raw images took part."""
+        with self._current():
+            self._journal.append({"void": reason, "client": client})
+            self._reasons.setdefault(client, reason)
+
+    def remark(self, text: str) -> None:
+        """Record what epsilon does not cover, such as options that were tuned on the private data."""
+        with self._current():
+            self._journal.append({"remark": text})
+            self._remarks.append(text)
+
+    def spends(self, client: int | str | None = None) -> list[Spend]:
+        """(sigma, rate, count) of all events that touch the records of `client` (None: of everyone's)."""
+        with self._current():
+            return self._spends(client)
+
+    def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
+        """What holds for the records of `client`; None: for whoever paid most."""
+        with self._current():
+            delta = self.delta if delta is None else delta
+            clients = self._clients() if client is None else [client]
+            bounds = [compose(self._spends(c), delta) for c in clients]
+            worst = max(bounds, key=lambda b: b.epsilon, default=Bound(0.0, "exact"))
+            owners = [o for c in clients for o in self._touching(c)]
+            reason = next((self._reasons[o] for o in owners if o in self._reasons), "")
+            return Guarantee(
+                epsilon=None if reason else worst.epsilon,
+                delta=delta,
+                relation=self._events[0].relation if self._events else "",
+                nominal=worst.epsilon,
+                accountant=worst.accountant,
+                reason=reason,
+                remarks=tuple(self._remarks),
+            )
+
+    def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
+        """`guarantee(...).epsilon`."""
+        return self.guarantee(client, delta=delta).epsilon
+
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        totals = self._totals.setdefault(event.client, {})
+        totals[event.sigma, event.rate] = totals.get((event.sigma, event.rate), 0) + event.count
+        if event.sigma == 0:
+            self._reasons.setdefault(event.client, f"{event.mechanism} was released without noise")
+        elif event.seeded:
+            self._reasons.setdefault(event.client, f"the noise of {event.mechanism} was seeded, so it is known")
+
+    def _clients(self) -> list[int | str]:
+        owners = dict.fromkeys([*self._totals, *self._reasons])
+        return [c for c in owners if c != EVERYONE] or [EVERYONE]
+
+    def _touching(self, client: int | str | None) -> list[int | str]:
+        """Whose events touch the records of `client`."""
+        owners = list(dict.fromkeys([*self._totals, *self._reasons]))
+        return [o for o in owners if not self.disjoint or client is None or o in (client, EVERYONE)]
+
+    def _spends(self, client: int | str | None) -> list[Spend]:
+        owners = self._touching(client)
+        spends = [(s, q, n) for o in owners for (s, q), n in self._totals.get(o, {}).items()]
+        if self._torn and self._events:
+            every = {(e.sigma, e.rate, e.count) for e in self._events}
+            sigma, rate, count = max(every, key=lambda s: compose([s], self.delta, accountant="rdp").epsilon)
+            spends.append((sigma, rate, count * self._torn))
+        return spends
+
+    def _after(self, events: Sequence[Event]) -> float:
+        """The largest nominal epsilon of any client whom `events` touch."""
+        owners = [e.client for e in events]
+        clients = self._clients() + [c for c in owners if c != EVERYONE] if EVERYONE in owners else owners
+        return max(
+            compose(
+                [*self._spends(c), *((e.sigma, e.rate, e.count) for e in events if e.client in (c, EVERYONE))],
+                self.delta,
+            ).epsilon
+            for c in dict.fromkeys(clients)
+        )
+
+    def _fits(self, event: Event) -> int:
+        def within(count: int) -> bool:
+            return self.budget is None or self._after([replace(event, count=count)]) <= self.budget * _ROUNDING
+
+        low, high = 0, event.count + 1
+        if within(event.count):
+            return event.count
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if within(middle) else (low, middle)
+        return low
+
+    def _admit(self, events: Sequence[Event]) -> None:
+        relations = [self._events[0], *events] if self._events else list(events)
+        for event in events:
+            if event.relation != relations[0].relation:
+                raise NotAccountable(
+                    f"{event.mechanism} is private under {event.relation!r}, but the ledger holds "
+                    f"{relations[0].mechanism} under {relations[0].relation!r}; one epsilon cannot cover both: keep "
+                    "two ledgers"
+                )
+        if not events or self.budget is None or (after := self._after(events)) <= self.budget * _ROUNDING:
+            return
+        first, fits = events[0], self._fits(events[0])
+        raise BudgetExhausted(
+            f"{' and '.join(e.mechanism for e in events)} for client {first.client!r} would bring epsilon to "
+            f"{after:.4g}, over the budget of {self.budget:g} (delta {self.delta:g}). {fits} of {first.count} releases "
+            f"of {first.mechanism} fit; or raise sigma, or stop here",
+            fits=fits,
+        )
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Hold the ledger, having read what other processes wrote."""
+        with self._lock, self._journal.locked():
+            lines, torn = self._journal.unread()
+            self._torn += torn
+            for number, line in lines:
+                self._take(number, line)
+            yield
+
+    def _take(self, number: int, line: dict[str, Any]) -> None:
+        known = {f.name for f in fields(Event)}
+        if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
+            self._add(Event(**line["event"]))
+        elif "void" in line:
+            self._reasons.setdefault(line.get("client", EVERYONE), line["void"])
+        elif "remark" in line:
+            self._remarks.append(line["remark"])
+        else:
+            raise ValueError(f"line {number} of {self.path} is not a ledger's: {json.dumps(line)[:80]}")

@@ -1,0 +1,141 @@
+"""The public embedding maps whose class sums are released."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.condense.distribution import MATCHES, Augmentation
+from distillkit.networks.base import Network
+from distillkit.networks.samplers import NetworkSampler
+from distillkit.privacy.guards import public_noise, refuse_batch_norm, refuse_mixing
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+__all__ = ["PublicMap", "PublicMaps"]
+
+
+class PublicMap:
+    """One map v(x) of images to vectors of bounded length, the same for private and synthetic images.
+
+    v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, (phi(x) - a) min(1, C / ||phi(x) - a||).
+
+    Args:
+        network: gives phi, its embedding, or embedding and logits in a row.
+        center: a, float [F], public; None for no centre.
+        clip: None for unit length.
+        match: `"embedding"` or `"embedding+logits"`.
+        augment, state: an augmentation with one draw for all images, and the seed keys of that draw.
+
+    Attributes:
+        sensitivity: the most that one record adds to a sum of v: 1, or the clip.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        center: Tensor | None,
+        *,
+        clip: float | None = None,
+        match: str = "embedding",
+        augment: Augmentation | None = None,
+        state: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.network, self.center, self.clip, self.match = network, center, clip, match
+        self.augment, self.state = augment, state
+
+    @property
+    def sensitivity(self) -> float:
+        """1, or the clip."""
+        return 1.0 if self.clip is None else self.clip
+
+    def embedding(self, images: Tensor) -> Tensor:
+        """phi(x), float [N, F]; every call repeats the map's one augmentation."""
+        if self.augment is not None:
+            images = self.augment(images, derive(self.state[0], "augment", self.state[1]), siamese=True)
+        embedding = self.network.features(images)
+        if self.match == "embedding":
+            return embedding
+        return torch.cat([embedding, self.network.classifier(embedding)], 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """v(x), float [N, F]."""
+        vectors = self.embedding(images)
+        if self.center is not None:
+            vectors = vectors - self.center
+        length = vectors.norm(dim=1, keepdim=True)
+        if self.clip is None:
+            return vectors / length.clamp_min(torch.finfo(vectors.dtype).tiny)
+        return vectors * (self.clip / length.clamp_min(torch.finfo(vectors.dtype).tiny)).clamp_max(1.0)
+
+
+class PublicMaps:
+    """K public maps, each with its own network, centre and augmentation; `maps[k]` is a pure function of the seed.
+
+    A map is valid until the next one is asked for: networks may be drawn in place.
+
+    Args:
+        networks: draws the networks, as in `distribution_matching`; it must know nothing about the private data, or
+            only what was released.
+        count: K.
+        like: gives the shape, space, dtype and device of the images, and nothing else.
+        clip: None normalises every vector, so that there is no clip to tune.
+        match: `"embedding"` or `"embedding+logits"` (FedDM's Eq. 8).
+        augment: an augmentation that can draw once for all images, such as `DSA()`.
+        centers: smooth noise images whose mean embedding is the centre; 0 for no centre.
+        seed: of networks, noise images and augmentations; public.
+
+    Attributes:
+        dim: F, the length of a vector.
+
+    Raises:
+        BatchStatistics: a network or augmentation that mixes the images of a batch.
+        TypeError, ValueError: options out of range.
+    """
+
+    def __init__(
+        self,
+        networks: NetworkSampler,
+        count: int,
+        *,
+        like: LabeledImages,
+        clip: float | None = None,
+        match: str = "embedding",
+        augment: Augmentation | None = None,
+        centers: int = 64,
+        seed: int = 0,
+    ) -> None:
+        self.count = check.positive_int(count, "networks")
+        self.clip = clip if clip is None or clip == float("inf") else check.real_number(clip, "clip", above=0.0)
+        check.one_of(match, "match", MATCHES)
+        check.positive_int(centers, "centers", least=0)
+        self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
+        self._centers: dict[int, Tensor] = {}
+        self._noise = public_noise(max(centers, 4), like, derive(seed, "centre"))
+        self._centered = centers > 0
+        first = self[0]
+        refuse_batch_norm(first.network)
+        refuse_mixing(first.embedding, self._noise[:4], "the network" if augment is None else "the network or augment")
+        with torch.no_grad():
+            self.dim = first.embedding(self._noise[:1]).shape[1]
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that one record adds to a class sum of any map."""
+        return 1.0 if self.clip is None else self.clip
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, k: int) -> PublicMap:
+        network = self._networks.draw(derive(self._seed, "network", k))
+        if self._centered and k not in self._centers:
+            with torch.no_grad():
+                self._centers[k] = self._map(network, None, k).embedding(self._noise).mean(0)
+        return self._map(network, self._centers.get(k), k)
+
+    def _map(self, network: Network, center: Tensor | None, k: int) -> PublicMap:
+        return PublicMap(
+            network, center, clip=self.clip, match=self._match, augment=self._augment, state=(self._seed, k)
+        )

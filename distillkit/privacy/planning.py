@@ -1,0 +1,93 @@
+"""Sigma for a wanted epsilon, and the signal that is left, before any budget is spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from distillkit import check
+from distillkit.privacy.accounting import Bound, Spend, compose
+from distillkit.privacy.errors import NotAccountable
+from distillkit.privacy.gaussian import sigma_for, smallest
+
+__all__ = ["Plan", "plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The noise for a wanted guarantee, and what signal is left; see `plan`.
+
+    Attributes:
+        sigma: noise standard deviation / sensitivity of each release.
+        epsilon, delta: what all releases cost together (at most what was wanted).
+        rate, count: sampling rate and number of releases.
+        accountant: how epsilon was computed.
+    """
+
+    sigma: float
+    epsilon: float
+    delta: float
+    rate: float
+    count: int
+    accountant: str
+
+    def noise_std(self, size: float) -> float:
+        """Standard deviation of one coordinate of the noise on a mean of `size` records, in units of the clip."""
+        return self.sigma / (self.rate * check.real_number(size, "size", above=0.0))
+
+    def snr(self, size: float, dim: int, *, signal: float = 1.0) -> float:
+        """Norm of the signal / expected norm of the noise, for one release of the mean of `size` records.
+
+        Args:
+            size: records that the mean is taken over, a public number.
+            dim: length of a record's vector.
+            signal: norm of the mean, in units of the clip; 1 is the most it can be.
+        """
+        return signal / (self.noise_std(size) * math.sqrt(check.positive_int(dim, "dim")))
+
+
+def plan(
+    epsilon: float,
+    delta: float,
+    *,
+    count: int = 1,
+    rate: float = 1.0,
+    spent: Iterable[Spend] = (),
+    accountant: str = "auto",
+) -> Plan:
+    """Sigma for a wanted (epsilon, delta), before any budget is spent; the `Plan` also says how much signal is left.
+
+    Args:
+        epsilon: > 0, the guarantee for all `count` releases and `spent` together.
+        delta: in (0, 1); well below one over the number of records.
+        count: releases, or steps, over the whole run: steps per round times rounds.
+        rate: Poisson sampling rate of each; 1 releases a statistic of all records.
+        spent: what the same records have spent before (`Ledger.spends(client)`).
+        accountant: as for `compose`. `"auto"` searches with RDP and then tightens with PRV where affordable.
+
+    Raises:
+        NotAccountable: `spent` alone costs epsilon already.
+        TypeError, ValueError: numbers out of range.
+    """
+    check.real_number(epsilon, "epsilon", above=0.0)
+    check.positive_int(count, "count")
+    check.real_number(rate, "rate", above=0.0, most=1.0)
+    before = list(spent)
+    cost = compose(before, delta, accountant=accountant)
+    if cost.epsilon >= epsilon:
+        raise NotAccountable(
+            f"epsilon={epsilon:g} is wanted, but {cost.epsilon:.4g} is spent already; raise epsilon, or release "
+            "nothing more"
+        )
+
+    def bound(sigma: float, by: str) -> Bound:
+        return compose([*before, (sigma, rate, count)], delta, accountant=by)
+
+    exact = rate == 1 and all(q == 1 for _, q, _ in before) and accountant == "auto"
+    first = accountant if exact or accountant != "auto" else "rdp"
+    sigma = sigma_for(lambda s: bound(s, first).epsilon, epsilon, 1e-12 if exact else 1e-4)
+    if not exact and accountant == "auto" and bound(sigma, "auto").accountant == "prv":
+        sigma = smallest(lambda s: bound(s, "auto").epsilon <= epsilon, 0.7 * sigma, sigma, tolerance=5e-3)
+    final = bound(sigma, accountant)
+    return Plan(sigma, final.epsilon, delta, rate, count, final.accountant)

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distillkit.privacy import (
+    NotAccountable,
+    compose,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_sigma,
+    plan,
+)
+from distillkit.privacy.prv import prv_epsilon
+
+DELTA = 1e-5
+SIGMAS = [0.7, 1.0, 2.0, 5.0, 20.0]
+RATES = [0.01, 0.05, 0.3, 1.0]
+COUNTS = st.integers(1, 500)
+
+
+def hockey_stick(first: torch.Tensor, second: torch.Tensor, epsilon: float, step: float) -> float:
+    return float((first - math.exp(epsilon) * second).clamp_min(0).sum()) * step
+
+
+def normal_density(x: torch.Tensor, mean: float, sigma: float) -> torch.Tensor:
+    return (-((x - mean) ** 2) / (2 * sigma**2)).exp() / (sigma * math.sqrt(2 * math.pi))
+
+
+@pytest.mark.parametrize(("sigma", "epsilon"), [(2.0, 1.993), (0.6002, 8.0), (1.0812, 4.0), (3.7306, 1.0)])
+def test_exact_gaussian_at_published_values(sigma: float, epsilon: float) -> None:
+    assert gaussian_epsilon(sigma, DELTA) == pytest.approx(epsilon, rel=2e-4)
+
+
+@pytest.mark.parametrize("sigma", [0.4, 1.0, 2.0, 10.0, 100.0])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-8])
+def test_exact_gaussian_equals_numerical_integration(sigma: float, delta: float) -> None:
+    epsilon = gaussian_epsilon(sigma, delta)
+    step = sigma / 20000
+    x = torch.arange(-12 * sigma, 12 * sigma + 1, step, dtype=torch.float64)
+    around = [epsilon - 1e-6, epsilon + 1e-6]
+    low, high = (hockey_stick(normal_density(x, 1, sigma), normal_density(x, 0, sigma), e, step) for e in around)
+    if epsilon > 0:
+        assert high <= delta * (1 + 1e-9)
+        assert low >= delta * (1 - 1e-9)
+    else:
+        assert high <= delta
+
+
+@settings(max_examples=10)
+@given(st.floats(0.05, 30.0), st.sampled_from([1e-3, 1e-5, 1e-7]), st.integers(1, 50))
+def test_sigma_and_epsilon_are_inverse_and_never_round_down(epsilon: float, delta: float, releases: int) -> None:
+    sigma = gaussian_sigma(epsilon, delta, releases=releases)
+    together = compose([(sigma, 1.0, releases)], delta)
+    assert together.accountant == "exact"
+    assert together.epsilon == pytest.approx(epsilon, rel=1e-9)
+    assert gaussian_delta(sigma / math.sqrt(releases), epsilon) <= delta * (1 + 1e-9)
+
+
+TABLE = [
+    (0.0512, 1.0, 1000, 12.31, 11.31),
+    (0.0512, 3.0, 1000, 2.487, 2.293),
+    (0.0512, 5.0, 1000, 1.376, 1.269),
+    (0.0512, 1.0, 20000, 85.1, 80.9),
+    (0.0512, 3.0, 20000, 14.05, 13.13),
+    (0.0512, 5.0, 20000, 7.38, 6.87),
+    (0.0427, 1.0, 1000, 10.0, 9.16),
+    (0.0427, 3.0, 1000, 2.03, 1.87),
+    (0.0427, 5.0, 1000, 1.127, 1.040),
+    (0.0427, 1.0, 20000, 65.6, 62.1),
+    (0.0427, 3.0, 20000, 11.22, 10.46),
+    (0.0427, 5.0, 20000, 5.96, 5.54),
+]
+
+
+@pytest.mark.parametrize(("rate", "sigma", "steps", "rdp", "prv"), TABLE)
+def test_epsilon_of_feddm_settings(rate: float, sigma: float, steps: int, rdp: float, prv: float) -> None:
+    spends = [(sigma, rate, steps)]
+    assert compose(spends, DELTA, accountant="rdp").epsilon == pytest.approx(rdp, rel=0.01)
+    tight = compose(spends, DELTA)
+    assert tight.accountant == "prv"
+    assert tight.epsilon == pytest.approx(prv, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "rdp"), [(0.512, 1.0, 237), (0.512, 3.0, 40.0), (0.512, 5.0, 19.9), (0.4267, 3.0, 31.3)]
+)
+def test_epsilon_when_256_of_500_are_drawn_for_each_class(rate: float, sigma: float, rdp: float) -> None:
+    assert compose([(sigma, rate, 1000)], DELTA, accountant="rdp").epsilon == pytest.approx(rdp, rel=0.01)
+
+
+def test_every_accountant_is_above_the_exact_value_at_rate_one() -> None:
+    exact, prv, rdp = (compose([(2.0, 1.0, 1)], DELTA, accountant=a).epsilon for a in ("auto", "prv", "rdp"))
+    assert exact == pytest.approx(1.9930914, abs=1e-6)
+    assert exact <= prv <= 1.01 * exact
+    assert prv <= rdp == pytest.approx(2.166, rel=0.01)
+
+
+def test_rdp_is_never_above_opacus() -> None:
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    accountant.history = [(1.1, 0.02, 300), (2.0, 0.1, 50)]
+    ours = compose([(2.0, 0.1, 50), (1.1, 0.02, 300)], DELTA, accountant="rdp").epsilon
+    assert ours <= accountant.get_epsilon(DELTA) + 1e-12
+    assert ours == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-3)
+
+
+def test_prv_covers_opacus_direction() -> None:
+    from opacus.accountants import PRVAccountant
+
+    accountant = PRVAccountant()
+    accountant.history = [(1.1, 0.05, 100)]
+    theirs = accountant.get_epsilon(DELTA, eps_error=0.01)
+    ours = prv_epsilon([(1.1, 0.05, 100)], DELTA, width=15, eps_error=0.01, delta_error=DELTA / 1000)
+    assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.3), (0.7, 0.05), (3.0, 0.9)])
+def test_prv_of_one_step_is_above_both_directions_of_the_exact_mechanism(sigma: float, rate: float) -> None:
+    delta, step = 1e-3, sigma / 5000
+    x = torch.arange(-12 * sigma, 12 * sigma + 1, step, dtype=torch.float64)
+    without = normal_density(x, 0, sigma)
+    mixed = (1 - rate) * without + rate * normal_density(x, 1, sigma)
+    epsilon = prv_epsilon([(sigma, rate, 1)], delta, width=20, eps_error=1e-3, delta_error=delta / 1000)
+    assert hockey_stick(mixed, without, epsilon, step) <= delta
+    assert hockey_stick(without, mixed, epsilon, step) <= delta
+    worst = max(hockey_stick(mixed, without, epsilon - 5e-3, step), hockey_stick(without, mixed, epsilon - 5e-3, step))
+    assert worst > delta
+
+
+@given(st.integers(0, 3), st.integers(0, 2), COUNTS)
+def test_epsilon_is_monotone(which_sigma: int, which_rate: int, count: int) -> None:
+    def epsilon(sigma: float, rate: float, count: int, delta: float = DELTA) -> float:
+        return compose([(sigma, rate, count)], delta, accountant="rdp").epsilon
+
+    sigma, more_noise = SIGMAS[which_sigma : which_sigma + 2]
+    rate, more_records = RATES[which_rate : which_rate + 2]
+    here = epsilon(sigma, rate, count)
+    assert epsilon(sigma, rate, count + 1) > here
+    assert epsilon(more_noise, rate, count) < here
+    assert epsilon(sigma, more_records, count) > here
+    assert epsilon(sigma, rate, count, DELTA / 10) > here
+
+
+@given(st.sampled_from(SIGMAS), st.sampled_from(RATES), st.integers(1, 50), st.integers(2, 8))
+def test_a_run_costs_between_one_round_and_the_naive_sum(sigma: float, rate: float, steps: int, rounds: int) -> None:
+    accountant = "auto" if rate == 1 else "rdp"
+    run = compose([(sigma, rate, steps)] * rounds, DELTA, accountant=accountant).epsilon
+    assert run == compose([(sigma, rate, steps * rounds)], DELTA, accountant=accountant).epsilon
+    assert run >= compose([(sigma, rate, steps)], DELTA, accountant=accountant).epsilon
+    naive = rounds * compose([(sigma, rate, steps)], DELTA / rounds, accountant=accountant).epsilon
+    assert run <= naive * (1 + 1e-9)
+
+
+@given(st.permutations([(2.0, 1.0, 3), (4.0, 0.1, 20), (1.5, 0.02, 7)]))
+def test_order_of_spends_does_not_matter(spends: list[tuple[float, float, int]]) -> None:
+    assert compose(spends, DELTA, accountant="rdp").epsilon == compose(sorted(spends), DELTA, accountant="rdp").epsilon
+
+
+def test_gaussian_releases_compose_in_closed_form() -> None:
+    bound = compose([(20.0, 1.0, 1), (30.0, 1.0, 200)], DELTA)
+    assert bound.accountant == "exact"
+    assert bound.epsilon == pytest.approx(1.878, abs=5e-4)
+    assert bound.epsilon == pytest.approx(gaussian_epsilon((1 / 400 + 200 / 900) ** -0.5, DELTA), abs=1e-9)
+
+
+def test_nothing_costs_nothing_and_no_noise_costs_everything() -> None:
+    assert compose([], DELTA).epsilon == 0.0
+    assert compose([(1.0, 0.0, 5), (1.0, 0.5, 0)], DELTA).epsilon == 0.0
+    assert compose([(0.0, 1.0, 1)], DELTA).epsilon == math.inf
+
+
+def test_prv_is_refused_where_it_would_not_fit() -> None:
+    spends = [(1.0, 0.512, 20000)]
+    with pytest.raises(NotAccountable, match="accountant='rdp'"):
+        compose(spends, DELTA, accountant="prv")
+    bound = compose(spends, DELTA)
+    assert bound.accountant == "rdp"
+    assert 3200 < bound.epsilon <= 3370
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0])
+def test_delta_out_of_range_is_refused(delta: float) -> None:
+    with pytest.raises(NotAccountable, match="delta must be in"):
+        compose([(1.0, 1.0, 1)], delta)
+
+
+def test_bad_spends_are_refused() -> None:
+    with pytest.raises(ValueError, match="sigma"):
+        compose([(-1.0, 1.0, 1)], DELTA)
+    with pytest.raises(ValueError, match="rate"):
+        compose([(1.0, 1.5, 1)], DELTA)
+    with pytest.raises(ValueError, match="accountant"):
+        compose([], DELTA, accountant="gdp")
+
+
+def test_plan_is_exact_at_rate_one_and_leaves_room_for_what_was_spent() -> None:
+    alone = plan(4.0, DELTA, count=20)
+    assert alone.accountant == "exact"
+    assert alone.sigma == pytest.approx(gaussian_sigma(4.0, DELTA, releases=20), rel=1e-9)
+    after = plan(4.0, DELTA, count=20, spent=[(2.0, 1.0, 1)])
+    assert after.sigma > alone.sigma
+    assert compose([(2.0, 1.0, 1), (after.sigma, 1.0, 20)], DELTA).epsilon == pytest.approx(4.0, rel=1e-9)
+    with pytest.raises(NotAccountable, match="spent already"):
+        plan(1.0, DELTA, spent=[(2.0, 1.0, 1)])
+
+
+def test_plan_below_rate_one_is_tightened_by_prv_and_stays_within() -> None:
+    tight = plan(4.0, DELTA, count=100, rate=0.1)
+    loose = plan(4.0, DELTA, count=100, rate=0.1, accountant="rdp")
+    assert tight.sigma < loose.sigma
+    assert tight.accountant == "prv"
+    assert 3.95 < tight.epsilon <= 4.0
+    assert loose.epsilon == pytest.approx(4.0, rel=1e-3)
+    assert loose.epsilon <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "count", "std"), [(1.0, 200, 0.114), (2.0, 200, 0.061), (4.0, 200, 0.033), (8.0, 200, 0.018)]
+)
+def test_plan_says_the_noise_on_a_class_mean(epsilon: float, count: int, std: float) -> None:
+    expected = plan(epsilon, DELTA, count=count, accountant="rdp")
+    assert expected.noise_std(500) == pytest.approx(std, rel=0.04)
+    assert expected.snr(500, 2048) == pytest.approx(1 / (expected.noise_std(500) * math.sqrt(2048)))
+    assert expected.snr(500, 2048, signal=0.5) == pytest.approx(expected.snr(500, 2048) / 2)
