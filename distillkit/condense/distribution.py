@@ -104,8 +104,8 @@ def distribution_matching(
 
     | paper | networks | match | augment | steps |
     |---|---|---|---|---|
-    | DM (Zhao and Bilen, WACV 2023), Eq. 6 | `RandomNetworks(factory)` | embedding | `DSA()` | 20,000 |
-    | FedLGD (Huang et al., TMLR 2024), iterative DM | `FixedNetwork(model)` | embedding | `DSA()` | 100 |
+    | DM (Zhao and Bilen, WACV 2023) | `RandomNetworks(factory)` | embedding | `DSA()` | 20,000 |
+    | FedLGD (Huang et al., TMLR 2024), section 3.3.1 | `FixedNetwork(model)` | embedding | `DSA()` | 100 |
     | FedDM (Xiong et al., CVPR 2023), Eq. 8 | `NetworkBall(model, 5.0)` | embedding+logits | none | 1,000 |
 
     Args:
@@ -147,6 +147,7 @@ def distribution_matching(
 
     Deviations: the released code of DM seeds its augmentation from the clock; ours derives it. It runs
     `steps + 1` steps; we run `steps`. FedLGD's and DM's averages over absent classes are NaN; ours leave them out.
+    FedDM's text draws a batch of the synthetic images too; we always use all of them.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
     check.positive_int(ipc, "ipc")

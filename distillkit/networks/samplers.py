@@ -69,7 +69,7 @@ class RandomNetworks:
     running ones. (The authors' code uses training mode throughout; that differs for dropout only, which would draw
     from the global random state.)
 
-    Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023), section 3.2.
+    Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023).
 
     Args:
         factory: `factory()` gives a network of any kind, on the device and of the dtype of the images. What it draws
@@ -107,8 +107,8 @@ class FixedNetwork:
 
     Eval mode is what the released code leaves it in; batch norm then uses the running statistics of `model`.
 
-    Paper: Huang et al., "Federated learning on virtual heterogeneous data with local-global distillation"
-    (TMLR 2024), section 3.2.
+    Paper: Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation"
+    (FedLGD, TMLR 2024), section 3.3.1.
 
     Args:
         model: left untouched; later changes of it do not reach the copy.
