@@ -81,6 +81,11 @@ def reduce(values: Tensor, reduction: Reduction) -> Tensor:
     return values.mean() if reduction == "mean" else values.sum()
 
 
+def at_least_float32(rows: Tensor) -> Tensor:
+    """Half-precision rows as float32, others unchanged: small differences of large sums follow."""
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))
+
+
 def row_norms(rows: Tensor) -> Tensor:
     """L2 norm of each row [N, d] -> [N]; at a zero row all its derivatives are zero instead of NaN."""
     squared = rows.square().sum(1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit import check
-from distillkit.losses._common import floating, paired, reduce, row_norms
+from distillkit.losses._common import at_least_float32, floating, paired, reduce, row_norms
 
 __all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distance", "rbf_mmd"]
 
@@ -33,7 +33,7 @@ def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[T
     floating(embeddings, "embeddings", "N, d")
     check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, len(embeddings), num_classes)
-    rows = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+    rows = at_least_float32(embeddings)
     counts = torch.bincount(labels, minlength=num_classes)
     # A matrix product rather than index_add, whose order of summation varies from run to run on CUDA.
     sums = F.one_hot(labels, num_classes).to(rows.dtype).T @ rows
@@ -114,7 +114,7 @@ def rbf_mmd(
         unbiased: the U-statistic (without self-pairs, may be negative) instead of the V-statistic (at least 0).
 
     Returns:
-        A scalar, between 0 and 2 * `kernels` for the V-statistic.
+        A scalar, between 0 and 2 * `kernels` for the V-statistic; float32 for half-precision rows.
 
     Raises:
         TypeError, ValueError: tensors of a wrong kind or shape, options out of range, fewer than two rows a side
@@ -133,7 +133,7 @@ def rbf_mmd(
         raise ValueError(f"unbiased needs at least 2 rows in x and in y, got {len(x)} and {len(y)}")
 
     n, m = len(x), len(y)
-    both = torch.cat([x, y])
+    both = at_least_float32(torch.cat([x, y]))
     both = both - both.mean(0).detach()  # the distances stay, the cancellation in the next line shrinks
     squares = both.square().sum(1)
     distances = (squares.unsqueeze(1) + squares - 2 * both @ both.T).clamp(min=0)

@@ -110,6 +110,13 @@ def test_rbf_mmd_keeps_its_digits_far_from_the_origin():
     assert float(far) == pytest.approx(float(rbf_mmd(x, y)), rel=2e-3)
 
 
+def test_rbf_mmd_of_half_precision_is_taken_in_float32():
+    x, y = (300 * normal(seed, 6, 4).half() for seed in (0, 1))  # squares overflow half precision
+    value = rbf_mmd(x, y)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, rbf_mmd(x.float(), y.float()))
+
+
 def test_rbf_mmd_is_the_biased_statistic_unless_asked():
     x = normal(0, 4, 2)
     assert float(rbf_mmd(x, x)) == pytest.approx(0, abs=1e-9)
