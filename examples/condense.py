@@ -47,8 +47,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "nets": 2, "embedding_images": 100, "embedding_epochs": 1, "width": 8, "depth": 2,
     },
     "cpu": {
-        "dataset": "fashionmnist", "ipc": 10, "steps": 400, "iterations": 8, "loops": (10, 2), "batch_real": 64,
-        "epochs": 150, "nets": 3, "init": "real",
+        "dataset": "fashionmnist", "ipc": 10, "steps": 400, "iterations": 5, "loops": (10, 2), "batch_real": 64,
+        "init": "real", "lr_dc": 1.0, "epochs": 75, "batch": 25, "nets": 3, "embedding_epochs": 0,
     },
     "paper": {
         "dataset": "fashionmnist", "ipc": 10, "steps": 20_000, "iterations": 1000, "batch_real": 256, "epochs": 1000,
@@ -72,6 +72,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--init", choices=("real", "noise"), default="noise", help="where DC and DSA start; DM starts from real images")
     add("--lr-dc", type=float, default=0.1, help="step size on the pixels of DC and DSA (DM: 1)")
     add("--epochs", type=int, help="of the networks that are tested")
+    add("--batch", type=int, default=256, help="images per step of the networks that are tested")
     add("--nets", type=int, help="networks tested for each set")
     add("--no-augment", action="store_true", help="train the networks that are tested without augmentation")
     add("--embedding-images", type=int, default=5000, help="images that herding's and k-center's network is trained on")
@@ -159,6 +160,8 @@ class Condenser:
         o = self.options
         if method == "dm":
             return {"steps": o.steps, "batch_real": o.batch_real, "init": "real", "lr": 1.0}
+        if method in ("herding", "k-center"):
+            return {"steps": 0, "embedding": "trained" if o.embedding_epochs else "pixels"}
         if method in ("dc", "dsa"):
             told = {"iterations": o.iterations, "loops": list(o.loops), "batch_real": o.batch_real}
             return {"steps": o.iterations * o.loops[0], **told, "init": o.init, "lr": o.lr_dc}
@@ -190,7 +193,8 @@ def run(
     condensed = time.perf_counter() - started
     made.save(folder / "set.safetensors")
     plot.grid(made).savefig(folder / "grid.png")
-    protocol = Protocol(epochs=options.epochs, augment=None if options.no_augment else condenser.augment)
+    augment = None if options.no_augment else condenser.augment
+    protocol = Protocol(epochs=options.epochs, batch=options.batch, augment=augment)
     found = evaluate(made, test, condenser.factory, nets=options.nets, protocol=protocol, generator=seed)
     row = {
         "run": folder.name,
@@ -202,7 +206,8 @@ def run(
         "network": options.network,
         "nets": options.nets,
         "epochs": options.epochs,
-        "evaluation_augment": None if options.no_augment else condenser.augment.strategy,
+        "batch": options.batch,
+        "evaluation_augment": None if augment is None else augment.strategy,
         "accuracy_mean": found.rows[0].mean,
         "accuracy_std": found.rows[0].std,
         "accuracies": list(found.rows[0].accuracies),
