@@ -17,8 +17,8 @@ def dirichlet(
 ) -> list[Tensor]:
     """Split each class by shares drawn from Dir(alpha), redrawing all until every client holds `min_size` images.
 
-    The rule of Li et al., "Federated learning on non-IID data silos" (ICDE 2022, NIID-Bench), as the
-    paper states it. Its released code also caps the rich clients: that is `dirichlet_capped`.
+    The rule of Li et al., "Federated learning on non-IID data silos" (ICDE 2022, NIID-Bench), as the paper states
+    it. Its released code also caps the rich clients: that is `dirichlet_capped`.
 
     Args:
         labels: int [N].
@@ -36,8 +36,7 @@ def dirichlet(
     sizes = torch.tensor([len(group) for group in groups])
 
     def draw(rng: torch.Generator) -> Tensor:
-        shares = _log_gamma(alpha, (len(groups), clients), rng).softmax(1)
-        return torch.stack([_cut(n, share) for n, share in zip(sizes.tolist(), shares)], 1)
+        return _cut(sizes, _log_gamma(alpha, (len(groups), clients), rng).softmax(1)).T
 
     return _until_fair(draw, groups, labels, clients, alpha, min_size, tries, generator)
 
@@ -55,13 +54,14 @@ def dirichlet_capped(
     Args and errors are those of `dirichlet`.
     """
     groups = grouped(labels, clients)
+    sizes = torch.tensor([len(group) for group in groups])
     cap = labels.numel() / clients
 
     def draw(rng: torch.Generator) -> Tensor:
         counts = torch.zeros(clients, len(groups), dtype=torch.long)
-        for k, group in enumerate(groups):
+        for k, size in enumerate(sizes):
             logits = _log_gamma(alpha, (clients,), rng).masked_fill(counts.sum(1) >= cap, -torch.inf)
-            counts[:, k] = _cut(len(group), logits.softmax(0))
+            counts[:, k] = _cut(size, logits.softmax(0))
         return counts
 
     return _until_fair(draw, groups, labels, clients, alpha, min_size, tries, generator)
@@ -96,11 +96,11 @@ def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Se
     return deal(groups, counts, labels, rng)
 
 
-def _cut(total: int, shares: Tensor) -> Tensor:
-    """`total` cut at the rounded-down cumulative `shares`; a share of 0 gets nothing."""
-    cumulative = shares.cumsum(0)
-    edges = (cumulative / cumulative[-1] * total).long()
-    return torch.diff(edges, prepend=edges.new_zeros(1))
+def _cut(totals: Tensor, shares: Tensor) -> Tensor:
+    """Each of `totals` [...] cut at its rounded-down cumulative `shares` [..., clients]; a share of 0 gets nothing."""
+    cumulative = shares.cumsum(-1)
+    edges = (cumulative / cumulative[..., -1:] * totals[..., None]).long()
+    return torch.diff(edges, prepend=torch.zeros_like(edges[..., :1]))
 
 
 def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

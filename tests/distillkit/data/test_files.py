@@ -215,6 +215,17 @@ def test_npz_of_rows_and_options(tmp_path: Path) -> None:
     assert split.test.mean == (0.5,)
 
 
+def test_shrinking_averages_instead_of_skipping_pixels(tmp_path: Path) -> None:
+    found = arrays()
+    for part in ("train", "test"):
+        found[f"{part}_images"] = np.tile(
+            np.array([0, 255, 255, 255], np.uint8), (len(found[f"{part}_labels"]), 64, 16)
+        )
+    half = Normalization([0.5], [0.5])
+    inner = load_npz(write_npz(tmp_path, **found), size=4, normalization=half).train.pixels()[..., 1:-1]
+    assert torch.allclose(inner, torch.tensor(0.75), atol=0.02)
+
+
 def test_npz_of_floats_flat_labels_and_names(tmp_path: Path) -> None:
     found = arrays()
     for part in ("train", "test"):

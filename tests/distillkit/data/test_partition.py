@@ -125,6 +125,10 @@ def test_dirichlet_at_a_tiny_alpha_gives_each_class_to_one_client() -> None:
     assert ((counts > 0).sum(0) == 1).all()
 
 
+def test_exactly_the_minimum_is_enough() -> None:
+    assert len(partition.dirichlet(torch.zeros(5, dtype=torch.long), 1, 1.0, min_size=5, tries=1)[0]) == 5
+
+
 def test_dirichlet_redraws_where_a_first_draw_would_not_do() -> None:
     labels = balanced(10, 140)
     first = partition.dirichlet(labels, 10, 0.01, min_size=0)
