@@ -21,6 +21,8 @@ Run = Sequence[Mapping[str, Any]]
 _X_LABELS = {
     "round": "communication round",
     "bytes": "traffic up and down, all clients (MB)",
+    "bytes_up": "upload, all clients (MB)",
+    "bytes_down": "download, all clients (MB)",
     "client_seconds": "computing time of all clients (s)",
     "seconds": "wall time (s)",
 }
@@ -95,7 +97,7 @@ def curves(
     Args:
         histories: name -> runs (one a seed), a run being its rows, one a round: mappings with `round`, `y`, and `x`.
         x: "round", or what each round cost, summed up over the rounds so far: "bytes" (the rows' `bytes`, else
-            `bytes_up + bytes_down`; drawn in MB of 10^6), "client_seconds", "seconds", or any other column.
+            `bytes_up + bytes_down`), "bytes_up", "bytes_down" (drawn in MB of 10^6), "client_seconds", "seconds", or any other column.
         y: the column to draw; one whose name begins with "accuracy" is a fraction and drawn in per cent. Rounds where
             it is absent or None are passed over (what they cost still counts).
         ax: the axes to draw into, default those of a new figure.
@@ -150,7 +152,7 @@ def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:
     if not common:
         raise ValueError(f"the runs of {name!r} have no round with {y!r} in common")
     points = torch.tensor([[found[r] for r in common] for found in by_round], dtype=torch.float64)
-    scale = torch.tensor([1e-6 if x == "bytes" else 1.0, 100.0 if y.startswith("accuracy") else 1.0])
+    scale = torch.tensor([1e-6 if x.startswith("bytes") else 1.0, 100.0 if y.startswith("accuracy") else 1.0])
     return points * scale
 
 
