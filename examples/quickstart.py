@@ -116,7 +116,7 @@ def pictures(out: Path, experiment: Experiment, lines: list[dict[str, Any]], tra
 
 
 def tune(out: Path, preset: dict[str, Any], workers: int) -> None:
-    """Try every setting on a validation split (a fifth of the training images), Dirichlet 0.01, two seeds; print all."""
+    """Try every setting on a validation split, a fifth of the training images: Dirichlet 0.01, two seeds."""
     train, _ = load("digits", size=16)
     order = torch.randperm(len(train), generator=derive(0, "validation"))
     validation, rest = train[order[: len(train) // 5]], train[order[len(train) // 5 :]]

@@ -97,7 +97,8 @@ def curves(
     Args:
         histories: name -> runs (one a seed), a run being its rows, one a round: mappings with `round`, `y`, and `x`.
         x: "round", or what each round cost, summed up over the rounds so far: "bytes" (the rows' `bytes`, else
-            `bytes_up + bytes_down`), "bytes_up", "bytes_down" (drawn in MB of 10^6), "client_seconds", "seconds", or any other column.
+            `bytes_up + bytes_down`), "bytes_up", "bytes_down" (all in MB of 10^6), "client_seconds", "seconds", or
+            any other column.
         y: the column to draw; one whose name begins with "accuracy" is a fraction and drawn in per cent. Rounds where
             it is absent or None are passed over (what they cost still counts).
         ax: the axes to draw into, default those of a new figure.
