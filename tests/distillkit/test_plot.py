@@ -298,6 +298,10 @@ def test_costs_add_up_also_over_rounds_that_were_not_measured() -> None:
     traffic = plot.curves({"ours": RUNS["ours"][:1]}, x="bytes")
     assert line(traffic) == [pytest.approx((3, 20)), pytest.approx((9, 60))]
     assert traffic.axes[0].get_xlabel().endswith("(MB)")
+    assert line(plot.curves({"ours": RUNS["ours"][:1]}, x="bytes_up")) == [
+        pytest.approx((1, 20)),
+        pytest.approx((3, 60)),
+    ]
     assert traffic.axes[0].get_legend().get_title().get_text() == "one run"
     assert not traffic.axes[0].collections
 
