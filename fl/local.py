@@ -1,9 +1,9 @@
-"""One client's training in one round, and the order of one step."""
+"""One client's training in one round."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +17,8 @@ from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch, fills
 from fl.message import Message, Tensors
 from fl.method import Client
+from fl.path import unit_path
+from fl.step import Output, Step
 
 if TYPE_CHECKING:
     from fl.averaging import FedAvg
@@ -31,14 +33,6 @@ class Phase:
     epochs: int = 1
     steps: int | None = None
     train: str = "*"
-
-
-@dataclass(frozen=True)
-class Output:
-    """What the network says of a batch: embedding [B, d] and logits [B, K']."""
-
-    embedding: Tensor
-    logits: Tensor
 
 
 def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None) -> Iterator[Tensor]:
@@ -84,6 +78,7 @@ class Local:
         weight: factor of the base objective; an add-on may change it in `begin`.
         lr: this round's learning rate.
         steps: optimiser steps taken so far.
+        dropout: the generator that the dropout layers of `net` draw from.
     """
 
     def __init__(self, method: FedAvg, client: Client, message: Message) -> None:
@@ -92,7 +87,8 @@ class Local:
         self.weight, self.lr, self.steps = 1.0, method.lr * method.lr_decay ** (client.round - 1), 0
         self.received: Tensors = method.state_for(client, message)
         self.net = method.network_at(client, self.received)
-        seed_dropout(self.net, client.generator("dropout"))
+        self.dropout = client.generator("dropout")
+        seed_dropout(self.net, self.dropout)
         self.network = split(self.net)
         self._named = dict(self.net.named_parameters())
         self._shared = {n: p for n, p in self._named.items() if not method.is_personal(n)}
@@ -102,7 +98,7 @@ class Local:
         self.data = client.data
         self._scratch: dict[str, dict[str, Any]] = {}
         self._twins: dict[int, tuple[Mapping[str, Tensor], nn.Module]] = {}
-        self._path: list[tuple[Phase, int]] = []
+        self._phases: list[tuple[frozenset[str], int]] = []
 
     def params(self) -> dict[str, nn.Parameter]:
         """The shared parameters in training, by name."""
@@ -156,7 +152,7 @@ class Local:
         streams = {name: stream for name, stream in streams.items() if stream is not None}
         slot = self.method.slot("batches")
         for number, phase in enumerate(self.method.phases):
-            moved = {n: p for n, p in self._named.items() if fnmatch.fnmatch(n, phase.train)}
+            moved = {n: p for n, p in self._named.items() if p.requires_grad and fnmatch.fnmatch(n, phase.train)}
             optimizer = self.optimizer(list(moved.values()))
             real = slot.batches(self, self.data) if slot else self.batches(self.data, phase, f"batches{number}")
             self.net.train()
@@ -166,25 +162,36 @@ class Local:
                 own = {name: next(cast("Iterator[Batch]", stream)) for name, stream in streams.items()}
                 Step(self, batch, own, moved).take(optimizer)
                 self.steps += 1
-            if any(n in self._shared for n in moved):
-                self._path.append((phase, self.steps - before))
+            self._phases.append((frozenset(moved), self.steps - before))
 
     @cached_property
-    def path(self) -> float:
-        """How far a constant unit gradient would have moved a parameter: same optimiser, steps and damping, no decay.
+    def paths(self) -> dict[str, float]:
+        """How far a constant unit gradient would have moved each shared parameter; 0 for one that was not trained.
 
-        With plain SGD and no damping it is steps x lr; SCAFFOLD and FedNova divide by it.
+        Same optimiser, steps and damping as in training, no weight decay. SCAFFOLD divides by it: with plain SGD and
+        no damping it is steps x lr, with momentum it is more.
         """
-        damping, moved = sum(a.damping for a in self.method.addons), 0.0
-        for _, steps in self._path:
-            point = torch.zeros(1, dtype=torch.float64)
-            optimizer = self.optimizer([point])
-            optimizer.param_groups[0]["weight_decay"] = 0.0
-            for _ in range(steps):
-                point.grad = 1.0 + damping * (point - moved)
-                optimizer.step()
-            moved -= float(point)
-        return moved
+        damping = sum(a.damping for a in self.method.addons)
+        known: dict[tuple[int, ...], float] = {}
+        found: dict[str, float] = {}
+        for name in self._shared:
+            steps = tuple(count for moved, count in self._phases if name in moved)
+            if steps not in known:
+                known[steps] = unit_path(self.optimizer, steps, damping)
+            found[name] = known[steps]
+        return found
+
+    @property
+    def path(self) -> float:
+        """The one distance in `paths` (FedNova's normaliser times the rate); 0 if no shared parameter was trained.
+
+        Raises:
+            ValueError: phases that train different shared parameters have moved them by different distances.
+        """
+        found = {distance for distance in self.paths.values() if distance > 0}
+        if len(found) > 1:
+            raise ValueError("the phases move the shared parameters by different distances: there is no single path")
+        return max(found, default=0.0)
 
     @cached_property
     def delta(self) -> Tensors:
@@ -194,68 +201,3 @@ class Local:
     def trained(self) -> Tensors:
         """A copy of the trained state: parameters and buffers."""
         return {n: t.detach().clone() for n, t in self.net.state_dict().items()}
-
-
-class Step:
-    """One optimiser step: forward, loss, gradient, correction, optimiser, after."""
-
-    def __init__(self, local: Local, batch: Batch, own: Mapping[str, Batch], moved: Mapping[str, nn.Parameter]) -> None:
-        self.local, self.batch, self.own, self.moved = local, batch, own, moved
-        self._outputs: dict[str, Output] = {}
-
-    def out(self, addon: AddOn | None = None) -> Output:
-        """What the network says of the real batch, or of an add-on's own batch."""
-        return self._outputs["" if addon is None else addon.name]
-
-    def of(self, addon: AddOn) -> Batch:
-        """The add-on's own batch of this step."""
-        return self.own[addon.name]
-
-    def _forward(self) -> None:
-        net = self.local.network
-
-        def run(images: Tensor) -> Output:
-            embedding = net.features(images)
-            return Output(embedding, net.classifier(embedding))
-
-        joint = [name for name, batch in self.own.items() if batch.joint]
-        parts = [self.batch.images, *(self.own[name].images for name in joint)]
-        together = run(torch.cat(parts) if joint else self.batch.images)
-        sizes = [len(part) for part in parts]
-        for name, e, z in zip(["", *joint], together.embedding.split(sizes), together.logits.split(sizes)):
-            self._outputs[name] = Output(e, z)
-        for name, batch in self.own.items():
-            if not batch.joint:
-                self._outputs[name] = run(batch.images)
-
-    def loss(self) -> Tensor:
-        """The weighted base objective plus every add-on's term, from a fresh forward."""
-        self._forward()
-        total = self.local.method.objective_of(self.local.task)(self.out().logits, self.batch.labels)
-        if self.local.weight != 1.0:
-            total = self.local.weight * total
-        for addon in self.local.method.addons:
-            term = addon.loss(self)
-            if term is not None:
-                total = total + term
-        return total
-
-    def compute(self) -> Tensors:
-        """The gradient of `loss` at the network's current weights; a parameter that it does not reach gets zeros."""
-        names, params = list(self.moved), list(self.moved.values())
-        grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
-        return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}
-
-    def take(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do the step."""
-        method = self.local.method
-        slot = method.slot("gradient")
-        compute: Callable[[], Tensors] = self.compute
-        grads = slot.gradient(self, compute) if slot else compute()
-        for addon in method.addons:
-            addon.correct(self, grads)
-        for name, param in self.moved.items():
-            param.grad = grads[name]
-        optimizer.step()
-        for addon in method.addons:
-            addon.after(self)

@@ -1,0 +1,91 @@
+"""The order of one local step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fl.addon import AddOn, Batch
+from fl.message import Tensors
+
+if TYPE_CHECKING:
+    from fl.local import Local
+
+__all__ = ["Output", "Step"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the network says of a batch: embedding [B, d] and logits [B, K']."""
+
+    embedding: Tensor
+    logits: Tensor
+
+
+class Step:
+    """One optimiser step: forward, loss, gradient, correction, optimiser, after."""
+
+    def __init__(self, local: Local, batch: Batch, own: Mapping[str, Batch], moved: Mapping[str, nn.Parameter]) -> None:
+        self.local, self.batch, self.own, self.moved = local, batch, own, moved
+        self._outputs: dict[str, Output] = {}
+
+    def out(self, addon: AddOn | None = None) -> Output:
+        """What the network says of the real batch, or of an add-on's own batch."""
+        return self._outputs["" if addon is None else addon.name]
+
+    def of(self, addon: AddOn) -> Batch:
+        """The add-on's own batch of this step."""
+        return self.own[addon.name]
+
+    def _forward(self) -> None:
+        net = self.local.network
+
+        def run(images: Tensor) -> Output:
+            embedding = net.features(images)
+            return Output(embedding, net.classifier(embedding))
+
+        joint = [name for name, batch in self.own.items() if batch.joint]
+        parts = [self.batch.images, *(self.own[name].images for name in joint)]
+        together = run(torch.cat(parts) if joint else self.batch.images)
+        sizes = [len(part) for part in parts]
+        for name, e, z in zip(["", *joint], together.embedding.split(sizes), together.logits.split(sizes)):
+            self._outputs[name] = Output(e, z)
+        for name, batch in self.own.items():
+            if not batch.joint:
+                self._outputs[name] = run(batch.images)
+
+    def loss(self) -> Tensor:
+        """The weighted base objective plus every add-on's term, from a fresh forward."""
+        self._forward()
+        total = self.local.method.objective_of(self.local.task)(self.out().logits, self.batch.labels)
+        if self.local.weight != 1.0:
+            total = self.local.weight * total
+        for addon in self.local.method.addons:
+            term = addon.loss(self)
+            if term is not None:
+                total = total + term
+        return total
+
+    def compute(self) -> Tensors:
+        """The gradient of `loss` at the network's current weights; a parameter that it does not reach gets zeros."""
+        names, params = list(self.moved), list(self.moved.values())
+        grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
+        return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}
+
+    def take(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do the step."""
+        method = self.local.method
+        slot = method.slot("gradient")
+        compute: Callable[[], Tensors] = self.compute
+        grads = slot.gradient(self, compute) if slot else compute()
+        for addon in method.addons:
+            addon.correct(self, grads)
+        for name, param in self.moved.items():
+            param.grad = grads[name]
+        optimizer.step()
+        for addon in method.addons:
+            addon.after(self)

@@ -1,0 +1,84 @@
+"""How far a unit gradient carries each parameter: momentum, damping, Adam, phases, personal and frozen parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fl import FedAvg, simulate
+from fl.addon import AddOn
+from fl.local import Phase
+from fl.path import unit_path
+from tests.fl.small import Tiny, federation
+
+
+class Peek(AddOn):
+    """Notes the paths of a training."""
+
+    def __init__(self, seen: list[dict[str, float]]) -> None:
+        self.seen = seen
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        self.seen.append(local.paths)
+
+
+class Ask(AddOn):
+    """Asks for the one path."""
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        reply[FedAvg.samples] = 1.0 + local.path
+
+
+def paths(network: Any = Tiny, **options: Any) -> dict[str, float]:
+    seen: list[dict[str, float]] = []
+    method = FedAvg(Peek(seen), network=network, lr=0.1, batch=4, **options)
+    simulate(method, federation()[:1], rounds=1, progress=False)
+    return seen[0]
+
+
+def test_adam_moves_by_its_rate_at_every_step() -> None:
+    assert list(paths(steps=7, optimizer="adam").values()) == pytest.approx([0.7] * 4, rel=1e-6)
+
+
+def test_each_parameter_counts_the_steps_of_its_own_phases() -> None:
+    found = paths(phases=[Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*"), Phase(steps=2)])
+    assert found["classifier.weight"] == pytest.approx(0.5)
+    assert found["body.0.weight"] == pytest.approx(0.7)
+
+
+def test_momentum_begins_anew_in_every_phase() -> None:
+    found = paths(phases=[Phase(steps=2), Phase(steps=2)], momentum=0.5)
+    assert found["body.0.bias"] == pytest.approx(2 * 0.1 * (1 + 1.5))
+
+
+def test_the_pull_goes_on_from_phase_to_phase() -> None:
+    def sgd(params: list[torch.Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.1, weight_decay=0.5)
+
+    assert unit_path(sgd, [2, 3], 0.7) == pytest.approx(unit_path(sgd, [5], 0.7))
+    assert unit_path(sgd, [2], 0.7) == pytest.approx(0.1 + 0.1 * (1 - 0.7 * 0.1))
+    assert unit_path(sgd, [], 0.7) == 0
+
+
+def test_personal_parameters_have_no_path_and_frozen_ones_stay() -> None:
+    phases = [Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*")]
+    found = paths(personal="classifier.*", phases=phases)
+    assert found == {"body.0.weight": pytest.approx(0.5), "body.0.bias": pytest.approx(0.5)}
+
+    def frozen(outputs: int) -> nn.Module:
+        net = Tiny(outputs)
+        net.body.requires_grad_(False)
+        return net
+
+    found = paths(network=frozen, steps=4)
+    assert (found["body.0.weight"], found["classifier.bias"]) == (0, pytest.approx(0.4))
+
+
+def test_a_single_path_is_refused_where_there_are_several() -> None:
+    phases = [Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*")]
+    with pytest.raises(RuntimeError, match="the phases move the shared parameters by different distances"):
+        simulate(FedAvg(Ask(), network=Tiny, phases=phases), federation()[:1], rounds=1, progress=False)
+    simulate(FedAvg(Ask(), network=Tiny, phases=phases[:1]), federation()[:1], rounds=1, progress=False)
