@@ -35,8 +35,8 @@ class Small(nn.Module):
 def net(seed: int, **options: Any) -> nn.Module:
     model = build(lambda: Small(**options), seed)
     if isinstance(model.norm, nn.BatchNorm2d) and model.norm.running_mean is not None:
-        model.norm.running_mean.uniform_(-1, 1, generator=as_generator(seed))  # type: ignore[operator]
-        model.norm.running_var.uniform_(0.5, 2, generator=as_generator(seed))  # type: ignore[union-attr,operator]
+        model.norm.running_mean.uniform_(-1, 1, generator=as_generator(seed))
+        model.norm.running_var.uniform_(0.5, 2, generator=as_generator(seed))
     return model
 
 
@@ -139,13 +139,13 @@ def test_disagreement_moves_the_networks_apart() -> None:
             **{"shape": SHAPE, "student": STUDENT, "steps": 60, "lr": 0.05, "disagreement": weight},
             divergence="jensen_shannon",
         )
-        return float(losses.jensen_shannon(STUDENT.eval()(made.images), TEACHER.eval()(made.images)))
+        return losses.jensen_shannon(STUDENT.eval()(made.images), TEACHER.eval()(made.images)).item()
 
     assert apart(5.0) > apart(0.0) + 0.05
 
 
 def statistics_gap(images: Tensor) -> Tensor:
-    inputs = TEACHER.conv(images)  # type: ignore[operator]
+    inputs = TEACHER.conv(images)
     norm = TEACHER.norm
     mean = inputs.mean((0, 2, 3)) - norm.running_mean
     var = inputs.var((0, 2, 3), correction=0) - norm.running_var
@@ -181,14 +181,14 @@ def snapshot(model: nn.Module) -> tuple[Any, ...]:
 
 def test_the_networks_are_left_as_they_were_also_after_an_exception() -> None:
     teacher, student = net(3).train(), net(4).eval()
-    teacher.head.bias.requires_grad_(False)  # type: ignore[union-attr]
+    teacher.head.bias.requires_grad_(False)
     teacher(torch.ones(2, *SHAPE)).sum().backward()
     before = snapshot(teacher), snapshot(student)
     invert(teacher, TARGETS, shape=SHAPE, student=student, steps=2, batch_norm=1.0)
     assert (snapshot(teacher), snapshot(student)) == before
 
     with torch.no_grad():
-        teacher.conv.weight[0, 0, 0, 0] = torch.nan  # type: ignore[index,union-attr,operator]
+        teacher.conv.weight[0, 0, 0, 0] = torch.nan
     hooks = snapshot(teacher)[:2]
     with pytest.raises(ValueError, match="the loss of 5 of 5 images was never finite"):
         invert(teacher, TARGETS, shape=SHAPE, steps=2, batch_norm=1.0)

@@ -61,7 +61,7 @@ def modulated_by_hand(conv: Any, x: Tensor, w: Tensor) -> Tensor:
 def generated_by_hand(network: StyleGAN2, z: Tensor, noise: list[Tensor], gain: float) -> Tensor:
     w = z / z.square().mean(1, keepdim=True).sqrt()
     for layer in network.mapping:
-        w = F.leaky_relu(w @ layer.weight.T / math.sqrt(w.shape[1]), 0.2) * math.sqrt(2)  # type: ignore[operator,union-attr]
+        w = F.leaky_relu(w @ layer.weight.T / math.sqrt(w.shape[1]), 0.2) * math.sqrt(2)
     x = network.constant.expand(len(z), -1, -1, -1)
     sums = []
     for k, conv in enumerate(network.convs):
@@ -114,7 +114,7 @@ def test_usual_sizes_are_generated_whole(size: int, base: int) -> None:
 
 def test_maps_halve_above_32_pixels() -> None:
     network = StyleGAN2(128, width=16, latent=2)
-    assert [conv.weight.shape[0] for conv in network.convs] == [16, 16, 16, 16, 16, 16, 16, 8, 8, 4, 4]  # type: ignore[union-attr,index]
+    assert [conv.weight.shape[0] for conv in network.convs] == [16, 16, 16, 16, 16, 16, 16, 8, 8, 4, 4]
 
 
 def test_latents_lie_around_class_means() -> None:

@@ -228,3 +228,5 @@ def test_bad_indices_are_refused(indices: Any) -> None:
         PATCHES.batch(indices)
     with pytest.raises(IndexError, match="got -1"):
         PATCHES.batch([-1])
+    with pytest.raises(TypeError, match="index must be an int, got float"):
+        PATCHES[0.5]
