@@ -74,7 +74,7 @@ class Engine:
         self.memories = store.memories if store is not None else Memories(None)
         self.entries = {e.key: e for e in method.entries()}
         self._digests: dict[str, tuple[Any, str]] = {}
-        self._committed = server.round
+        self._committed = 0
 
     # One client.
 
@@ -189,6 +189,7 @@ class Engine:
     def round(self, number: int, participation: float | int, min_replies: int, evaluate: Any) -> dict[str, Any]:
         """Play one round, commit it, and return its row of the history."""
         started, server = time.perf_counter(), self.server
+        self._committed = number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
         server.drawn = self._draw(participation)
         before = server.state.copy()
@@ -229,6 +230,7 @@ class Engine:
         down: dict[str, int] = {}
         by_client: dict[str, list[int]] = {}
         failed: dict[str, str] = {}
+        noted: dict[str, float] = {}
         drawn = [k for k in server.drawn if len(holding(self.clients[k]).train)]
         empty = [k for k in server.drawn if k not in set(drawn)]
         costs: dict[int, dict[str, int]] = {}
@@ -256,6 +258,8 @@ class Engine:
             if reason is not None:
                 failed[str(number)] = reason
                 continue
+            for key, count in outcome.client.notes.items():
+                noted[key] = noted.get(key, 0) + count
             if self.store is not None and self.transcript and outcome.reply is not None:
                 self.store.record(server.round, number, "up", outcome.reply)
             if len(outcome.client.memory):
@@ -271,6 +275,7 @@ class Engine:
             "drawn": server.drawn,
             "failed": failed,
             "empty": empty,
+            **({"noted": noted} if noted else {}),
             "epsilon": None,
             "client_seconds": seconds,
             "server_seconds": 0.0,

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from distillkit.generate import complement_targets
+from distillkit.losses import binary_distillation, knowledge_distillation
+
 __all__ = ["Classification", "MultiLabel", "Task"]
 
 
 class Task(Protocol):
-    """What a federated method asks of a task; frozen, and the same object on the server and on every client."""
+    """What a federated method asks of a task; frozen, and the same object on the server and on every client.
+
+    Attributes:
+        single_label: an image has exactly one class, and labels are indices.
+    """
+
+    single_label: ClassVar[bool]
 
     @property
     def num_classes(self) -> int:
@@ -26,6 +35,14 @@ class Task(Protocol):
 
     def counts(self, labels: Tensor) -> Tensor:
         """How many images of each class, int64 [K]."""
+        ...
+
+    def complement(self, counts: Tensor, total: int) -> Tensor:
+        """Labels of at most `total` images that a set with such `counts` lacks; none if it is balanced."""
+        ...
+
+    def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """The distillation loss of logits [N, K'], on the scale of `loss`."""
         ...
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -44,6 +61,7 @@ class Classification:
     A network may have more than K outputs (virtual classes): an image predicted as one of those is wrong.
     """
 
+    single_label: ClassVar[bool] = True
     num_classes: int
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -53,6 +71,14 @@ class Classification:
     def counts(self, labels: Tensor) -> Tensor:
         """How many images of each class, int64 [K]."""
         return torch.bincount(labels, minlength=self.num_classes)
+
+    def complement(self, counts: Tensor, total: int) -> Tensor:
+        """Class indices, in proportion to what each class lacks to the largest one (`complement_targets`)."""
+        return complement_targets(counts, total=total)
+
+    def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """KL(teacher || student) of the softmax over all outputs, mean over images."""
+        return knowledge_distillation(student_logits, teacher_logits)
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Count, correct, summed cross-entropy, then true positives, false positives, false negatives by class."""
@@ -78,6 +104,7 @@ class MultiLabel:
     averaged (`c_`) and overall (`o_`), as the FLAIR benchmark reports them; 0/0 counts as 0.
     """
 
+    single_label: ClassVar[bool] = False
     num_classes: int
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -87,6 +114,15 @@ class MultiLabel:
     def counts(self, labels: Tensor) -> Tensor:
         """How many images carry each class, int64 [K]."""
         return (labels > 0.5).sum(0)
+
+    def complement(self, counts: Tensor, total: int) -> Tensor:
+        """Rows with one class each, in proportion to what each class lacks to the most frequent one."""
+        return F.one_hot(complement_targets(counts, total=total), self.num_classes).float()
+
+    def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
+        """KL between the two yes-or-no answers for each class, mean over images and classes as `loss` is."""
+        k = self.num_classes
+        return binary_distillation(student_logits[:, :k], teacher_logits[:, :k]) / k
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Answers given (images x classes), right answers, summed loss, then tp, fp, fn by class."""

@@ -1,0 +1,50 @@
+"""What FedCOG asks of the tasks, and the counts that clients note."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fl import Classification, FedAvg, MultiLabel, simulate
+from fl.addon import AddOn
+from tests.fl.small import Tiny, federation
+
+
+def test_the_complement_of_a_histogram() -> None:
+    counts = torch.tensor([5, 1, 3])
+    assert Classification(3).complement(counts, 6).tolist() == [1, 1, 1, 1, 2, 2]
+    rows = MultiLabel(3).complement(counts, 6)
+    assert torch.equal(rows, F.one_hot(torch.tensor([1, 1, 1, 1, 2, 2]), 3).float())
+    for task in (Classification(3), MultiLabel(3)):
+        assert len(task.complement(torch.tensor([4, 4, 4]), 6)) == 0
+
+
+def test_distillation_is_the_loss_towards_the_teacher_less_its_entropy() -> None:
+    """Its gradient is that of the task's loss with the teacher's answers as labels: the two are of one scale."""
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    for task, answers in (
+        (Classification(3), teacher.softmax(1)),
+        (MultiLabel(3), teacher.sigmoid()),
+    ):
+        (got,) = torch.autograd.grad(task.distill(student, teacher), student)
+        (want,) = torch.autograd.grad(task.loss(student, answers), student)
+        assert torch.allclose(got, want, atol=1e-12)
+        assert float(task.distill(teacher, teacher)) == pytest.approx(0.0, abs=1e-12)
+    wide = torch.cat([student, torch.ones(4, 2)], 1)
+    assert torch.equal(MultiLabel(3).distill(wide, wide + 1), MultiLabel(3).distill(student, student + 1))
+
+
+def test_counts_that_clients_note_are_summed_in_the_history() -> None:
+    class Noting(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            if local.round == 2:
+                local.client.notes["small"] = int(len(local.data) < 20)
+
+    run = simulate(FedAvg(Noting(), network=Tiny), federation(), rounds=2, progress=False)
+    assert "noted" not in run.rows[0]
+    assert run.rows[1]["noted"] == {"small": 3}
