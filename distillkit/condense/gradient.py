@@ -47,6 +47,7 @@ def loops_for(ipc: int) -> tuple[int, int]:
     return ipc, _INNER[-1][1]
 
 
+@torch.enable_grad()
 def gradient_matching(
     images: Tensor | LabeledImages,
     labels: Tensor | None = None,
@@ -85,7 +86,7 @@ def gradient_matching(
         networks: where networks come from, `RandomNetworks(factory)` in the papers; what is drawn is copied, so its
             parameters may be frozen. Batch norm that uses batch statistics is given, before each matching step, those
             of a real batch of all classes (16 each) and keeps them for that step: a class alone would be normalised
-            to the same mean as any other. It uses the batch's again while the network is trained.
+            to the same mean as any other. It uses the batch's again while the network is trained. Dropout stays off.
         ipc: synthetic images per class.
         iterations: networks that are drawn.
         loops: (outer, inner); default `loops_for(ipc)`.
@@ -211,6 +212,7 @@ def gradient_matching(
     return start.replace(images=run.images, info=info)
 
 
+@torch.enable_grad()
 def match_gradient(
     network: nn.Module,
     synthetic: LabeledImages,

@@ -211,6 +211,18 @@ def test_an_int_seed_is_a_pure_function_and_a_generator_is_advanced() -> None:
     assert not torch.equal(run(0), run(g))
 
 
+def test_works_where_the_caller_has_switched_gradients_off() -> None:
+    real, network = data([4, 4]), build(convnet(), 0)
+    networks = RandomNetworks(convnet())
+    outside = gradient_matching(real, networks=networks, ipc=1, iterations=1, loops=(2, 1), augment=DSA())
+    target = parameter_gradient(network, list(network.parameters()), *real)
+    with torch.no_grad():
+        inside = gradient_matching(real, networks=networks, ipc=1, iterations=1, loops=(2, 1), augment=DSA())
+        moved = match_gradient(network, outside, target, steps=1)
+    assert torch.equal(inside.images, outside.images)
+    assert not torch.equal(moved.images, outside.images)
+
+
 def test_short_missing_and_unbalanced_classes() -> None:
     real = data([2, 9, 0, 4])
     made = gradient_matching(
