@@ -17,10 +17,13 @@ Spend = tuple[float, float, int]
 """(sigma, rate, count): noise standard deviation / sensitivity, sampling rate, number of releases."""
 
 _ORDERS = (
-    *(1 + i / 100 for i in range(1, 10)),
-    *(1 + i / 10 for i in range(1, 100)),
-    *(float(i) for i in range(11, 64)),
-    *(64.0, 80.0, 96.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 512.0),
+    *(1.01, 1.02, 1.03, 1.05, 1.07),
+    *(1 + i / 10 for i in range(1, 20)),
+    *(3 + i / 4 for i in range(12)),
+    *(6 + i / 2 for i in range(10)),
+    *(float(i) for i in range(11, 40)),
+    *(float(i) for i in range(40, 64, 2)),
+    *(64.0, 72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 384.0, 512.0),
 )
 _PRV_POINTS = 1_500_000
 _PRV_EPSILON = 100.0
@@ -44,7 +47,8 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") 
             affordable (RDP epsilon below 100, at most 1.5 million points). `"rdp"` or `"prv"` to insist.
 
     PRV (Gopi et al., NeurIPS 2021) is computed for the added and for the removed record, and the larger one counts;
-    Opacus' own accountant does the removed one only. RDP takes Opacus' orders and more of them on either side.
+    Opacus' own accountant does the removed one only. RDP takes orders from 1.01 to 512,
+    beyond Opacus' own on either side.
 
     Raises:
         NotAccountable: PRV asked for where it would not fit into memory.

@@ -116,7 +116,8 @@ def public_noise(
         spread: standard deviation before the enlargement, in pixel units.
     """
     c, h, w = like.shape
-    small = torch.randn(count, c, -(-h // coarse), -(-w // coarse), generator=generator, dtype=like.images.dtype)
+    small_h, small_w = (min(side, max(2, side // coarse)) for side in (h, w))
+    small = torch.randn(count, c, small_h, small_w, generator=generator, dtype=like.images.dtype)
     smooth = torch.nn.functional.interpolate(small, size=(h, w), mode="bilinear", align_corners=False)
     return like.normalization.encode((0.5 + spread * smooth).clamp(0, 1).to(like.images.device))
 
@@ -132,22 +133,19 @@ def refuse_batch_norm(network: object) -> None:
 
 
 def refuse_mixing(embed: Callable[[Tensor], Tensor], public: Tensor, what: str) -> None:
-    """Raise BatchStatistics if the embedding of an image depends on what else is in the batch.
+    """Raise BatchStatistics if what `embed` makes of an image depends on what else is in the batch.
 
     Args:
-        embed: maps [N, C, H, W] to [N, F].
+        embed: maps [N, C, H, W] to N of anything.
         public: a few images to try it on, at least two.
         what: names the thing in the message.
     """
+    others = torch.cat([public[:1], 3 * public[1:] + 1])
     with torch.no_grad():
-        alone, together = embed(public[:1]), embed(public)
-    scale = together.abs().mean() + 1e-12
-    if (
-        alone.shape[0] != 1
-        or together.shape[0] != len(public)
-        or bool((alone[0] - together[0]).abs().mean() > 1e-3 * scale)
-    ):
+        alone, together = embed(public[:1]), embed(others)
+    moved = (alone[0] - together[0]).abs().mean() / (together.abs().mean() + 1e-12)
+    if not bool(moved <= torch.finfo(moved.dtype).eps ** 0.5):
         raise BatchStatistics(
-            f"{what} gives an image another embedding when other images are in the batch, so one record changes "
-            "more than its own contribution; every example must be treated by itself"
+            f"{what} makes something else of an image when other images are in the batch, so one record changes more "
+            "than its own contribution; every example must be treated by itself"
         )

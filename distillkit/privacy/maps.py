@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -64,10 +66,12 @@ class PublicMap:
         vectors = self.embedding(images)
         if self.center is not None:
             vectors = vectors - self.center
+        if self.clip == math.inf:
+            return vectors
         length = vectors.norm(dim=1, keepdim=True)
         if self.clip is None:
-            return vectors / length.clamp_min(torch.finfo(vectors.dtype).tiny)
-        return vectors * (self.clip / length.clamp_min(torch.finfo(vectors.dtype).tiny)).clamp_max(1.0)
+            return vectors / length.clamp_min(1e-12)
+        return vectors * (self.clip / length.clamp_min(self.clip))
 
 
 class PublicMaps:
@@ -107,7 +111,7 @@ class PublicMaps:
         seed: int = 0,
     ) -> None:
         self.count = check.positive_int(count, "networks")
-        self.clip = clip if clip is None or clip == float("inf") else check.real_number(clip, "clip", above=0.0)
+        self.clip = clip if clip is None or clip == math.inf else check.real_number(clip, "clip", above=0.0)
         check.one_of(match, "match", MATCHES)
         check.positive_int(centers, "centers", least=0)
         self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
@@ -116,7 +120,9 @@ class PublicMaps:
         self._centered = centers > 0
         first = self[0]
         refuse_batch_norm(first.network)
-        refuse_mixing(first.embedding, self._noise[:4], "the network" if augment is None else "the network or augment")
+        refuse_mixing(first.network.features, self._noise[:4], f"the network {type(first.network).__name__}")
+        if augment is not None:
+            refuse_mixing(lambda x: augment(x, derive(seed, 0), siamese=True), self._noise[:4], "augment")
         with torch.no_grad():
             self.dim = first.embedding(self._noise[:1]).shape[1]
 

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from distillkit.augment import DSA
+from distillkit.condense.means import embedding_means, matching_gradient
+from distillkit.networks import build, split
+from distillkit.networks.samplers import FixedNetwork, NetworkBall, RandomNetworks
+from distillkit.privacy import (
+    BudgetExhausted,
+    Ledger,
+    PrivacyError,
+    PublicMap,
+    PublicMaps,
+    Secret,
+    class_sums,
+    condense_private,
+    gaussian_sigma,
+    match_sums,
+    matching_step,
+    plan,
+    private_histogram,
+    release,
+)
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+Factory = Callable[[], nn.Module]
+
+
+def maps_of(toy_set: LabeledImages, toy_network: Factory, count: int = 3, **options: object) -> PublicMaps:
+    return PublicMaps(RandomNetworks(toy_network), count, like=toy_set, **options)  # type: ignore[arg-type]
+
+
+def test_unit_vectors_have_length_one_and_clipped_ones_at_most_the_clip(
+    toy_set: LabeledImages, toy_network: Factory
+) -> None:
+    unit, clipped = maps_of(toy_set, toy_network)[0], maps_of(toy_set, toy_network, clip=1.5)[0]
+    assert unit.sensitivity == 1.0
+    assert clipped.sensitivity == 1.5
+    torch.testing.assert_close(unit(toy_set.images).norm(dim=1), torch.ones(12, dtype=torch.float64))
+    raw = clipped.embedding(toy_set.images) - clipped.center
+    expected = torch.stack([v * min(1.0, 1.5 / float(v.norm())) for v in raw])
+    torch.testing.assert_close(clipped(toy_set.images), expected)
+    assert float(clipped(toy_set.images).norm(dim=1).max()) <= 1.5 * (1 + 1e-12)
+
+
+def test_the_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, toy_network: Factory) -> None:
+    maps = maps_of(toy_set, toy_network)
+    other = toy_set.replace(images=toy_set.images * 7 + 1)
+    assert torch.equal(maps[1].center, maps_of(other, toy_network)[1].center)
+    assert not torch.allclose(maps[0].center, maps[1].center)
+    assert maps_of(toy_set, toy_network, centers=0)[0].center is None
+    assert maps.dim == 16
+    assert maps_of(toy_set, toy_network, match="embedding+logits").dim == 19
+
+
+def test_a_vector_on_the_centre_is_zero_not_nan() -> None:
+    center = torch.zeros(4, dtype=torch.float64)
+    flat = split(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double())
+    assert torch.equal(PublicMap(flat, center)(torch.zeros(1, 1, 2, 2, dtype=torch.float64)), center[None])
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 100])
+def test_class_sums_equal_the_obvious_loop(toy_set: LabeledImages, toy_network: Factory, chunk: int) -> None:
+    maps = maps_of(toy_set, toy_network)
+    sums = class_sums(toy_set.images, toy_set.labels, maps, num_classes=5, chunk=chunk)
+    assert sums.shape == (3, 5, 16)
+    for k in range(3):
+        vectors = maps[k](toy_set.images)
+        for c in range(5):
+            torch.testing.assert_close(sums[k, c], vectors[toy_set.labels == c].sum(0).double())
+    assert not sums[:, 3:].any()
+
+
+@given(st.integers(0, 11), st.sampled_from([None, 0.7]))
+def test_one_record_moves_the_sums_by_at_most_the_sensitivity(index: int, clip: float | None) -> None:
+    generator = torch.Generator().manual_seed(index)
+    images = 5 * torch.randn(12, 1, 4, 4, generator=generator, dtype=torch.float64)
+    labels = torch.randint(3, (12,), generator=generator)
+    real = LabeledImages(images, labels, num_classes=3)
+
+    def factory() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)).double()
+
+    maps = PublicMaps(RandomNetworks(factory), 2, like=real, clip=clip)
+    keep = torch.arange(12) != index
+    moved = class_sums(images, labels, maps, num_classes=3)
+    moved = moved - class_sums(images[keep], labels[keep], maps, num_classes=3)
+    lengths = moved.flatten(1).norm(dim=1)
+    assert float(lengths.max()) <= maps.sensitivity * (1 + 1e-9)
+    if clip is None:
+        torch.testing.assert_close(lengths, torch.ones(2, dtype=torch.float64))
+    order = torch.randperm(12, generator=generator)
+    torch.testing.assert_close(
+        class_sums(images[order], labels[order], maps, num_classes=3), class_sums(images, labels, maps, num_classes=3)
+    )
+
+
+def test_without_noise_and_clip_a_step_is_distribution_matching(toy_set: LabeledImages, toy_network: Factory) -> None:
+    model = build(toy_network, 5)
+    maps = PublicMaps(FixedNetwork(model), 1, like=toy_set, clip=math.inf, match="embedding+logits")
+    order = toy_set.labels.argsort(stable=True)
+    sums = class_sums(toy_set.images, toy_set.labels, maps, num_classes=3)
+    released = release(sums, sigma=0.0, sensitivity=maps.sensitivity, ledger=Ledger())
+    synthetic = torch.randn(3, 2, 1, 4, 4, generator=derive(1), dtype=torch.float64)
+    ours = matching_step(synthetic, maps, 0, released[0] / 4)
+    network = FixedNetwork(model).draw(derive(0))
+    target = embedding_means(network, toy_set.images[order], [4, 4, 4], match="embedding+logits")
+    _, reference = matching_gradient(network, target, synthetic.flatten(0, 1), [2, 2, 2], match="embedding+logits")
+    torch.testing.assert_close(ours.flatten(0, 1), reference, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_matching_equals_autograd_of_the_whole_loss(toy_set: LabeledImages, toy_network: Factory, chunk: int) -> None:
+    maps = maps_of(toy_set, toy_network)
+    targets = torch.randn(3, 3, 16, generator=derive(0), dtype=torch.float64)
+    start = torch.randn(6, 1, 4, 4, generator=derive(2), dtype=torch.float64)
+    fitted = match_sums(start, maps, targets, steps=4, lr=3.0, momentum=0.5, chunk=chunk)
+    images, velocity = start.clone(), torch.zeros_like(start)
+    for step in range(4):
+        leaf = images.clone().requires_grad_()
+        means = maps[step % 3](leaf).view(3, 2, 16).mean(1)
+        (gradient,) = torch.autograd.grad((targets[step % 3] - means).square().sum(), leaf)
+        velocity = 0.5 * velocity + gradient
+        images = images - 3.0 * 0.5 * (1 + math.cos(math.pi * step / 4)) * velocity
+    torch.testing.assert_close(fitted, images)
+    assert torch.equal(match_sums(start, maps, targets, steps=0), start)
+
+
+def test_matching_moves_towards_the_released_means(toy_set: LabeledImages, toy_network: Factory) -> None:
+    maps = maps_of(toy_set, toy_network, 1)
+    targets = class_sums(toy_set.images, toy_set.labels, maps, num_classes=3) / 4
+    start = torch.randn(6, 1, 4, 4, generator=derive(2), dtype=torch.float64)
+
+    def distance(images: Tensor) -> float:
+        return float((targets[0] - maps[0](images).view(3, 2, 16).mean(1)).square().sum())
+
+    assert distance(match_sums(start, maps, targets, steps=50, lr=5.0)) < 0.3 * distance(start)
+
+
+def test_release_charges_first_and_draws_once(toy_set: LabeledImages, toy_network: Factory) -> None:
+    sums = class_sums(toy_set.images, toy_set.labels, maps_of(toy_set, toy_network), num_classes=3)
+    ledger, secret = Ledger(), Secret()
+    release(sums, sigma=2.0, sensitivity=1.0, ledger=ledger, client=3, round=7, secret=secret)
+    (event,) = ledger.events
+    assert (event.mechanism, event.sigma, event.rate, event.count) == ("class_means", 2.0, 1.0, 3)
+    assert (event.client, event.round, event.seeded) == (3, 7, False)
+    assert secret.draws == 1
+    poor = Ledger(budget=0.1)
+    with pytest.raises(BudgetExhausted):
+        release(sums, sigma=2.0, sensitivity=1.0, ledger=poor, secret=secret)
+    assert secret.draws == 1
+    assert poor.events == ()
+    with pytest.raises(PrivacyError, match="bounded sensitivity"):
+        release(sums, sigma=2.0, sensitivity=math.inf, ledger=ledger)
+    with pytest.raises(ValueError, match="sums must be"):
+        release(sums[0], sigma=2.0, sensitivity=1.0, ledger=ledger)
+
+
+def test_noise_reaches_every_class_and_scales_with_the_sensitivity(toy_set: LabeledImages) -> None:
+    sums = torch.zeros(50, 4, 300, dtype=torch.float64)
+    noised = release(sums, sigma=2.0, sensitivity=3.0, ledger=Ledger(), secret=0)
+    torch.testing.assert_close(
+        noised.transpose(0, 1).flatten(1).std(1), torch.full((4,), 6.0).double(), rtol=0.03, atol=0
+    )
+
+
+def test_histogram(toy_set: LabeledImages) -> None:
+    ledger = Ledger()
+    exact = private_histogram(toy_set.labels, num_classes=4, sigma=0.0, ledger=Ledger())
+    assert exact.tolist() == [4, 4, 4, 0]
+    noised = torch.stack(
+        [private_histogram(toy_set.labels, num_classes=4, sigma=2.0, ledger=ledger, secret=i) for i in range(300)]
+    )
+    assert float((noised.mean(0) - exact).abs().max()) < 5 * 2 / math.sqrt(300)
+    assert float((noised.std(0) - 2).abs().max()) < 0.5
+    assert len(ledger.events) == 300
+    assert private_histogram(toy_set.labels[:0], num_classes=2, sigma=1.0, ledger=ledger).shape == (2,)
+
+
+def condensed(toy_set: LabeledImages, toy_network: Factory, **options: object) -> LabeledImages:
+    return condense_private(
+        toy_set,
+        **{"epsilon": 8.0, "network": toy_network, "networks": 3, "ipc": 2, "steps": 6, "lr": 2.0} | options,  # type: ignore[arg-type]
+    )
+
+
+def test_condense_in_one_call(
+    toy_set: LabeledImages, toy_network: Factory, tmp_path: Path, global_rng_untouched: None
+) -> None:
+    private = condensed(toy_set, toy_network)
+    assert private.shape == toy_set.shape
+    assert private.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert private.normalization == toy_set.normalization
+    assert private.images.dtype == torch.float64
+    assert private.info["epsilon"] == pytest.approx(8.0, rel=1e-9)
+    assert private.info["delta"] == 1e-5
+    assert private.info["relation"] == "add or remove one record"
+    assert LabeledImages.load(private.save(tmp_path / "set.safetensors")).info == private.info
+
+
+def test_system_noise_makes_runs_differ_and_a_seed_makes_them_equal_without_a_claim(
+    toy_set: LabeledImages, toy_network: Factory
+) -> None:
+    first, second = condensed(toy_set, toy_network), condensed(toy_set, toy_network)
+    assert not torch.equal(first.images, second.images)
+    seeded = [condensed(toy_set, toy_network, secret=4) for _ in range(2)]
+    assert torch.equal(seeded[0].images, seeded[1].images)
+    assert seeded[0].info["epsilon"] is None
+    assert "seeded" in seeded[0].info["reason"]
+    assert seeded[0].info["nominal_epsilon"] == pytest.approx(8.0, rel=1e-9)
+
+
+def test_absent_classes_are_released_like_all_others(toy_set: LabeledImages, toy_network: Factory) -> None:
+    private = condensed(toy_set.replace(num_classes=3)[toy_set.labels != 1], toy_network)
+    assert private.counts().tolist() == [2, 2, 2]
+    empty = condensed(toy_set[:0], toy_network)
+    assert empty.counts().tolist() == [2, 2, 2]
+
+
+def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_network: Factory) -> None:
+    ledger = Ledger(budget=8.0)
+    condensed(toy_set, toy_network, ledger=ledger, client="a", round=2, histogram_share=0.2)
+    histogram, means = ledger.events
+    assert 1 / histogram.sigma**2 == pytest.approx(0.2 * gaussian_sigma(8.0, 1e-5) ** -2)
+    assert 3 / means.sigma**2 == pytest.approx(0.8 * gaussian_sigma(8.0, 1e-5) ** -2)
+    assert (means.client, means.round, means.count) == ("a", 2, 3)
+    assert ledger.epsilon("a") == pytest.approx(8.0, rel=1e-9)
+    with pytest.raises(BudgetExhausted, match="histogram and class_means"):
+        condensed(toy_set, toy_network, ledger=ledger, client="a")
+    assert len(ledger.events) == 2
+    known = Ledger(budget=8.0)
+    condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]))
+    assert [e.mechanism for e in known.events] == ["class_means"]
+    assert known.events[0].sigma == pytest.approx(plan(8.0, 1e-5, count=3).sigma, rel=1e-9)
+    with pytest.raises(BudgetExhausted):
+        condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]))
+
+
+def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
+    tensors = condense_private(
+        toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, networks=1, ipc=1, steps=1
+    )
+    assert tensors.images.dtype == torch.float32
+    ball = NetworkBall(build(toy_network, 0), 0.5)
+    start = LabeledImages(
+        torch.randn(6, 1, 4, 4, generator=derive(9), dtype=torch.float64),
+        torch.tensor([2, 1, 0, 0, 1, 2]),
+        num_classes=3,
+        normalization=toy_set.normalization,
+    )
+    private = condensed(
+        toy_set, toy_network, network=ball, init=start, augment=DSA(), clip=2.0, match="embedding+logits", steps=0
+    )
+    assert private.info["init"] == "public set"
+    torch.testing.assert_close(private.images, start.images[[2, 3, 1, 4, 0, 5]])
+    generator = torch.Generator().manual_seed(1)
+    one, two = (condensed(toy_set, toy_network, generator=generator, steps=0) for _ in range(2))
+    assert not torch.equal(one.images, two.images)
+    with pytest.raises(ValueError, match="sizes must be 3 positive"):
+        condensed(toy_set, toy_network, sizes=torch.tensor([1.0, 0.0, 2.0]))
+    with pytest.raises(ValueError, match="init must hold 2 images"):
+        condensed(toy_set, toy_network, init=start[:4])
+    with pytest.raises(ValueError, match="delta must be the ledger's"):
+        condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
+    with pytest.raises(ValueError, match="targets must be"):
+        match_sums(start.images, maps_of(toy_set, toy_network), torch.zeros(2, 3, 16))
+
+
+def test_siamese_augmentation_is_one_draw_a_map(toy_set: LabeledImages, toy_network: Factory) -> None:
+    maps = maps_of(toy_set, toy_network, 4, augment=DSA("crop_flip"))
+    sums = class_sums(toy_set.images, toy_set.labels, maps, num_classes=3, chunk=5)
+    for k in range(4):
+        shifted = DSA("crop_flip")(toy_set.images, derive(0, "augment", k), siamese=True)
+        network = RandomNetworks(toy_network).draw(derive(0, "network", k))
+        vectors = network.features(shifted) - maps[k].center
+        vectors = vectors / vectors.norm(dim=1, keepdim=True)
+        torch.testing.assert_close(sums[k, 2], vectors[toy_set.labels == 2].sum(0))

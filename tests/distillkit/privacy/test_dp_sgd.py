@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distillkit.networks import ConvNet, build
+from distillkit.privacy import (
+    BatchStatistics,
+    BudgetExhausted,
+    Ledger,
+    NotSeparable,
+    PrivacyError,
+    Secret,
+    compose,
+    per_example_gradients,
+    plan,
+    require_per_example,
+    train_private,
+    without_batch_norm,
+)
+from distillkit.sets import LabeledImages
+
+
+def convnet(norm: str = "instance") -> nn.Module:
+    return build(lambda: ConvNet((1, 4, 4), 3, width=4, depth=1, norm=norm).double(), 0)
+
+
+def train(model: nn.Module, data: LabeledImages, **options: object) -> Ledger:
+    return train_private(model, data, **{"size": 12, "sigma": 1.0, "rate": 0.5, "steps": 3} | options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("norm", ["instance", "group", "layer", "none"])
+def test_gradients_are_those_of_one_example_at_a_time(toy_set: LabeledImages, norm: str) -> None:
+    model = convnet(norm)
+    with per_example_gradients(model) as gradients:
+        images = toy_set.images.clone().requires_grad_()
+        grads = gradients(F.cross_entropy(model(images), toy_set.labels, reduction="none"))
+    for i in range(len(toy_set)):
+        loss = F.cross_entropy(model(toy_set.images[i : i + 1]), toy_set.labels[i : i + 1])
+        alone = torch.autograd.grad(loss, list(model.parameters()))
+        for ours, theirs in zip(grads, alone, strict=True):
+            torch.testing.assert_close(ours[i], theirs)
+
+
+def test_without_noise_and_clip_it_is_sgd(toy_set: LabeledImages) -> None:
+    model, reference = convnet(), convnet()
+    ledger = train(model, toy_set, sigma=0.0, clip=1e12, rate=1.0, lr=0.2, chunk=5)
+    assert ledger.epsilon() is None
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(reference(toy_set.images), toy_set.labels).backward()
+        optimizer.step()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_examples_are_clipped_over_all_parameters(toy_set: LabeledImages) -> None:
+    model = convnet()
+    before = [p.detach().clone() for p in model.parameters()]
+    train(model, toy_set[:1], sigma=0.0, clip=0.01, rate=1.0, steps=1, size=1, lr=1.0)
+    moved = torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), before, strict=True)])
+    assert float(moved.detach().norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_noise_has_the_scale_that_is_accounted(toy_set: LabeledImages) -> None:
+    model = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 300)).double(), 0)
+    before = model[1].weight.detach().clone()  # type: ignore[index]
+    train(model, toy_set[:0].replace(num_classes=3), sigma=2.0, clip=0.5, rate=0.25, size=8, steps=1, lr=1.0)
+    noise = model[1].weight.detach() - before  # type: ignore[index]
+    assert float(noise.std()) == pytest.approx(2.0 * 0.5 / (0.25 * 8), rel=0.05)
+
+
+def test_rounds_compose_and_the_model_can_be_trained_again(toy_set: LabeledImages, global_rng_untouched: None) -> None:
+    model, ledger, secret = convnet(), Ledger(), Secret()
+    for round in range(3):
+        assert train(model, toy_set, ledger=ledger, round=round, client="a", secret=secret) is ledger
+        assert all(vars(p) == {} for p in model.parameters())
+        assert not any(m._forward_hooks or m._backward_hooks or hasattr(m, "activations") for m in model.modules())
+    assert ledger.epsilon("a") == compose([(1.0, 0.5, 9)], 1e-5).epsilon
+    assert [(e.round, e.count, e.sampling) for e in ledger.events] == [
+        (0, 3, "poisson"),
+        (1, 3, "poisson"),
+        (2, 3, "poisson"),
+    ]
+    assert secret.draws == 9
+    assert model.training
+
+
+def test_the_budget_stops_before_the_first_step(toy_set: LabeledImages) -> None:
+    model = convnet().eval()
+    before = [p.detach().clone() for p in model.parameters()]
+    ledger = Ledger(budget=compose([(1.0, 0.5, 2)], 1e-5).epsilon)
+    with pytest.raises(BudgetExhausted, match="2 of 3 releases of dp_sgd fit") as caught:
+        train(model, toy_set, ledger=ledger)
+    assert caught.value.fits == 2
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    assert not model.training
+    train(model, toy_set, ledger=ledger, steps=2)
+    assert ledger.epsilon() == ledger.budget
+
+
+def test_options(toy_set: LabeledImages) -> None:
+    model = convnet()
+    model.classifier.bias.requires_grad_(False)  # type: ignore[union-attr]
+    kept = model.classifier.bias.clone()  # type: ignore[union-attr]
+
+    def margin(logits: Tensor, labels: Tensor) -> Tensor:
+        return -logits.gather(1, labels[:, None])[:, 0]
+
+    ledger = train_private(
+        model,
+        toy_set.images,
+        toy_set.labels,
+        size=12,
+        epsilon=3.0,
+        rate=0.5,
+        steps=3,
+        optimizer=lambda p: torch.optim.Adam(p, lr=0.01),
+        loss=margin,
+    )
+    assert ledger.events[0].sigma == plan(3.0, 1e-5, count=3, rate=0.5).sigma
+    assert torch.equal(model.classifier.bias, kept)  # type: ignore[union-attr]
+    for wrong in ({"epsilon": 3.0}, {"sigma": None}):
+        with pytest.raises(PrivacyError, match="either epsilon"):
+            train(model, toy_set, **wrong)
+    with pytest.raises(NotSeparable, match="one value for each example"):
+        train(model, toy_set, rate=1.0, loss=lambda logits, labels: F.cross_entropy(logits, labels))
+
+
+def test_batch_norm_is_refused_or_converted(toy_set: LabeledImages) -> None:
+    model = build(lambda: ConvNet((1, 4, 4), 3, width=4, depth=1, norm="batch").double(), 0)
+    ledger = Ledger()
+    with pytest.raises(BatchStatistics, match=r"body\.1.*without_batch_norm\(model\)"):
+        train(model, toy_set, ledger=ledger)
+    assert ledger.events == ()
+    converted = without_batch_norm(model)
+    assert isinstance(model.body[1], nn.BatchNorm2d)  # type: ignore[index, union-attr]
+    assert isinstance(converted.body[1], nn.GroupNorm)  # type: ignore[index, union-attr]
+    assert converted.body[1].weight.dtype == torch.float64  # type: ignore[index, union-attr]
+    train(converted, toy_set, ledger=ledger)
+    assert ledger.events[0].count == 3
+    assert isinstance(without_batch_norm(nn.BatchNorm2d(4)), nn.GroupNorm)
+    tracked = nn.Sequential(nn.InstanceNorm2d(2, affine=True, track_running_stats=True), nn.Flatten(), nn.Linear(8, 2))
+    with pytest.raises(BatchStatistics):
+        require_per_example(tracked)
+    require_per_example(without_batch_norm(tracked))
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="no parameter"):
+        require_per_example(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(PrivacyError, match="Opacus refuses"):
+        require_per_example(nn.LSTM(2, 2))
+
+
+def test_accuracy_improves_under_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 2
+    images = torch.randn(400, 1, 2, 2, generator=generator) + (labels * 2.0 - 1).view(-1, 1, 1, 1)
+    model = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), 1)
+    ledger = train_private(model, images, labels, size=400, epsilon=2.0, rate=0.1, steps=40, lr=1.0)
+    assert (model(images).argmax(1) == labels).float().mean() > 0.9
+    assert ledger.epsilon() is not None
+    assert math.isfinite(ledger.epsilon() or math.nan)

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit.privacy import (
+    CLIENT,
+    EVERYONE,
+    REPLACED,
+    BudgetExhausted,
+    Event,
+    Ledger,
+    NotAccountable,
+    compose,
+    gaussian_epsilon,
+)
+
+ONE = Event("class_means", 2.0)
+
+
+def test_what_is_spent_composes_within_a_client() -> None:
+    ledger = Ledger()
+    assert ledger.epsilon() == 0.0
+    for round in range(3):
+        ledger.spend(replace(ONE, round=round, count=2))
+    assert ledger.epsilon() == pytest.approx(gaussian_epsilon(2.0 / math.sqrt(6), 1e-5), rel=1e-9)
+    assert ledger.guarantee().accountant == "exact"
+    assert ledger.guarantee().relation == "add or remove one record"
+    assert ledger.epsilon(delta=1e-3) == pytest.approx(gaussian_epsilon(2.0 / math.sqrt(6), 1e-3), rel=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([1.0, 2.0, 5.0]), st.integers(1, 4)), min_size=1))
+def test_epsilon_is_the_maximum_over_disjoint_clients(events: list[tuple[int, float, int]]) -> None:
+    disjoint, overlapping = Ledger(), Ledger(disjoint=False)
+    for client, sigma, count in events:
+        for ledger in (disjoint, overlapping):
+            ledger.spend(Event("release", sigma, count=count, client=client))
+    own = {client: compose([(s, 1.0, n) for c, s, n in events if c == client], 1e-5).epsilon for client, _, _ in events}
+    assert disjoint.epsilon() == max(own.values())
+    assert {client: disjoint.epsilon(client) for client in own} == own
+    assert overlapping.epsilon() == compose([(s, 1.0, n) for _, s, n in events], 1e-5).epsilon
+    before = disjoint.epsilon()
+    disjoint.spend(Event("release", 100.0, client="newcomer"))
+    assert disjoint.epsilon() == before
+
+
+def test_an_event_of_everyone_is_charged_to_each_client() -> None:
+    ledger = Ledger()
+    ledger.spend(Event("server", 3.0, client=EVERYONE))
+    ledger.spend(Event("local", 2.0, client=1))
+    both = compose([(3.0, 1.0, 1), (2.0, 1.0, 1)], 1e-5).epsilon
+    assert ledger.epsilon(1) == both == ledger.epsilon()
+    assert ledger.epsilon(2) == compose([(3.0, 1.0, 1)], 1e-5).epsilon
+
+
+def test_the_file_holds_the_event_when_spend_returns_and_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.spend(replace(ONE, client="a", round=4, seeded=True))
+    line = json.loads(path.read_text().splitlines()[0])["event"]
+    assert line == {
+        "mechanism": "class_means",
+        "sigma": 2.0,
+        "rate": 1.0,
+        "count": 1,
+        "client": "a",
+        "round": 4,
+        "sampling": "everything",
+        "relation": "add or remove one record",
+        "seeded": True,
+    }
+    assert Ledger(path).events == ledger.events
+
+
+def test_a_round_that_is_run_again_is_charged_again(tmp_path: Path) -> None:
+    Ledger(tmp_path / "l").spend(ONE)
+    again = Ledger(tmp_path / "l")
+    again.spend(ONE)
+    assert again.epsilon() == gaussian_epsilon(2.0 / math.sqrt(2), 1e-5)
+
+
+def test_a_line_torn_at_any_byte_is_tolerated_and_counts_as_the_costliest(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    ledger = Ledger(path)
+    ledger.spend(replace(ONE, client=1), replace(ONE, client=2, sigma=9.0))
+    kept, acknowledged = path.read_bytes(), ledger.events
+    ledger.spend(replace(ONE, client=2, sigma=3.0, count=2))
+    whole, everything = path.read_bytes(), ledger.events
+    for cut in range(len(kept) + 1, len(whole), 7):
+        path.write_bytes(whole[:cut])
+        for _ in range(2):
+            opened = Ledger(path)
+            assert opened.events == acknowledged
+            assert opened.epsilon(2) == pytest.approx(compose([(9.0, 1.0, 1), (2.0, 1.0, 1)], 1e-5).epsilon)
+            assert opened.epsilon(1) == pytest.approx(compose([(2.0, 1.0, 2)], 1e-5).epsilon)
+        opened.spend(ONE)
+        assert len(Ledger(path).events) == 3
+    path.write_bytes(whole[:-1])
+    assert Ledger(path).events == everything
+    path.write_bytes(b'{"event": {"mech')
+    assert Ledger(path).epsilon() == 0.0
+
+
+def test_a_second_crash_while_the_torn_line_is_closed_is_tolerated(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    Ledger(path).spend(ONE)
+    with open(path, "ab") as file:
+        file.write(b'{"event": {"si\n{"to')
+    opened = Ledger(path)
+    assert opened.epsilon() == compose([(2.0, 1.0, 3)], 1e-5).epsilon
+    assert Ledger(path).epsilon() == opened.epsilon()
+
+
+def test_damage_and_loss_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    ledger = Ledger(path)
+    ledger.spend(ONE)
+    ledger.spend(ONE)
+    text = path.read_text()
+    path.write_text(text.replace('"sigma": 2.0', '"sigma: 2.0', 1))
+    with pytest.raises(ValueError, match="line 1 of .* is damaged"):
+        Ledger(path)
+    path.write_text(text[: len(text) // 2])
+    with pytest.raises(ValueError, match="lost lines"):
+        ledger.epsilon()
+    path.unlink()
+    with pytest.raises(ValueError, match="lost lines"):
+        ledger.spend(ONE)
+    path.write_text('{"accuracy": 1}\n')
+    with pytest.raises(ValueError, match="line 1 of .* is not a ledger's"):
+        Ledger(path)
+
+
+def test_nothing_acknowledged_is_forgotten_after_kill(tmp_path: Path) -> None:
+    path, (reading, writing) = tmp_path / "l", os.pipe()
+    child = os.fork()
+    if not child:
+        ledger = Ledger(path)
+        for round in range(10**6):
+            ledger.spend(replace(ONE, round=round))
+            os.write(writing, b"x")
+        os._exit(0)
+    while path.stat().st_size < 2000 if path.exists() else True:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(writing)
+    acknowledged = len(os.read(reading, 10**6))
+    assert acknowledged > 0
+    resumed = Ledger(path)
+    assert len(resumed.events) >= acknowledged
+    assert resumed.epsilon() >= compose([(2.0, 1.0, acknowledged)], 1e-5).epsilon
+    resumed.spend(replace(ONE, round=0))
+    assert resumed.epsilon() > compose([(2.0, 1.0, acknowledged)], 1e-5).epsilon
+
+
+def test_two_ledgers_and_many_threads_share_one_file(tmp_path: Path) -> None:
+    first, second = Ledger(tmp_path / "l"), Ledger(tmp_path / "l")
+    with ThreadPoolExecutor(4) as pool:
+        for ledger in (first, second):
+            for client in range(4):
+                pool.submit(ledger.spend, replace(ONE, client=client))
+    assert len(first.events) == len(second.events) == 8
+    assert first.epsilon() == second.epsilon() == compose([(2.0, 1.0, 2)], 1e-5).epsilon
+
+
+def test_the_budget_stops_before_the_release(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l", budget=gaussian_epsilon(1.0, 1e-5))
+    ledger.spend(replace(ONE, count=3))
+    before = (tmp_path / "l").read_bytes()
+    with pytest.raises(BudgetExhausted, match="1 of 5 releases of class_means fit; or raise sigma") as caught:
+        ledger.spend(replace(ONE, count=5))
+    assert caught.value.fits == 1 == ledger.fits(replace(ONE, count=5))
+    assert (tmp_path / "l").read_bytes() == before
+    with pytest.raises(BudgetExhausted):
+        ledger.check(ONE, ONE)
+    ledger.check(ONE)
+    ledger.spend(ONE)
+    with pytest.raises(BudgetExhausted, match="0 of 1"):
+        Ledger(tmp_path / "l", budget=ledger.budget).spend(ONE)
+    ledger.spend(replace(ONE, client="other"))
+    with pytest.raises(BudgetExhausted):
+        ledger.spend(Event("server", 50.0, client=EVERYONE))
+    assert Ledger().fits(replace(ONE, count=7)) == 7
+
+
+def test_several_events_are_charged_together_or_not_at_all() -> None:
+    ledger = Ledger(budget=gaussian_epsilon(1.0, 1e-5))
+    with pytest.raises(BudgetExhausted, match="histogram and class_means"):
+        ledger.spend(Event("histogram", 2.0), replace(ONE, count=4))
+    assert ledger.events == ()
+    ledger.spend(Event("histogram", 2.0), replace(ONE, count=3))
+    assert len(ledger.events) == 2
+
+
+def test_seeded_or_absent_noise_carries_no_guarantee() -> None:
+    ledger = Ledger()
+    ledger.spend(replace(ONE, client=1), replace(ONE, client=2, seeded=True))
+    assert ledger.epsilon(1) == gaussian_epsilon(2.0, 1e-5)
+    assert ledger.epsilon(2) is None is ledger.epsilon()
+    guarantee = ledger.guarantee()
+    assert guarantee.nominal == gaussian_epsilon(2.0, 1e-5)
+    assert "seeded" in guarantee.reason
+    assert str(guarantee).startswith("no guarantee: the noise of class_means was seeded")
+    assert guarantee.info()["nominal_epsilon"] == guarantee.nominal
+    ledger.spend(Event("raw", 0.0, client=3))
+    bare = ledger.guarantee(3)
+    assert bare.epsilon is None
+    assert "without noise" in bare.reason
+    assert bare.info()["nominal_epsilon"] is None
+
+
+def test_void_and_remarks_are_kept(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    ledger.spend(replace(ONE, client=1), replace(ONE, client=2))
+    ledger.void("raw images were sent", client=2)
+    ledger.remark("the clip was tuned on private data")
+    for opened in (ledger, Ledger(tmp_path / "l")):
+        assert opened.epsilon(1) == gaussian_epsilon(2.0, 1e-5)
+        assert opened.guarantee().reason == "raw images were sent"
+        assert "the clip was tuned" in str(opened.guarantee(1))
+        assert opened.guarantee(1).info()["remarks"] == ["the clip was tuned on private data"]
+    ledger.void("w was trained on everything")
+    assert Ledger(tmp_path / "l").epsilon(1) is None
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "without replacement", "everything"])
+def test_unknown_sampling_is_refused(sampling: str) -> None:
+    with pytest.raises(NotAccountable, match="sampling='poisson'"):
+        Event("dp_sgd", 1.0, 0.1, sampling=sampling)
+    with pytest.raises(NotAccountable, match="Poisson amplification is proved for"):
+        Event("dp_sgd", 1.0, 0.1, relation=REPLACED)
+    with pytest.raises(NotAccountable, match="relation must be one of"):
+        Event("dp_sgd", 1.0, relation="label change")
+    assert Event("dp_sgd", 1.0, 0.1).sampling == "poisson"
+
+
+def test_mixed_relations_are_refused() -> None:
+    ledger = Ledger()
+    ledger.spend(ONE)
+    for relation in (CLIENT, REPLACED):
+        with pytest.raises(NotAccountable, match="keep two ledgers"):
+            ledger.spend(replace(ONE, relation=relation))
+    with pytest.raises(NotAccountable, match="keep two ledgers"):
+        Ledger().spend(ONE, replace(ONE, relation=CLIENT))
+
+
+def test_bad_events_and_ledgers_are_refused() -> None:
+    with pytest.raises(ValueError, match="rate"):
+        Event("x", 1.0, 0.0)
+    with pytest.raises(ValueError, match="count"):
+        Event("x", 1.0, count=0)
+    with pytest.raises(ValueError, match="sigma"):
+        Event("x", -1.0)
+    with pytest.raises(NotAccountable, match="delta"):
+        Ledger(delta=0.0)
+    with pytest.raises(ValueError, match="budget"):
+        Ledger(budget=0.0)
+
+
+def test_spending_is_cheap() -> None:
+    ledger = Ledger()
+    start = time.perf_counter()
+    for round in range(500):
+        ledger.spend(Event("dp_sgd", 1.0, 0.05, 10, client=round % 20, round=round))
+    assert time.perf_counter() - start < 5
+    assert ledger.epsilon(0) == compose([(1.0, 0.05, 250)], 1e-5).epsilon

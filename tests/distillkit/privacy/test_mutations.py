@@ -1,0 +1,216 @@
+"""Checks of whole mechanisms, each with the planted bug that it must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.networks.samplers import RandomNetworks
+from distillkit.privacy import (
+    Event,
+    Ledger,
+    PublicMaps,
+    Secret,
+    class_means,
+    condense,
+    condense_private,
+    gradient,
+    image_sgd,
+)
+from distillkit.privacy import journal as journal_module
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+Factory = Callable[[], nn.Module]
+Patch = pytest.MonkeyPatch
+
+
+def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
+    fixed = {"epsilon": 4.0, "network": toy_network, "networks": 2, "ipc": 1, "steps": 6, "lr": 1.0}
+    return condense_private(toy_set, **fixed | options)
+
+
+def stepped(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
+    fixed = {"size": 12, "sigma": 1.0, "rate": 1.0, "clip": 1.0, "network": toy_network, "ipc": 1, "steps": 4}
+    return image_sgd(toy_set, **fixed | options)
+
+
+def check_noise_is_drawn_once_for_what_is_charged(toy_set: LabeledImages, toy_network: Factory) -> None:
+    """Draws are one for the histogram and one for the release, however many steps read it."""
+    ledger, secret = Ledger(), Secret()
+    condensed(toy_set, toy_network, ledger=ledger, secret=secret)
+    assert secret.draws == len(ledger.events) == 2
+
+
+def check_every_step_is_charged(toy_set: LabeledImages, toy_network: Factory) -> None:
+    ledger, secret = Ledger(), Secret()
+    stepped(toy_set, toy_network, ledger=ledger, secret=secret)
+    assert secret.draws == sum(e.count for e in ledger.events) == 4
+
+
+def check_support_does_not_depend_on_the_data(toy_set: LabeledImages, toy_network: Factory) -> None:
+    for data in (toy_set, toy_set[toy_set.labels != 2], toy_set[:0]):
+        maps = PublicMaps(RandomNetworks(toy_network), 2, like=data)
+        sums = class_means.class_sums(data.images, data.labels, maps, num_classes=3)
+        released = class_means.release(sums, sigma=1.0, sensitivity=1.0, ledger=Ledger())
+        assert released.shape == (2, 3, 16)
+        assert bool((released != 0).all())
+        assert condensed(data, toy_network).labels.tolist() == [0, 1, 2]
+        seen: list[Tensor] = []
+        stepped(data, toy_network, callback=lambda step, g, seen=seen: seen.append(g.clone()))
+        assert bool((torch.stack(seen) != 0).all())
+
+
+def check_one_record_moves_a_step_by_at_most_the_clip(toy_set: LabeledImages, toy_network: Factory) -> None:
+    """In units of the noise that is added, so that dividing by what was drawn is seen."""
+    for count in (1, 2, 7):
+        steps: list[Tensor] = []
+        for data in (toy_set[:count], toy_set[: count - 1]):
+            stepped(
+                data, toy_network, sigma=0.0, clip=0.01, steps=1, callback=lambda _, g, out=steps: out.append(g.clone())
+            )
+        moved = (steps[0] - steps[1]).norm() * (1.0 * 12 / 3)
+        assert 0.009 < float(moved) <= 0.01 * (1 + 1e-6)
+
+
+def check_steps_see_the_network_of_their_own(toy_set: LabeledImages, toy_network: Factory) -> None:
+    seen: list[Tensor] = []
+    stepped(
+        toy_set,
+        toy_network,
+        sigma=0.0,
+        clip=float("inf"),
+        lr=0.0,
+        callback=lambda _, g: seen.append(g.clone()),
+        steps=3,
+    )
+    seed = int(torch.randint(2**62, (), generator=derive(0)))
+    start = torch.randn((3, 1, 4, 4), generator=derive(seed, "start"), dtype=torch.float64)
+    for step in range(3):
+        network = RandomNetworks(toy_network).draw(derive(seed, "network", step))
+        leaf = start.clone().requires_grad_()
+
+        def phi(x: Tensor, network: Any = network) -> Tensor:
+            return torch.cat([network.features(x), network.classifier(network.features(x))], 1)
+
+        real, own = phi(toy_set.images), phi(leaf)
+        loss = sum((real[toy_set.labels == c].mean(0) - own[c]).square().sum() for c in range(3))
+        torch.testing.assert_close(seen[step].flatten(0, 1), torch.autograd.grad(loss, leaf)[0])
+
+
+def check_a_resumed_run_remembers(tmp_path: Path) -> None:
+    event = Event("dp_sgd", 1.0, 0.1, 10)
+    first = Ledger(tmp_path / "ledger")
+    for round in range(3):
+        first.spend(replace(event, round=round))
+    resumed = Ledger(tmp_path / "ledger")
+    resumed.spend(replace(event, round=2))
+    assert sum(e.count for e in Ledger(tmp_path / "ledger").events) == 40
+
+
+def renoise(patch: Patch) -> None:
+    step = class_means.matching_step
+
+    def noisy(images: Tensor, maps: PublicMaps, k: int, target: Tensor, **options: Any) -> Tensor:
+        return step(images, maps, k, target + secrets[0].normal(target.shape, 1.0), **options)
+
+    secrets: list[Secret] = []
+    release = condense.release
+
+    def keep(*args: Any, **options: Any) -> Tensor:
+        secrets.append(options["secret"])
+        return release(*args, **options)
+
+    patch.setattr(condense, "release", keep)
+    patch.setattr(class_means, "matching_step", noisy)
+
+
+def forget_a_step(patch: Patch) -> None:
+    spend = Ledger.spend
+    patch.setattr(Ledger, "spend", lambda self, event: spend(self, replace(event, count=event.count - 1)))
+
+
+def leave_absent_classes_out(patch: Patch) -> None:
+    release = class_means.release
+
+    def only_present(sums: Tensor, **options: Any) -> Tensor:
+        return release(sums, **options) * (sums != 0).any(2, keepdim=True)
+
+    patch.setattr(class_means, "release", only_present)
+
+
+def leave_blocks_without_records_out(patch: Patch) -> None:
+    take = gradient.PrivateGradient.take
+
+    def only_drawn(self: Any) -> list[Tensor]:
+        drawn = [p.summed_grad is not None for p in self._parameters]
+        return [g if d else torch.zeros_like(g) for g, d in zip(take(self), drawn, strict=True)]
+
+    patch.setattr(gradient.PrivateGradient, "take", only_drawn)
+
+
+def divide_by_the_records_drawn(patch: Patch) -> None:
+    add, take = gradient.PrivateGradient.add, gradient.PrivateGradient.take
+
+    def counting(self: Any, grads: list[Tensor]) -> None:
+        self.drawn = getattr(self, "drawn", 0) + len(grads[0])
+        add(self, grads)
+
+    def mean(self: Any) -> list[Tensor]:
+        return [g * 12 / max(1, getattr(self, "drawn", 0)) for g in take(self)]
+
+    patch.setattr(gradient.PrivateGradient, "add", counting)
+    patch.setattr(gradient.PrivateGradient, "take", mean)
+
+
+def keep_the_first_network(patch: Patch) -> None:
+    get = PublicMaps.__getitem__
+    patch.setattr(PublicMaps, "__getitem__", lambda self, k: get(self, 0))
+
+
+def start_a_new_file(patch: Patch) -> None:
+    init = journal_module.Journal.__init__
+
+    def fresh(self: Any, path: Path | None) -> None:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        init(self, path)
+
+    patch.setattr(journal_module.Journal, "__init__", fresh)
+
+
+SET_CHECKS: list[tuple[Callable[[LabeledImages, Factory], None], Callable[[Patch], None]]] = [
+    (check_noise_is_drawn_once_for_what_is_charged, renoise),
+    (check_every_step_is_charged, forget_a_step),
+    (check_support_does_not_depend_on_the_data, leave_absent_classes_out),
+    (check_support_does_not_depend_on_the_data, leave_blocks_without_records_out),
+    (check_one_record_moves_a_step_by_at_most_the_clip, divide_by_the_records_drawn),
+    (check_steps_see_the_network_of_their_own, keep_the_first_network),
+]
+
+
+@pytest.mark.parametrize(("holds", "bug"), SET_CHECKS, ids=lambda f: f.__name__)
+def test_the_mechanism_passes_and_the_bug_is_caught(
+    toy_set: LabeledImages,
+    toy_network: Factory,
+    monkeypatch: Patch,
+    holds: Callable[[LabeledImages, Factory], None],
+    bug: Callable[[Patch], None],
+) -> None:
+    holds(toy_set, toy_network)
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        holds(toy_set, toy_network)
+
+
+def test_a_ledger_that_starts_afresh_is_caught(tmp_path: Path, monkeypatch: Patch) -> None:
+    check_a_resumed_run_remembers(tmp_path)
+    start_a_new_file(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_a_resumed_run_remembers(tmp_path)

@@ -1,0 +1,206 @@
+"""Ten thousand releases on neighbouring sets: what an adversary sees agrees with what is claimed, and not with bugs.
+
+The adversary knows everything but whether one record is there, and asks whether the likelihood ratio of the release is
+above e^epsilon. The advantage P(yes | there) - e^epsilon P(yes | not there) is then exactly delta(epsilon).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.networks import build
+from distillkit.networks.samplers import FixedNetwork
+from distillkit.privacy import (
+    Ledger,
+    PublicMaps,
+    Secret,
+    class_sums,
+    gaussian_delta,
+    image_sgd,
+    release,
+)
+from distillkit.sets import LabeledImages
+
+EACH = 5000
+EPSILONS = (0.0, 0.5, 1.0)
+
+
+def advantage(there: Tensor, absent: Tensor, threshold: float, epsilon: float) -> tuple[float, float]:
+    """The observed delta at `epsilon`, and its standard error."""
+    p, q = float((there > threshold).double().mean()), float((absent > threshold).double().mean())
+    spread = p * (1 - p) / len(there) + math.exp(2 * epsilon) * q * (1 - q) / len(absent)
+    return p - math.exp(epsilon) * q, math.sqrt(spread) + 1e-4
+
+
+def agrees(observed: tuple[float, float], claimed: float) -> bool:
+    return abs(observed[0] - claimed) <= 4 * observed[1]
+
+
+def leaks(observed: tuple[float, float], claimed: float) -> bool:
+    return observed[0] - claimed > 4 * observed[1]
+
+
+def tiny(images: int) -> LabeledImages:
+    pixels = torch.tensor([[0.3, -1.0, 0.2, 0.5], [1.0, 0.4, -0.6, 0.1]], dtype=torch.float64)
+    return LabeledImages(pixels.view(2, 1, 2, 2), torch.tensor([0, 1]), num_classes=2)[:images]
+
+
+def linear() -> nn.Module:
+    return build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2)).double(), 3)
+
+
+def sums_of(data: LabeledImages) -> Tensor:
+    maps = PublicMaps(FixedNetwork(linear()), 1, like=data)
+    return class_sums(data.images, data.labels, maps, num_classes=2)[0]
+
+
+SIGMA = 1.2
+
+
+def released(sums: Tensor) -> Tensor:
+    """`EACH` independent releases of the same sums: [EACH, 2, 3]."""
+    return release(sums.expand(EACH, -1, -1), sigma=SIGMA, sensitivity=1.0, ledger=Ledger(), secret=Secret())
+
+
+def read_twice_with_fresh_noise(sums: Tensor) -> Tensor:
+    return (released(sums) + released(sums)) / 2
+
+
+def too_little_noise(sums: Tensor) -> Tensor:
+    return sums + (released(sums) - sums) * 0.7
+
+
+def nothing_for_absent_classes(sums: Tensor) -> Tensor:
+    return torch.where((sums != 0).any(1, keepdim=True), released(sums), torch.zeros(()).double())
+
+
+def divided_by_the_class_count(sums: Tensor) -> Tensor:
+    """Mean with noise / count: the scale of the noise tells the count."""
+    count = 1 + (sums[1] != 0).any().double()
+    return (sums + (released(sums) - sums)) / count
+
+
+@pytest.fixture(scope="module")
+def worlds() -> tuple[Tensor, Tensor]:
+    return sums_of(tiny(2)), sums_of(tiny(1))
+
+
+def along_the_record(worlds: tuple[Tensor, Tensor], mechanism: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The likelihood ratio's statistic: the release along what the record adds, 0 or 1 without noise."""
+    there, absent = worlds
+    direction = there - absent
+    assert float(direction.norm()) == pytest.approx(1.0)
+    first, second = ((mechanism(sums) - absent) * direction for sums in worlds)
+    return first.sum((1, 2)), second.sum((1, 2))
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_class_means_agree_with_the_claim(worlds: tuple[Tensor, Tensor], epsilon: float) -> None:
+    there, absent = along_the_record(worlds, released)
+    observed = advantage(there, absent, SIGMA**2 * epsilon + 0.5, epsilon)
+    assert agrees(observed, gaussian_delta(SIGMA, epsilon))
+
+
+@pytest.mark.parametrize("bug", [read_twice_with_fresh_noise, too_little_noise], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_class_means_with_a_bug_leak_more(
+    worlds: tuple[Tensor, Tensor], epsilon: float, bug: Callable[[Tensor], Tensor]
+) -> None:
+    there, absent = along_the_record(worlds, bug)
+    real = SIGMA * (0.7 if bug is too_little_noise else 2**-0.5)
+    assert leaks(advantage(there, absent, real**2 * epsilon + 0.5, epsilon), gaussian_delta(SIGMA, epsilon))
+
+
+def test_a_class_that_is_left_out_gives_the_record_away(worlds: tuple[Tensor, Tensor]) -> None:
+    for mechanism, verdict in ((nothing_for_absent_classes, leaks), (released, agrees)):
+        there, absent = (mechanism(sums)[:, 1].ne(0).any(1).double() for sums in worlds)
+        assert verdict(advantage(there, absent, 0.5, 1.0), gaussian_delta(SIGMA, 1.0)) or mechanism is released
+        if mechanism is released:
+            assert bool(there.all())
+            assert bool(absent.all())
+
+
+def test_division_by_the_count_gives_the_record_away(worlds: tuple[Tensor, Tensor]) -> None:
+    """Only noise lies across the record and class 0: its size must say nothing."""
+    direction = worlds[0] - worlds[1]
+
+    def across(mechanism: Callable[[Tensor], Tensor], sums: Tensor) -> Tensor:
+        noise = mechanism(sums) - sums
+        noise[:, 1] -= (noise[:, 1] @ direction[1])[:, None] * direction[1]
+        return -noise[:, 1].norm(dim=1)
+
+    for mechanism, verdict in ((divided_by_the_class_count, True), (released, False)):
+        there, absent = (across(mechanism, sums) for sums in worlds)
+        median = float(absent.median())
+        assert leaks(advantage(there, absent, median, 0.0), 0.0) is verdict
+
+
+def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Tensor:
+    """`EACH` released gradients at the same images: steps of learning rate 0."""
+    seen: list[Tensor] = []
+    image_sgd(
+        data,
+        size=2,
+        sigma=sigma,
+        rate=rate,
+        clip=0.1,
+        lr=0.0,
+        ipc=1,
+        steps=EACH,
+        network=FixedNetwork(linear()),
+        callback=lambda step, g: seen.append(g.clone()),
+    )
+    return torch.stack(seen)
+
+
+@pytest.fixture(scope="module")
+def gradients() -> tuple[Tensor, Tensor]:
+    """Along the record's clipped gradient, in units of the clip, with the record and without."""
+    unnoised = [image_sgd_sum(tiny(n)) for n in (2, 1)]
+    direction = unnoised[0] - unnoised[1]
+    assert float(direction.norm()) == pytest.approx(1.0, rel=1e-4)
+    first, second = (image_gradients(tiny(n), rate=RATE, sigma=IMAGE_SIGMA) * (RATE * 2 / 2) / 0.1 for n in (2, 1))
+    return (first * direction).flatten(1).sum(1), (second * direction).flatten(1).sum(1)
+
+
+RATE, IMAGE_SIGMA = 0.6, 0.7
+
+
+def image_sgd_sum(data: LabeledImages) -> Tensor:
+    """The sum of the clipped gradients of all records, in units of the clip."""
+    seen: list[Tensor] = []
+    options = {"size": 2, "sigma": 0.0, "rate": 1.0, "clip": 0.1, "lr": 0.0, "ipc": 1, "steps": 1}
+    network = FixedNetwork(linear())
+    image_sgd(data, network=network, callback=lambda step, g: seen.append(g.clone()), **options)  # type: ignore[arg-type]
+    return seen[0] / 0.1
+
+
+def subsampled(epsilon: float, sigma: float, rate: float) -> tuple[float, float]:
+    """Threshold and delta of one Poisson-subsampled Gaussian release, the record there or not."""
+    threshold = sigma**2 * math.log((math.exp(epsilon) - 1 + rate) / rate) + 0.5
+    above = [0.5 * math.erfc((threshold - mean) / (sigma * math.sqrt(2))) for mean in (0.0, 1.0)]
+    return threshold, (1 - rate) * above[0] + rate * above[1] - math.exp(epsilon) * above[0]
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_image_gradients_agree_with_the_claim(gradients: tuple[Tensor, Tensor], epsilon: float) -> None:
+    threshold, claimed = subsampled(epsilon, IMAGE_SIGMA, RATE)
+    assert agrees(advantage(*gradients, threshold, epsilon), claimed)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_image_gradients_do_not_agree_with_a_smaller_rate_or_more_noise(
+    gradients: tuple[Tensor, Tensor], epsilon: float
+) -> None:
+    """A per-class rate reported as the client's, and a step that is not accounted (two are seen, one is charged)."""
+    threshold, _ = subsampled(epsilon, IMAGE_SIGMA, RATE)
+    _, understated_rate = subsampled(epsilon, IMAGE_SIGMA, RATE / 2)
+    assert leaks(advantage(*gradients, threshold, epsilon), understated_rate)
+    ratios = [(1 - RATE + RATE * ((2 * g - 1) / (2 * IMAGE_SIGMA**2)).exp()).log() for g in gradients]
+    there, absent = (ratio.view(2, -1).sum(0) for ratio in ratios)
+    assert leaks(advantage(there, absent, epsilon, epsilon), subsampled(epsilon, IMAGE_SIGMA, RATE)[1])

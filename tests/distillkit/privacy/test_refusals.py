@@ -1,0 +1,147 @@
+"""Every door: the type of the refusal, and that the message says what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.augment import DSA
+from distillkit.networks import ConvNet
+from distillkit.networks.samplers import RandomNetworks
+from distillkit.normalization import ZCA, Normalization
+from distillkit.privacy import (
+    BatchStatistics,
+    Ledger,
+    NotAccountable,
+    NotSeparable,
+    PrivacyError,
+    PrivateInitialization,
+    PrivateStatistics,
+    PublicMaps,
+    condense_private,
+    image_sgd,
+    require_separable,
+    separable,
+)
+from distillkit.sets import LabeledImages
+
+Factory = Callable[[], nn.Module]
+
+
+@pytest.fixture(params=["class_means", "image_sgd"])
+def condense(request: pytest.FixtureRequest, toy_network: Factory) -> Callable[..., LabeledImages]:
+    def run(images: Tensor | LabeledImages, labels: Tensor | None = None, **options: Any) -> LabeledImages:
+        common = {"network": toy_network, "ipc": 1, "steps": 1, "epsilon": 4.0} | options
+        if request.param == "class_means":
+            return condense_private(images, labels, **{"networks": 1} | common)
+        return image_sgd(images, labels, **{"size": 12, "rate": 1.0} | common)
+
+    return run
+
+
+def test_the_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+    with pytest.raises(PrivacyError, match="num_classes must be given"):
+        condense(toy_set.images, toy_set.labels)
+    with pytest.raises(PrivacyError, match="class indices"):
+        condense(toy_set.replace(labels=torch.eye(3, dtype=torch.float64).repeat(4, 1)))
+
+
+@pytest.mark.parametrize("init", ["real", "statistics", "statistics-whole-set"])
+def test_private_initial_images(condense: Callable[..., LabeledImages], toy_set: LabeledImages, init: str) -> None:
+    ledger = Ledger()
+    with pytest.raises(PrivateInitialization, match="init='noise'"):
+        condense(toy_set, init=init, ledger=ledger)
+    with pytest.raises(PrivateInitialization, match="an image of the private set"):
+        condense(toy_set, init=toy_set[:3], ledger=ledger)
+    assert ledger.events == ()
+
+
+def test_batch_norm(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+    ledger = Ledger()
+    with pytest.raises(BatchStatistics, match="norm='instance'"):
+        condense(toy_set, network=lambda: ConvNet((1, 4, 4), 3, width=2, depth=1, norm="batch").double(), ledger=ledger)
+    assert ledger.events == ()
+
+
+class Mixing(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images - images.mean(0, keepdim=True)
+
+
+def test_any_layer_in_which_images_meet(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+    with pytest.raises(BatchStatistics, match="the network .* other images are in the batch"):
+        condense(toy_set, network=lambda: nn.Sequential(Mixing(), nn.Flatten(), nn.Linear(16, 3)).double())
+
+
+def test_augmentation_by_statistics_of_the_batch(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages, toy_network: Factory
+) -> None:
+    def whiten(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
+        return (images - images.mean()) / images.std()
+
+    with pytest.raises(BatchStatistics, match="augment makes something else"):
+        condense(toy_set, augment=whiten)
+    assert len(condense(toy_set, augment=DSA())) == 3
+
+
+def test_statistics_of_the_private_images(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+    pixels = toy_set.normalization.decode(toy_set.images)
+    pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min())
+    measured = Normalization.of(pixels)
+    leaky = LabeledImages(measured.encode(pixels), toy_set.labels, num_classes=3, normalization=measured)
+    whitened = toy_set.replace(normalization=Normalization((0.5,), (0.25,), ZCA.fit(toy_set.images)))
+    for bad in (leaky, whitened):
+        with pytest.raises(PrivateStatistics, match="public_statistics=True"):
+            condense(bad)
+        assert len(condense(bad, public_statistics=True)) == 3
+    assert len(condense(LabeledImages(pixels, toy_set.labels, num_classes=3))) == 3
+
+
+def test_delta_that_is_too_large(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+    with pytest.raises(NotAccountable, match="below one over the number of records"):
+        condense(toy_set, delta=0.1)
+    with pytest.raises(NotAccountable, match="delta must be in"):
+        condense(toy_set, delta=0.0)
+
+
+def test_epsilon_out_of_range(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+    with pytest.raises(ValueError, match="epsilon must be greater than 0"):
+        condense(toy_set, epsilon=0.0)
+
+
+def test_losses_that_are_not_separable(toy_set: LabeledImages, toy_network: Factory) -> None:
+    def cosine_of_means(embedding: Tensor, means: Tensor) -> Tensor:
+        return 1 - torch.cosine_similarity(embedding.mean(0), means.mean(0), 0)
+
+    ledger = Ledger()
+    with pytest.raises(NotSeparable, match="cosine_of_means is not flagged .* use condense_private"):
+        image_sgd(toy_set, size=12, sigma=1.0, network=toy_network, loss=cosine_of_means, ledger=ledger)
+    cosine_of_means.why = "its denominator is the norm of a batch mean"  # type: ignore[attr-defined]
+    with pytest.raises(NotSeparable, match="its denominator is the norm of a batch mean"):
+        require_separable(cosine_of_means)
+    with pytest.raises(NotSeparable, match="one value for each row"):
+        require_separable(separable(cosine_of_means))
+    with pytest.raises(NotSeparable, match="depends on that row alone"):
+        require_separable(separable(lambda e, m: (e - m).square().sum(1) / e.norm()))
+    with pytest.raises(NotSeparable):
+        require_separable(None)
+    assert ledger.events == ()
+
+
+def test_bad_options_are_named(toy_set: LabeledImages, toy_network: Factory) -> None:
+    networks = RandomNetworks(toy_network)
+    with pytest.raises(ValueError, match="clip"):
+        PublicMaps(networks, 1, like=toy_set, clip=-1.0)
+    with pytest.raises(ValueError, match="match"):
+        PublicMaps(networks, 1, like=toy_set, match="gradient")
+    with pytest.raises(ValueError, match="networks"):
+        PublicMaps(networks, 0, like=toy_set)
+    with pytest.raises(ValueError, match="histogram_share"):
+        condense_private(toy_set, epsilon=1.0, network=toy_network, histogram_share=0.9)
+    for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(option))):
+            image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "network": toy_network} | option)  # type: ignore[arg-type]
