@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages
 from fl.message import Message, Tensors
-from fl.method import Client, Server
+from fl.method import Server
 from fl.reduce import Reduced, Schema
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ class AddOn:
     def name(self) -> str:
         """What it is called in messages; also its place in the order."""
         return type(self).__name__
+
+    @property
+    def asks(self) -> bool:
+        """Whether it has a question for the clients before round 1 (`setup`)."""
+        return fills(self, "setup")
 
     @property
     def off(self) -> bool:
@@ -148,8 +153,11 @@ class AddOn:
         """The weights to test instead of the current ones."""
         raise LookupError(f"{self.name} does not fill the slot 'tested'")
 
-    def personal(self, client: Client, message: Message) -> Tensors:
-        """The weights of this client's personal model."""
+    def personal(self, local: Local) -> Tensors:
+        """The personal model of a client (parameters and buffers) to test beside the global one; memory is read-only.
+
+        `local` is a training that is not begun: what was received, the client's memory, and `local.fit`.
+        """
         raise LookupError(f"{self.name} does not fill the slot 'personal'")
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fl.addon import fills
 from fl.core import Core
 from fl.local import Local
 from fl.message import Entry, Message, Tensors
@@ -37,11 +36,13 @@ class FedAvg(Core):
     tested = Entry[Tensors]("sum")
 
     def state_for(self, client: Client, message: Message) -> Tensors:
-        """The whole state that a client starts from: what was sent, and what it keeps itself."""
+        """The whole state that a client starts from: what was sent, and what it keeps itself (at first, as drawn)."""
         architecture = self.architecture(client.id)
         state = dict(self.part(message[self.model], architecture))
-        own: Tensors = client.memory.get(self.own, {})
-        state.update(own)
+        kept = self.kept_by_client(self.template(architecture, client.task.num_classes))
+        if kept:
+            own = client.memory.get(self.own) or self.beginning(architecture, client.task.num_classes, client.seed)
+            state |= {n: own[n] for n in kept}
         return {n: t.to(client.device) for n, t in state.items()}
 
     def _sent_buffers(self, net: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
@@ -51,25 +52,30 @@ class FedAvg(Core):
         return [(e, names) for e, names in ((self.buffers, floating), (self.counters, integer)) if names]
 
     def start(self, server: Server) -> None:
-        """Draw the initial weights of every architecture, then let the add-ons prepare."""
+        """Draw the initial weights of every architecture, then let the add-ons prepare.
+
+        Raises:
+            ValueError: an add-on that wants one class an image in a task with several.
+        """
+        for addon in self.addons:
+            if addon.single_label and not server.task.single_label:
+                raise ValueError(f"{addon.name} needs one class an image, which {server.task!r} does not have")
         state: Tensors = {}
         for architecture in self.networks:
-            outputs = self.output_count(server.task.num_classes)
-            net = self.templates.draw(architecture, outputs, server.generator(f"init {architecture}"))
-            state |= self.named({n: t.detach().clone() for n, t in net.state_dict().items()}, architecture)
-        if self.initial is not None:
-            unknown = sorted(set(self.initial) - set(state))
-            if unknown:
-                raise ValueError(f"initial holds names that the network lacks: {', '.join(unknown[:5])}")
-            state |= {n: t.detach().clone() for n, t in self.initial.items()}
+            state |= self.named(self.beginning(architecture, server.task.num_classes, server.seed), architecture)
+        unknown = sorted(set(self.initial or {}) - set(state))
+        if unknown:
+            raise ValueError(f"initial holds names that the network lacks: {', '.join(unknown[:5])}")
         server.state[self.model] = {n: t.to(server.device) for n, t in state.items()}
         for addon in self.addons:
             addon.start(server)
 
     def send(self, server: Server, client: int) -> Message:
-        """The model of the client's architecture, and what the add-ons say."""
+        """The model of the client's architecture without what the client keeps itself, and what the add-ons say."""
         architecture = self.architecture(client)
-        message = Message({self.model: self.named(self.part(server.state[self.model], architecture), architecture)})
+        kept = self.kept_by_client(self.template(architecture, server.task.num_classes))
+        state = {n: t for n, t in self.part(server.state[self.model], architecture).items() if n not in kept}
+        message = Message({self.model: self.named(state, architecture)})
         for addon in self.addons:
             addon.send(server, client, message)
         return message
@@ -90,13 +96,14 @@ class FedAvg(Core):
     @property
     def asks(self) -> bool:
         """Whether an add-on has a question before round 1."""
-        return any(fills(a, "setup") for a in self.addons)
+        return any(a.asks for a in self.addons)
 
     def setup(self, client: Client, message: Message) -> Message:
         """Answer the add-ons' questions."""
         local, reply = Local(self, client, message), Message()
         for addon in self.addons:
-            addon.setup(local, reply)
+            if addon.asks:
+                addon.setup(local, reply)
         return reply
 
     def begin(self, server: Server, replies: Reduced) -> None:
@@ -177,7 +184,7 @@ class FedAvg(Core):
             if self.personal or (local_statistics and "calibration" not in server.data):
                 continue
             weights = self.part(self._tested(server), architecture)
-            net = self.templates.at(architecture, self.output_count(server.task.num_classes), weights, server.device)
+            net = self.network_on(server, architecture, weights)
             if local_statistics:
                 _estimate_statistics(net, server.data["calibration"].images)
             found[architecture] = Predictor(net.eval().requires_grad_(False), self._outputs(server.task.num_classes))
@@ -190,7 +197,7 @@ class FedAvg(Core):
         states = {"global": self.state_for(client, message)}
         slot = self.slot("personal")
         if slot:
-            states["personal"] = {**states["global"], **slot.personal(client, message)}
+            states["personal"] = {**states["global"], **slot.personal(Local(self, client, message))}
         elif self.personal or self.buffer_rule == "local":
             states = {"personal": states["global"]}
         sums: Tensors = {}

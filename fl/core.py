@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
+from distillkit.rng import derive
 from fl.addon import SLOTS, AddOn, fills
 from fl.local import Phase
 from fl.message import Entry, Tensors, declared
-from fl.method import Client, Method
+from fl.method import Client, Method, Server
 from fl.networks import Factory, Templates
 from fl.task import Task
 
@@ -155,6 +156,17 @@ class Core(Method):
         """A fresh network of the client's architecture, on its device, with the given weights and buffers."""
         outputs = self.output_count(client.task.num_classes)
         return self.templates.at(self.architecture(client.id), outputs, weights, client.device)
+
+    def network_on(self, server: Server, architecture: str, weights: Tensors) -> nn.Module:
+        """A fresh network of an architecture on the server's device, with the given weights and buffers."""
+        return self.templates.at(architecture, self.output_count(server.task.num_classes), weights, server.device)
+
+    def beginning(self, architecture: str, num_classes: int, seed: int) -> Tensors:
+        """The state that an architecture starts from (`initial`, else drawn from the run's seed), on every side."""
+        generator = derive(seed, 0, "server", f"init {architecture}")
+        net = self.templates.draw(architecture, self.output_count(num_classes), generator)
+        given = self.part(self.initial or {}, architecture)
+        return {n: given.get(n, t).detach().clone() for n, t in net.state_dict().items()}
 
     def part(self, group: Tensors, architecture: str) -> Tensors:
         """The tensors of one architecture, under the network's own names."""

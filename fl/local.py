@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,11 +28,18 @@ __all__ = ["Local", "Output", "Phase", "Step", "seed_dropout", "shuffled"]
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of a local training: passes over the data (or a number of steps), and which parameters move."""
+    """One part of a local training: passes over the data (or a number of steps), and which parameters move.
+
+    `train` is a pattern of parameter names; "!pattern" means all others.
+    """
 
     epochs: int = 1
     steps: int | None = None
     train: str = "*"
+
+    def moves(self, name: str) -> bool:
+        """Whether a parameter is trained in this phase."""
+        return fnmatch.fnmatch(name, self.train.removeprefix("!")) != self.train.startswith("!")
 
 
 def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None) -> Iterator[Tensor]:
@@ -46,6 +53,13 @@ def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, st
                 steps -= 1
             yield index
         done += 1
+
+
+def _rows(data: LabeledImages, index: Tensor, device: torch.device) -> Batch:
+    def taken(column: Tensor) -> Tensor:
+        return column.index_select(0, index.to(column.device)).to(device)
+
+    return Batch(taken(data.images), taken(data.labels), {n: taken(c) for n, c in data.columns.items()})
 
 
 def _dropped(module: nn.modules.dropout._DropoutNd, generator: torch.Generator, x: Tensor) -> Tensor:
@@ -137,14 +151,21 @@ class Local:
         """Shuffled (and augmented) batches of a set for one phase."""
         generator, method, device = self.client.generator(purpose), self.method, self.client.device
         for index in shuffled(len(data), method.batch, generator, phase.epochs, phase.steps):
-            images, labels = (
-                data.images.index_select(0, index).to(device),
-                data.labels.index_select(0, index).to(device),
-            )
-            if method.augment is not None:
-                images = method.augment(images, generator)
-            columns = {n: c.index_select(0, index).to(device) for n, c in data.columns.items()}
-            yield Batch(images, labels, columns)
+            batch = _rows(data, index, device)
+            yield batch if method.augment is None else replace(batch, images=method.augment(batch.images, generator))
+
+    def stream(
+        self, addon: AddOn, data: LabeledImages, *, batch: int | None = None, joint: bool = False, augment: bool = False
+    ) -> Iterator[Batch]:
+        """Batches of an add-on's own set without end: fresh random orders, the last short batch of each kept.
+
+        `batch` is the method's by default; `augment` applies the method's augmentation.
+        """
+        generator, change = self.generator(addon, "stream"), self.method.augment if augment else None
+        while True:
+            for index in shuffled(len(data), batch or self.method.batch, generator, 1, None):
+                rows = replace(_rows(data, index, self.client.device), joint=joint)
+                yield rows if change is None else replace(rows, images=change(rows.images, generator))
 
     def train(self) -> None:
         """Run every phase; `net` then holds the trained weights."""
@@ -152,7 +173,7 @@ class Local:
         streams = {name: stream for name, stream in streams.items() if stream is not None}
         slot = self.method.slot("batches")
         for number, phase in enumerate(self.method.phases):
-            moved = {n: p for n, p in self._named.items() if p.requires_grad and fnmatch.fnmatch(n, phase.train)}
+            moved = {n: p for n, p in self._named.items() if p.requires_grad and phase.moves(n)}
             optimizer = self.optimizer(list(moved.values()))
             real = slot.batches(self, self.data) if slot else self.batches(self.data, phase, f"batches{number}")
             self.net.train()
@@ -163,6 +184,31 @@ class Local:
                 Step(self, batch, own, moved).take(optimizer)
                 self.steps += 1
             self._phases.append((frozenset(moved), self.steps - before))
+
+    def fit(
+        self, state: Tensors, owner: AddOn, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
+    ) -> Tensors:
+        """Train a second network of this client, from `state`, and return its state.
+
+        The base objective plus `term`, by the method's optimiser on `data`. The add-ons have no part in it and all
+        draws are the owner's own, so that the training of `net` is left alone bit by bit. Without images nothing moves.
+        """
+        if not len(self.data):
+            return state
+        net = self.method.network_at(self.client, state)
+        seed_dropout(net, self.generator(owner, "dropout"))
+        moved = [p for n, p in net.named_parameters() if p.requires_grad and phase.moves(n)]
+        optimizer, objective = self.optimizer(moved), self.method.objective_of(self.task)
+        net.train()
+        for batch in self.batches(self.data, phase, owner.name):
+            self.client.check_running()
+            loss = objective(net(batch.images), batch.labels)
+            if term is not None:
+                loss = loss + term(net)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return {n: t.detach().clone() for n, t in net.state_dict().items()}
 
     @cached_property
     def paths(self) -> dict[str, float]:

@@ -44,6 +44,7 @@ class Server:
         round: the round being prepared or run, from 1; 0 while the method starts.
         drawn: the clients drawn in this round.
         notes: numbers and strings that a method adds to this round's line of the history.
+        method: the method that runs; through it an add-on reaches the networks (`Core.network_on`).
     """
 
     task: Task
@@ -58,6 +59,7 @@ class Server:
     notes: dict[str, Any] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stop: threading.Event = field(default_factory=threading.Event)
+    method: Any = None
 
     def generator(self, purpose: str) -> torch.Generator:
         """The generator of (seed, round, server, purpose)."""
@@ -73,7 +75,8 @@ class Server:
 class Client:
     """One client's side: its number, its data, and what it keeps between the rounds in which it is drawn.
 
-    `memory` is a pending copy: it becomes the client's memory only if its reply is folded.
+    `memory` is a pending copy: it becomes the client's memory only if its reply is folded. `notes` are counts for the
+    round's line of the history, name -> number, summed over the clients as "noted"; they are no part of the reply.
     """
 
     id: int

@@ -117,7 +117,7 @@ def simulate(
     with Pool(workers, server_threads) as pool:
         server = Server(
             task, first.shape, first.normalization, len(clients), seed,
-            data=dict(server_data or {}), device=device, stop=pool.stop,
+            data=dict(server_data or {}), device=device, stop=pool.stop, method=method,
         )  # fmt: skip
         config = _config(method, clients, server, participation, min_replies, evaluate, server_threads, test, rounds)
         identity = {k: v for k, v in config.items() if k not in _FREE}

@@ -1,0 +1,84 @@
+"""The pieces of a local training that personal models are made of."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distillkit.rng import derive
+from fl import FedAvg, Holding, simulate
+from fl.addon import AddOn
+from fl.local import Phase
+from fl.message import Tensors
+from tests.fl.small import Tiny, federation, images
+
+
+class Second(AddOn):
+    """Trains a second network in `end` and shows it as the personal model."""
+
+    seen: dict[int, Tensors] = {}  # noqa: RUF012
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        half = lambda net: 0.5 * sum(p.square().sum() for p in net.parameters())  # noqa: E731
+        self.seen[local.client.id] = local.fit(local.received, self, Phase(epochs=2), half)
+
+    def personal(self, local: Any) -> Tensors:
+        return {n: torch.zeros_like(t) for n, t in local.received.items()}
+
+
+def test_fit_is_plain_training_with_a_term_and_leaves_the_base_alone() -> None:
+    clients, start = federation()[:2], Tiny(3).state_dict()
+    options: dict[str, Any] = {"network": Tiny, "initial": dict(start), "lr": 0.1, "momentum": 0.5, "batch": 5}
+    base = simulate(FedAvg(**options), clients, rounds=1, progress=False)
+    run = simulate(FedAvg(Second(), **options), clients, rounds=1, progress=False)
+    for name, value in base.server.state[FedAvg.model].items():
+        assert torch.equal(run.server.state[FedAvg.model][name], value)
+
+    net = Tiny(3)
+    net.load_state_dict(copy.deepcopy(start))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
+    generator = derive(0, 1, 1, "Second")
+    for _ in range(2):
+        for index in torch.randperm(len(clients[1]), generator=generator).split(5):
+            optimizer.zero_grad()
+            pull = sum(p.square().sum() for p in net.parameters()) / 2
+            (F.cross_entropy(net(clients[1].images[index]), clients[1].labels[index]) + pull).backward()
+            optimizer.step()
+    for name, value in net.state_dict().items():
+        assert torch.allclose(Second.seen[1][name], value, atol=1e-6)
+
+
+def test_the_personal_slot_is_tested_beside_the_global_model() -> None:
+    clients = [Holding(c, images(30, 40 + k)) for k, c in enumerate(federation())]
+    run = simulate(FedAvg(Second(), network=Tiny, lr=0.2, epochs=3), clients, rounds=2, progress=False)
+    zeros = [float((c.test.labels == 0).double().mean()) for c in clients if c.test is not None]
+    assert run.rows[-1]["accuracy_personal"]["mean"] == pytest.approx(sum(zeros) / len(zeros))
+    assert run.rows[-1]["accuracy_clients"]["mean"] > 0.5
+
+
+def test_personal_parameters_do_not_travel_down_and_start_as_drawn() -> None:
+    clients, seen = federation(), {}
+
+    class Peek(AddOn):
+        def begin(self, local: Any) -> None:
+            seen[local.round, local.client.id] = local.received["classifier.weight"].clone()
+
+    given = torch.full((3,), 0.25)
+    method = FedAvg(Peek(), network=Tiny, personal="classifier.*", initial={"classifier.bias": given}, lr=0.1)
+    run = simulate(method, clients, rounds=2, progress=False)
+    assert run.rows[0]["down"] == {"FedAvg.model": 5 * 4 * (3 * 9 + 3)}
+    drawn = run.server.state[FedAvg.model]
+    assert torch.equal(drawn["classifier.bias"], given)
+    assert all(torch.equal(seen[1, k], drawn["classifier.weight"]) for k in range(5))
+    assert not any(torch.equal(seen[2, k], drawn["classifier.weight"]) for k in range(5))
+
+
+@pytest.mark.parametrize(("train", "moved"), [("*", 4), ("classifier.*", 2), ("!classifier.*", 2), ("!*", 0)])
+def test_a_phase_names_what_it_trains_or_what_it_does_not(train: str, moved: int) -> None:
+    names = ["body.0.weight", "body.0.bias", "classifier.weight", "classifier.bias"]
+    assert sum(Phase(train=train).moves(n) for n in names) == moved
+    assert not Phase(train="!classifier.*").moves("classifier.bias")
