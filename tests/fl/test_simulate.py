@@ -254,6 +254,28 @@ def test_a_transcript_holds_what_the_server_saw(tmp_path: Path) -> None:
             assert FedDM.model in decode((folder / f"{client}-down.safetensors").read_bytes())[0]
 
 
+class Diary(AddOn):
+    """A client that counts in how many rounds it was drawn."""
+
+    pages = Entry[float]("sum")
+    own = Entry[float]("first")
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        local.memory[self.own] = local.memory.get(self.own, 0.0) + 1.0
+        reply[self.pages] = local.memory[self.own]
+
+    def receive(self, server: Any, replies: Any, old: Any) -> None:
+        server.notes["pages"] = replies[self.pages]
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_clients_remember_across_an_interruption(stop: int, tmp_path: Path) -> None:
+    method, clients = FedAvg(Diary(), network=Tiny), federation()
+    simulate(method, clients, rounds=stop, out=tmp_path, progress=False)
+    run = simulate(method, clients, rounds=5, out=tmp_path, resume=True, progress=False)
+    assert [row["pages"] for row in run.rows] == [5.0, 10.0, 15.0, 20.0, 25.0]
+
+
 # Checkpoints that cannot be used, and settings that differ.
 
 
