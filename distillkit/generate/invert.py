@@ -184,7 +184,7 @@ def _best_iterates(
 ) -> tuple[Tensor, float]:
     """Each image's iterate of the smallest loss, and the sum of these losses."""
     adam = torch.optim.Adam(free, lr=lr, betas=betas)
-    best = draw().detach().clone()
+    best = draw().detach()
     least = best.new_full((len(best),), torch.inf)
     for step in range(steps + 1):
         images = draw()

@@ -26,12 +26,12 @@ class Patches:
     Two processes that hold the same image (compare `digest`) get the same bits for the same index, whatever else
     they render beside it and with however many threads: a crop's draws come from `rng.derive(seed, index)`, and crops
     are rendered one at a time, because the last bits of a batched kernel depend on the batch. This is a promise for
-    the same PyTorch and kornia versions on the same kind of device. Crops are rounded to 8 bits.
+    the same PyTorch and kornia versions on the same kind of processor. Crops are rounded to 8 bits.
 
-    The pipeline of Asano & Saeed, "The augmented image prior" (ICLR 2023), as used by Federated Learning with a Single
-    Shared Image (CVPR-W 2024), section 3.1:
-    random square of half the shorter side; random-resized crop of it to `int(sqrt(2) * size)`, bicubic with
-    antialiasing; rotation and x-shear about the centre, bilinear; centre crop to `size`; colour jitter.
+    The pipeline of Asano and Saeed, "The augmented image prior" (ICLR 2023), as in Soni, Saeed and Asano, "Federated
+    learning with a single shared image" (2024): random square of half the shorter side; random-resized crop of it to
+    `int(sqrt(2) * size)`, bicubic with antialiasing; rotation after x-shear about the centre, bilinear; centre crop to
+    `size`; colour jitter.
 
     Args:
         image: float [C, H, W] in [0, 1], or uint8; rendered on its device. With C != 3 the jitter leaves out
@@ -98,7 +98,7 @@ class Patches:
 
     @property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of the image and every option but `count`: equal digests, equal crops."""
+        """Hexadecimal SHA-256 of the image and every option but `count`: if two sides agree, so do their crops."""
         options = {k: v for k, v in vars(self).items() if k not in ("image", "count")}
         sha = hashlib.sha256(repr((tuple(self.image.shape), sorted(options.items()))).encode())
         sha.update(self.image.cpu().contiguous().numpy().tobytes())
