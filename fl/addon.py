@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SLOTS", "AddOn", "Batch", "fills"]
 
-SLOTS = ("dataset", "batches", "gradient", "normalise", "rescale", "server_step", "tested", "personal")
+SLOTS = ("dataset", "batches", "gradient", "normalise", "rescale", "server_step", "refine", "tested", "personal")
 """What does not commute: one add-on may fill each, a second is refused when the method is built."""
 
 
@@ -148,6 +148,10 @@ class AddOn:
     def server_step(self, server: Server, mean: Tensors) -> Tensors:
         """Turn the mean update into the server's step."""
         return mean
+
+    def refine(self, server: Server, replies: Reduced, old: Tensors) -> Tensors:
+        """Improve the averaged model, which `server.state` holds, on the server (distillation); `old` as in `receive`."""
+        raise LookupError(f"{self.name} does not fill the slot 'refine'")
 
     def tested(self, server: Server) -> Tensors:
         """The weights to test instead of the current ones."""

@@ -163,6 +163,9 @@ class FedAvg(Core):
                 replaced: Tensors = replies.get(entry, {})
                 new.update(replaced)
             server.state[self.model] = new
+        slot = self.slot("refine")
+        if slot:
+            server.state[self.model] = slot.refine(server, replies, old)
         for addon in self.addons:
             addon.receive(server, replies, old)
 
