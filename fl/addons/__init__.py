@@ -1,5 +1,25 @@
 """Ideas on top of weight averaging, one file each."""
 
+from fl.addons.decorr import FedDecorr
+from fl.addons.fedexp import FedExP
+from fl.addons.moon import MOON
+from fl.addons.nova import Nova
 from fl.addons.proximal import Proximal
+from fl.addons.sam import SAM
+from fl.addons.scaffold import Scaffold
+from fl.addons.server_adaptive import ServerAdagrad, ServerAdam, ServerYogi
+from fl.addons.server_momentum import ServerMomentum
 
-__all__ = ["Proximal"]
+__all__ = [
+    "MOON",
+    "SAM",
+    "FedDecorr",
+    "FedExP",
+    "Nova",
+    "Proximal",
+    "Scaffold",
+    "ServerAdagrad",
+    "ServerAdam",
+    "ServerMomentum",
+    "ServerYogi",
+]

@@ -1,0 +1,59 @@
+"""FedNova: updates normalised by how far each client could go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+
+from fl.addon import AddOn
+from fl.averaging import FedAvg
+from fl.message import Entry, Message, Tensors
+from fl.method import Server
+from fl.reduce import Like, Reduced, Schema
+
+if TYPE_CHECKING:
+    from fl.local import Local
+
+__all__ = ["Nova"]
+
+
+@dataclass(frozen=True)
+class Nova(AddOn):
+    """FedNova (Wang et al., "Tackling the objective inconsistency problem", NeurIPS 2020, section 4).
+
+    A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change; the
+    server moves by tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. So a client that takes more steps does not
+    count more, and the fixed point is that of the true objective. With equal |a_i|_1 it is FedAvg, to rounding.
+
+    |a_i|_1 is how far the client's optimiser carries a constant unit gradient, over lr: tau for SGD,
+    sum_k (1 - rho^(tau - k)) / (1 - rho) with momentum rho, sum_k (1 - lr mu)^k with a proximal term.
+
+    Deviations. With momentum and a proximal term together the normaliser is that of the two combined, where the release
+    mixes two formulas; its tau_eff with a proximal term is the mean number of steps. One normaliser travels for each
+    tensor, not one for the model: they differ where phases train parts of the model for unequal times. Under Adam the
+    normaliser is the number of steps.
+    """
+
+    reads: Literal["nothing", "example", "batch"] = "nothing"
+    tau = Entry[Tensors]("mean", by=FedAvg.samples)
+
+    def expect(self, server: Server, client: int, schema: Schema) -> None:
+        """One number for each tensor of the update."""
+        update = cast(Tensors, schema[FedAvg.update.key].value)
+        schema[self.tau.key] = Like({n: torch.tensor(1.0) for n in update})
+
+    def normalise(self, local: Local, update: Tensors) -> Tensors:
+        """The normalised d_i; a tensor that was not trained has not changed either."""
+        return {n: u * local.lr / local.paths[n] if local.paths[n] > 0 else u for n, u in update.items()}
+
+    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+        """The normalisers go out too."""
+        tau = {n: torch.tensor(path / local.lr) for n, path in local.paths.items()}
+        reply[self.tau] = local.method.named(tau, local.method.architecture(local.client.id))
+
+    def rescale(self, server: Server, replies: Reduced, mean: Tensors) -> Tensors:
+        """The mean of the d_i, times tau_eff."""
+        tau = replies[self.tau]
+        return {n: m * tau[n].to(m.device) for n, m in mean.items()}

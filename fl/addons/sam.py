@@ -1,0 +1,65 @@
+"""FedSAM: sharpness-aware minimisation on the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from distillkit import check
+from fl.addon import AddOn
+from fl.message import Tensors
+
+if TYPE_CHECKING:
+    from fl.local import Step
+
+__all__ = ["SAM"]
+
+
+@dataclass(frozen=True)
+class SAM(AddOn):
+    """FedSAM (Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022, Algorithm 1).
+
+    Each local gradient is taken at w + rho g / ||g||, g being the gradient at w of the same batch and the norm that of
+    all parameters in training together. The whole local loss is meant, every add-on's term and batch included; a
+    correction such as SCAFFOLD's comes after it.
+
+    Both passes see the same images and draw the same dropout masks; the weights come back from a copy, bit by bit; and
+    batch-norm statistics move once, in the pass at w. (The paper is silent on these; plain implementations of SAM let
+    the statistics move twice.) With a zero gradient there is no direction, and no second pass. A step costs two.
+
+    Args:
+        rho: radius of the perturbation, at least 0; with 0 it is not installed.
+    """
+
+    rho: float = 0.05
+    reads: Literal["nothing", "example", "batch"] = "nothing"
+
+    def __post_init__(self) -> None:
+        check.real_number(self.rho, "rho", least=0.0)
+
+    @property
+    def off(self) -> bool:
+        """No perturbation."""
+        return self.rho == 0
+
+    def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
+        """The gradient at w + rho g / ||g||."""
+        local = step.local
+        masks = local.dropout.get_state()
+        grads = compute()
+        norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
+        if float(norm) == 0:
+            return grads
+        kept = [(t, t.detach().clone()) for t in (*step.moved.values(), *local.net.buffers())]
+        with torch.no_grad():
+            for name, param in step.moved.items():
+                param.add_(grads[name] * (self.rho / norm))
+        local.dropout.set_state(masks)
+        grads = compute()
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
+        return grads

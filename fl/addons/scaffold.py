@@ -1,0 +1,98 @@
+"""SCAFFOLD: control variates that cancel the drift of the clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from fl.addon import AddOn
+from fl.averaging import FedAvg
+from fl.message import Entry, Message, Tensors
+from fl.method import Server
+from fl.reduce import Reduced, Schema
+
+if TYPE_CHECKING:
+    from fl.core import Core
+    from fl.local import Local, Step
+
+__all__ = ["Scaffold"]
+
+
+@dataclass(frozen=True)
+class Scaffold(AddOn):
+    """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II).
+
+    Every local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12)
+    and the server moves c by 1/N times the sum of the changes of the clients drawn, N counting all clients (line 17):
+    |S|/N of their mean. All variates begin at zero; c_i stays with its client, and moves only if the server has used
+    the reply. Buffers and personal parameters have no variate; a parameter that was not trained keeps its own.
+
+    Deviations. K eta_l is `local.paths`, how far a constant unit gradient goes: the same for plain SGD, and right with
+    momentum and a proximal pull, where K eta_l would make the variates too large (6 times at K = 20, momentum 0.9).
+    Variates that are zero are not sent, so that round 1 sends no more than FedAvg does. The sum of changes is
+    unweighted, as in the paper, whose clients weigh the same: give `weights="uniform"` too, for with sample weights
+    the corrected steps settle where the unweighted mean gradient is zero. The server's step size eta_g (line 16; 1 in
+    the paper's experiments) is `ServerMomentum(0.0, lr=eta_g)`.
+
+    Raises:
+        ValueError: with Adam on the clients, whose steps are not proportional to gradients, or several architectures.
+    """
+
+    reads: Literal["nothing", "example", "batch"] = "nothing"
+    control = Entry[Tensors]("first")
+    own = Entry[Tensors]("first")
+    drift = Entry[Tensors]("sum")
+
+    def check(self, method: Core) -> None:
+        """Option II reads the mean gradient off the change of the weights."""
+        if method.optimizer == "adam":
+            raise ValueError("Scaffold needs optimizer='sgd': an Adam step says little about the size of the gradient")
+        if len(method.networks) > 1:
+            raise ValueError("Scaffold needs one architecture: c is the mean of all clients' variates")
+
+    def start(self, server: Server) -> None:
+        """c = 0."""
+        server.state[self.control] = {}
+
+    def send(self, server: Server, client: int, message: Message) -> None:
+        """The server's variate."""
+        message[self.control] = server.state[self.control]
+
+    def expect(self, server: Server, client: int, schema: Schema) -> None:
+        """One tensor for each tensor of the update."""
+        schema[self.drift.key] = schema[FedAvg.update.key]
+
+    def begin(self, local: Local) -> None:
+        """Both variates, and the shift c - c_i of every gradient (line 10)."""
+        c = local.method.part(local.message[self.control], local.method.architecture(local.client.id))
+        own: Tensors = local.memory.get(self.own, {})
+        zeros = {n: torch.zeros_like(p) for n, p in local.start.items()}
+        scratch = local.of(self)
+        scratch["c"] = {n: c[n].to(z.device) if n in c else z for n, z in zeros.items()}
+        scratch["own"] = {n: own[n].to(z.device) if n in own else z for n, z in zeros.items()}
+        scratch["shift"] = {n: scratch["c"][n] - scratch["own"][n] for n in zeros}
+
+    def correct(self, step: Step, grads: Tensors) -> None:
+        """The corrected gradient, g - c_i + c."""
+        for name, shift in step.local.of(self)["shift"].items():
+            if name in grads:
+                grads[name] = grads[name] + shift
+
+    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+        """Line 12, option II; the change of c_i goes out."""
+        c, own = local.of(self)["c"], local.of(self)["own"]
+        drift = {
+            n: -c[n] - delta / local.paths[n] if local.paths[n] > 0 else torch.zeros_like(delta)
+            for n, delta in local.delta.items()
+        }
+        local.memory[self.own] = {n: own[n] + d for n, d in drift.items()}
+        reply[self.drift] = local.method.named(drift, local.method.architecture(local.client.id))
+
+    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+        """Line 17: c moves by 1/N sum of the changes."""
+        if self.drift not in replies:
+            return
+        c, moved = server.state[self.control], replies[self.drift]
+        server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}

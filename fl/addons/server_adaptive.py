@@ -1,0 +1,111 @@
+"""FedAdagrad, FedAdam and FedYogi: adaptive steps on the server."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from fl.addon import AddOn
+from fl.message import Entry, Tensors
+from fl.method import Server
+
+__all__ = ["ServerAdagrad", "ServerAdam", "ServerAdaptive", "ServerYogi"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAdaptive(AddOn):
+    """Algorithm 2 of Reddi et al., "Adaptive federated optimization", ICLR 2021; a subclass says how v moves.
+
+    With the mean change Delta of a round, element by element:
+
+        m <- beta1 m + (1 - beta1) Delta,    v <- (see the subclass),    w <- w + lr m / (sqrt(v) + tau)
+
+    There is no bias correction. m begins at 0, v at `initial`. Buffers take their plain mean; a tensor that no drawn
+    client has (another architecture) stays where it is, m and v included.
+
+    Args:
+        lr: eta, the server's step size. The paper tunes it over 10^-3 ... 10 together with the clients' rate. A weight
+            moves by about this much in a round.
+        beta1: decay of m, in [0, 1).
+        tau: degree of adaptivity, above 0; small is adaptive. The paper takes 10^-3 for most of its tasks.
+        initial: v before the first round, at least 0; None is tau^2, the least that the paper allows. Some libraries
+            begin at 0.
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    tau: float = 1e-3
+    initial: float | None = None
+    reads: Literal["nothing", "example", "batch"] = "nothing"
+    m = Entry[Tensors]("first")
+    v = Entry[Tensors]("first")
+
+    def __post_init__(self) -> None:
+        check.real_number(self.lr, "lr", above=0.0)
+        check.real_number(self.beta1, "beta1", least=0.0, below=1.0)
+        check.real_number(self.tau, "tau", above=0.0)
+        if self.initial is not None:
+            check.real_number(self.initial, "initial", least=0.0)
+
+    @abstractmethod
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """The new v from the old one and Delta^2."""
+
+    def server_step(self, server: Server, mean: Tensors) -> Tensors:
+        """The adaptive step."""
+        m: Tensors = server.state.get(self.m, {})
+        v: Tensors = server.state.get(self.v, {})
+        m, v = dict(m), dict(v)
+        initial = self.tau**2 if self.initial is None else self.initial
+        for name, delta in mean.items():
+            m[name] = self.beta1 * m.get(name, torch.zeros_like(delta)) + (1 - self.beta1) * delta
+            v[name] = self.second(v.get(name, torch.full_like(delta, initial)), delta.square())
+        server.state[self.m], server.state[self.v] = m, v
+        return {n: self.lr * m[n] / (v[n].sqrt() + self.tau) for n in mean}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAdagrad(ServerAdaptive):
+    """FedAdagrad: v <- v + Delta^2. The paper has no momentum here (beta1 = 0); see `ServerAdaptive` for the rest."""
+
+    beta1: float = 0.0
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """The sum of all squares."""
+        return v + square
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAdam(ServerAdaptive):
+    """FedAdam: v <- beta2 v + (1 - beta2) Delta^2; see `ServerAdaptive` for the rest.
+
+    Args:
+        beta2: decay of v, in [0, 1).
+    """
+
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.real_number(self.beta2, "beta2", least=0.0, below=1.0)
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """A moving mean of the squares."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerYogi(ServerAdam):
+    """FedYogi: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2); arguments as for `ServerAdam`.
+
+    v moves by a share of Delta^2 towards it, so that a few small changes do not wipe out what is known of large ones.
+    """
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """A step of a size that does not depend on v."""
+        return v - (1 - self.beta2) * square * torch.sign(v - square)

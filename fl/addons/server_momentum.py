@@ -1,0 +1,56 @@
+"""FedAvgM: momentum on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from distillkit import check
+from fl.addon import AddOn
+from fl.message import Entry, Tensors
+from fl.method import Server
+
+__all__ = ["ServerMomentum"]
+
+
+@dataclass(frozen=True)
+class ServerMomentum(AddOn):
+    """FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution", 2019, section 4.3).
+
+    With the mean change Delta of a round: v <- beta v + Delta, w <- w + lr v. With momentum 0 it is a plain server step
+    size (SCAFFOLD's eta_g, for one); with momentum 0 and lr 1 it is not installed. Buffers have no momentum, and a
+    tensor that no drawn client has (another architecture) stays where it is, v included.
+
+    Args:
+        momentum: beta in [0, 1).
+        lr: the server's step size; the paper's text has none (1).
+        rule: "heavy-ball" is the formula of the paper; its experiments say Nesterov's, w <- w + lr (Delta + beta v),
+            which is "nesterov". "fedcog" is what FedCOG's release compares with: v as above, but from the second round
+            on the step is v / (1 + beta).
+    """
+
+    momentum: float = 0.9
+    lr: float = 1.0
+    rule: Literal["heavy-ball", "nesterov", "fedcog"] = "heavy-ball"
+    reads: Literal["nothing", "example", "batch"] = "nothing"
+    velocity = Entry[Tensors]("first")
+
+    def __post_init__(self) -> None:
+        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
+        check.real_number(self.lr, "lr", above=0.0)
+        check.one_of(self.rule, "rule", ("heavy-ball", "nesterov", "fedcog"))
+
+    @property
+    def off(self) -> bool:
+        """The step is the mean change."""
+        return self.momentum == 0 and self.lr == 1
+
+    def server_step(self, server: Server, mean: Tensors) -> Tensors:
+        """The velocity, times the step size."""
+        known: Tensors = server.state.get(self.velocity, {})
+        v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}
+        server.state[self.velocity] = {**known, **v}
+        if self.rule == "nesterov":
+            return {n: self.lr * (delta + self.momentum * v[n]) for n, delta in mean.items()}
+        scale = self.lr / (1 + self.momentum) if self.rule == "fedcog" and known else self.lr
+        return {n: scale * v[n] for n in mean}

@@ -1,0 +1,65 @@
+"""Laws that every add-on obeys: the same bits whatever the workers, the interruptions and the order of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillkit import LabeledImages
+from fl import FedAvg, Run, simulate
+from fl.addon import AddOn
+from fl.message import Message
+from tests.fl.small import Tiny, federation
+
+
+class Idle(AddOn):
+    """Does nothing, under a name that comes first."""
+
+    @property
+    def name(self) -> str:
+        return "A"
+
+
+def tensors(state: Message) -> dict[str, torch.Tensor]:
+    """Every tensor of a message, by key and name."""
+    found: dict[str, torch.Tensor] = {}
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            found[key] = value
+        elif isinstance(value, dict):
+            found |= {f"{key}/{n}": t for n, t in value.items()}
+        elif isinstance(value, LabeledImages):
+            found[f"{key}/images"] = value.images
+    return found
+
+
+def assert_same(one: Run, other: Run) -> None:
+    """The servers' whole states agree bit by bit."""
+    mine, others = tensors(one.server.state), tensors(other.server.state)
+    assert mine.keys() == others.keys()
+    for name, value in mine.items():
+        assert torch.equal(value, others[name]), name
+
+
+def network(outputs: int) -> Tiny:
+    return Tiny(outputs, norm=True)
+
+
+def assert_lawful(
+    make: Callable[[], list[AddOn]], folder: Path, clients: list[LabeledImages] | None = None, **options: Any
+) -> None:
+    """Run the add-ons with one worker, with three, resumed in the middle and in another order: the same bits."""
+    held = clients or federation()
+
+    def play(addons: list[AddOn], rounds: int = 4, **how: Any) -> Run:
+        method = FedAvg(*addons, **{"network": network, "lr": 0.05, "momentum": 0.9, "batch": 6, **options})
+        return simulate(method, held, rounds=rounds, participation=min(3, len(held)), seed=5, progress=False, **how)
+
+    whole = play(make())
+    assert_same(whole, play(make(), workers=3))
+    play(make(), rounds=2, out=folder / "run")
+    assert_same(whole, play(make(), out=folder / "run", resume=True, workers=2))
+    assert_same(whole, play([*reversed(make()), Idle()]))
