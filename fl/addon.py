@@ -150,7 +150,7 @@ class AddOn:
         return mean
 
     def refine(self, server: Server, replies: Reduced, old: Tensors) -> Tensors:
-        """Improve the averaged model, which `server.state` holds, on the server (distillation); `old` as in `receive`."""
+        """The averaged model, which `server.state` holds, improved on the server (distillation); `old` as above."""
         raise LookupError(f"{self.name} does not fill the slot 'refine'")
 
     def tested(self, server: Server) -> Tensors:

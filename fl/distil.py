@@ -23,12 +23,12 @@ def distill(
     lr: float,
     generator: torch.Generator,
     clip: float | None = None,
-    temperature: float = 1.0,
+    loss: Callable[[Tensor, Tensor], Tensor] = knowledge_distillation,
     running: Callable[[], None] = lambda: None,
     score: Callable[[nn.Module], float] | None = None,
     every: int = 50,
 ) -> nn.Module:
-    """Train `student` in place by Adam on KL(softmax(teacher / T) || softmax(student / T)); return it in eval mode.
+    """Train `student` in place by Adam to say what the teacher says; return it in eval mode.
 
     Args:
         student: the network, on the images' device; trained in train mode, so that batch-norm statistics follow.
@@ -39,12 +39,11 @@ def distill(
         lr: Adam's rate, constant; betas 0.9 and 0.999.
         generator: of the order and of dropout.
         clip: norm s to which the student's logits are rescaled (`losses.clip_logit_norm`); the teacher's never are.
-        temperature: T.
+        loss: of the student's and the teacher's logits; by default KL(softmax(teacher) || softmax(student)), mean over
+            images. A task has its own: `task.distill`.
         running: called in every step; raises to stop.
         score: with it the best of the weights after step 1, every `every` steps and the last are kept, else the last.
         every: how often `score` is asked; the network is in eval mode then.
-
-    The loss is the mean over images, times T^2.
     """
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
@@ -55,9 +54,8 @@ def distill(
         if clip is not None:
             logits = clip_logit_norm(logits, clip)
         target = teacher_logits.index_select(0, index.to(teacher_logits.device)).to(logits)
-        loss = knowledge_distillation(logits, target, temperature=temperature)
         optimizer.zero_grad()
-        loss.backward()
+        loss(logits, target).backward()
         optimizer.step()
         if score is not None and (step == 1 or step % every == 0 or step == steps):
             reached = score(student.eval())
