@@ -88,6 +88,16 @@ def test_training_learns_and_shuffles_by_the_generator() -> None:
     assert accuracy(networks[0], stripes(seed=5)) > 0.95
 
 
+def test_frozen_and_unused_parameters_stay() -> None:
+    network = build(convnet, 0)
+    network.unused = nn.Parameter(torch.ones(3))
+    network.body.requires_grad_(False)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    train(network, stripes(), SHORT)
+    moved = {name for name, p in network.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"classifier.weight", "classifier.bias"}
+
+
 @pytest.mark.usefixtures("global_rng_untouched")
 def test_dropout_is_seeded() -> None:
     def factory() -> nn.Module:
@@ -230,3 +240,13 @@ def test_a_network_that_refuses_channels_last_gets_the_images_as_they_are() -> N
 
     with pytest.raises(RuntimeError, match="its own error"):
         next(forward_chunks(broken, images, 2))
+
+    def later(images: Tensor) -> Tensor:
+        if not images.is_contiguous() or len(images) == 1:
+            raise RuntimeError("its own error")
+        return images
+
+    parts = forward_chunks(later, images, 2)
+    assert torch.equal(torch.cat([next(parts), next(parts)]), images[:4])
+    with pytest.raises(RuntimeError, match="its own error"):
+        next(parts)

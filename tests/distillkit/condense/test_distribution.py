@@ -319,6 +319,21 @@ def test_any_network_channels_and_sides(match: str) -> None:
     assert torch.allclose(means[0], direct.mean(0), atol=1e-6)
 
 
+def test_a_torchvision_resnet_at_64_pixels() -> None:
+    from torchvision.models import resnet18
+
+    images = torch.randn(4, 3, 64, 64, generator=derive(0))
+    labels = torch.tensor([0, 1, 0, 1])
+    model = build(lambda: resnet18(num_classes=2), 0)
+    networks = NetworkBall(model, 5.0), RandomNetworks(lambda: resnet18(num_classes=2))
+    for sampler in networks:
+        made = distribution_matching(
+            images, labels, networks=sampler, ipc=1, steps=1, match="embedding+logits", init="noise", lr=0.1
+        )
+        assert made.info["loss"] > 0
+        assert bool(torch.isfinite(made.images).all())
+
+
 def test_a_networks_own_error_is_not_swallowed() -> None:
     wrong = torch.randn(4, 2, 8, 8, generator=derive(0))
     with pytest.raises(RuntimeError, match="expected input"):
