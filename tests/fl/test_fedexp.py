@@ -1,0 +1,85 @@
+"""FedExP against its formula in NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fl import FedAvg, simulate
+from fl.addons import FedExP, Proximal, Scaffold, ServerMomentum
+from tests.fl import quadratic
+from tests.fl.laws import assert_lawful, network
+from tests.fl.small import Tiny, federation, images
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_rounds_of_two_weights_follow_the_formula(weights: str, momentum: float) -> None:
+    """All clients, uneven steps; some rounds extrapolate, some do not; the tested model is the mean of two iterates."""
+    run = quadratic.run(FedExP(1e-4), rounds=12, batch=1, momentum=momentum, weights=weights)
+    n = np.array(quadratic.COUNTS, float)
+    p = n / n.sum() if weights == "samples" else np.full(3, 1 / 3)
+    iterates, steps = [quadratic.START], []
+    for row in run.rows:
+        w = iterates[-1]
+        deltas = [quadratic.train(i, w, k, 0.1, momentum) for i, k in enumerate(quadratic.COUNTS)]
+        mean = sum(q * d for q, d in zip(p, deltas))
+        steps.append(max(1.0, sum(q * d @ d for q, d in zip(p, deltas)) / (2 * (mean @ mean + 1e-4))))
+        iterates.append(w + steps[-1] * mean)
+        assert row["extrapolation"] == pytest.approx(steps[-1], rel=1e-4)
+    assert quadratic.weights(run) == pytest.approx(iterates[-1], abs=1e-5)
+    tested = run.models[""].w.detach().double().numpy()  # type: ignore[union-attr]
+    assert tested == pytest.approx((iterates[-1] + iterates[-2]) / 2, abs=1e-5)
+    assert min(steps) == 1
+    assert max(steps) > 1.05
+
+
+def test_after_the_first_round_the_model_itself_is_tested() -> None:
+    run = quadratic.run(FedExP(), rounds=1)
+    assert torch.equal(run.models[""].w, run.server.state[FedAvg.model]["w"])  # type: ignore[arg-type]
+
+
+def test_the_accuracy_is_that_of_the_averaged_iterate_and_its_buffers() -> None:
+    test = images(60, 9)
+    run = simulate(FedAvg(FedExP(), network=network, lr=0.1), federation(), rounds=3, test=test, progress=False)
+    last, before = run.server.state[FedAvg.model], run.server.state[FedExP.before]
+    net = Tiny(3, norm=True).eval()
+    net.load_state_dict({n: (t + before[n]) / 2 if t.is_floating_point() else t for n, t in last.items()})
+    assert run.accuracy_last == pytest.approx(float((net(test.images).argmax(1) == test.labels).float().mean()))
+    assert not torch.equal(last["classifier.weight"], before["classifier.weight"])
+
+
+def test_clients_that_agree_and_a_large_epsilon_are_plain_averaging() -> None:
+    """One client: |d|^2 / (2 |d|^2) < 1. Many: epsilon beats the disagreement."""
+    for clients, epsilon in ((federation()[:1], 0.0), (federation(), 1e9)):
+        runs = [simulate(FedAvg(*a, network=Tiny), clients, rounds=3, progress=False) for a in ((), (FedExP(epsilon),))]
+        for name, value in runs[0].server.state[FedAvg.model].items():
+            assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
+
+
+def test_a_round_without_any_change_takes_no_step() -> None:
+    run = quadratic.run(FedExP(0.0), rounds=2, lr=1e-30)
+    assert run.rows[1]["extrapolation"] == 1
+    assert np.isfinite(quadratic.weights(run)).all()
+
+
+def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
+    assert_lawful(lambda: [FedExP(), Proximal(0.1), Scaffold(), ServerMomentum()], tmp_path)
+
+
+def test_one_number_travels() -> None:
+    run = simulate(FedAvg(FedExP(), network=network), federation(), rounds=2, participation=2, progress=False)
+    base = simulate(FedAvg(network=network), federation(), rounds=2, participation=2, progress=False)
+    for row, plain in zip(run.rows, base.rows):
+        assert row["up"] == {**plain["up"], "FedExP.norm": 2 * 8}
+        assert row["down"] == plain["down"]
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="FedExP needs one architecture"):
+        FedAvg(FedExP(), network={"a": Tiny, "b": network}, assign=lambda k: "a")
+    with pytest.raises(ValueError, match="epsilon must be at least 0"):
+        FedExP(-1.0)

@@ -1,0 +1,98 @@
+"""FedNova against its equations in NumPy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl import FedAvg, simulate
+from fl.addons import FedExP, Nova, Proximal, Scaffold
+from fl.local import Phase
+from tests.fl import quadratic
+from tests.fl.laws import assert_lawful, network
+from tests.fl.small import Tiny, federation, images
+
+
+def normalizer(steps: int, momentum: float, pull: float) -> float:
+    """|a_i|_1 by the paper's formulas: momentum alone, or a proximal term alone (pull = lr mu)."""
+    if momentum:
+        return sum((1 - momentum ** (steps - k)) / (1 - momentum) for k in range(steps))
+    return sum((1 - pull) ** k for k in range(steps))
+
+
+@pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0)])
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_rounds_of_two_weights_follow_the_paper(momentum: float, mu: float, weights: str) -> None:
+    """Clients take 3, 1 and 5 steps; two of three are drawn; the rate falls."""
+    run = quadratic.run(
+        Nova(), Proximal(mu), rounds=4, participation=2, batch=1, momentum=momentum, lr_decay=0.8, weights=weights
+    )  # fmt: skip
+    w = quadratic.START.copy()
+    for t, row in enumerate(run.rows):
+        lr = 0.1 * 0.8**t
+        n = np.array([quadratic.COUNTS[i] for i in row["drawn"]])
+        p = n / n.sum() if weights == "samples" else np.full(len(n), 1 / len(n))
+        a = np.array([normalizer(steps, momentum, lr * mu) for steps in n])
+        deltas = []
+        for i, steps in zip(row["drawn"], n):
+            here, buffer = w.copy(), np.zeros(2)
+            for _ in range(steps):
+                buffer = momentum * buffer + quadratic.gradient(i, here) + mu * (here - w)
+                here -= lr * buffer
+            deltas.append(here - w)
+        w = w + (p * a).sum() * sum(q * d / b for q, d, b in zip(p, deltas, a))
+    assert quadratic.weights(run) == pytest.approx(w, abs=1e-6)
+
+
+def test_it_reaches_the_true_optimum_where_averaging_is_drawn_to_the_busiest_client() -> None:
+    """Small steps, equal weights, 3, 1 and 5 of them a round: the minimum of the mean loss, not of a skewed one."""
+    want = sum(x * t for x, t in zip(quadratic.XS, quadratic.TS)) / sum(x * x for x in quadratic.XS)
+    options: dict[str, Any] = {"rounds": 60, "batch": 1, "lr": 0.05, "weights": "uniform"}
+    assert quadratic.weights(quadratic.run(Nova(), **options)) == pytest.approx(want, abs=0.05)
+    assert abs(quadratic.weights(quadratic.run(**options)) - want).max() > 0.1
+
+
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"optimizer": "adam", "network": Tiny}, {"buffers": "local"}])
+def test_equal_steps_are_plain_averaging(options: dict[str, Any]) -> None:
+    clients = [images(18, seed=k) for k in range(4)]
+    runs = [
+        simulate(FedAvg(*a, **{"network": network, "batch": 6, **options}), clients, rounds=3, progress=False)
+        for a in ((), (Nova(),))
+    ]
+    for name, value in runs[0].server.state[FedAvg.model].items():
+        assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
+
+
+def test_phases_architectures_and_personal_parameters_are_normalised_apart() -> None:
+    """Equal steps again, so it must stay plain averaging: whatever the phases, for each architecture, shared names."""
+    clients = [images(12, seed=k) for k in range(4)]
+    phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1)]
+    for options in (
+        {"network": Tiny, "phases": phases},
+        {"network": Tiny, "phases": phases, "personal": "classifier.*"},
+        {"network": {"a": Tiny, "b": network}, "assign": lambda k: "ab"[k % 2]},
+    ):
+        runs = [simulate(FedAvg(*a, **options), clients, rounds=2, progress=False) for a in ((), (Nova(),))]
+        for name, value in runs[0].server.state[FedAvg.model].items():
+            assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
+
+
+def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
+    assert_lawful(lambda: [Nova(), Proximal(0.1), Scaffold()], tmp_path)
+
+
+def test_one_number_for_each_tensor_travels() -> None:
+    run = simulate(FedAvg(Nova(), network=network), federation(), rounds=2, participation=2, progress=False)
+    base = simulate(FedAvg(network=network), federation(), rounds=2, participation=2, progress=False)
+    for row, plain in zip(run.rows, base.rows):
+        assert row["up"] == {**plain["up"], "Nova.tau": 2 * 4 * 6}
+        assert row["down"] == plain["down"]
+
+
+def test_another_rescaling_is_refused() -> None:
+    with pytest.raises(ValueError, match="FedExP and Nova cannot be combined: both fill the slot 'rescale'"):
+        FedAvg(Nova(), FedExP(), network=Tiny)

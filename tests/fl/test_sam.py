@@ -1,0 +1,117 @@
+"""FedSAM against its formula in NumPy, and what its second pass must leave alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl import FedAvg, Run, simulate
+from fl.addon import AddOn
+from fl.addons import SAM, Proximal, Scaffold
+from fl.local import Phase
+from tests.fl import quadratic
+from tests.fl.laws import assert_lawful, assert_same, network
+from tests.fl.small import Tiny, federation
+
+
+def test_rounds_of_two_weights_follow_the_formula() -> None:
+    """FedProx's pull is part of the loss whose sharpness counts: its gradient too is taken at the moved weights."""
+    rho, mu = 0.3, 0.4
+    run = quadratic.run(SAM(rho), Proximal(mu), rounds=3, participation=2, batch=1, momentum=0.9)
+    w = quadratic.START.copy()
+    for row in run.rows:
+        n, deltas = [quadratic.COUNTS[i] for i in row["drawn"]], []
+        for i, steps in zip(row["drawn"], n):
+            here, buffer = w.copy(), np.zeros(2)
+            for _ in range(steps):
+                g = quadratic.gradient(i, here) + mu * (here - w)
+                there = here + rho * g / np.linalg.norm(g)
+                buffer = 0.9 * buffer + quadratic.gradient(i, there) + mu * (there - w)
+                here -= 0.1 * buffer
+            deltas.append(here - w)
+        w = w + sum(k * d for k, d in zip(n, deltas)) / sum(n)
+    assert quadratic.weights(run) == pytest.approx(w, abs=1e-6)
+
+
+def play(*addons: AddOn, rounds: int = 1, **options: Any) -> Run:
+    method = FedAvg(*addons, **{"network": network, "lr": 0.1, "batch": 6, **options})
+    return simulate(method, federation()[:2], rounds=rounds, progress=False)
+
+
+def test_with_radius_zero_every_bit_is_left_alone() -> None:
+    assert_same(play(rounds=2), play(SAM(0.0), rounds=2))
+
+
+@pytest.mark.parametrize("drop", [nn.Dropout, nn.Dropout2d])
+def test_with_a_tiny_radius_it_is_plain_descent_with_the_same_dropout_and_statistics(drop: Any) -> None:
+    def dropping(outputs: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), drop(0.5), nn.Flatten(), nn.Linear(16, outputs)
+        )
+
+    base, near = (play(*a, rounds=2, network=dropping).server.state[FedAvg.model] for a in ((), (SAM(1e-7),)))
+    for name, value in base.items():
+        assert torch.allclose(value.double(), near[name].double(), atol=1e-5), name
+
+
+def test_statistics_move_once_a_step_and_at_the_unperturbed_weights() -> None:
+    base, far = (play(*a, phases=[Phase(steps=1)]).server.state[FedAvg.model] for a in ((), (SAM(2.0),)))
+    for name in ("body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"):
+        assert torch.equal(base[name], far[name]), name
+    assert not torch.allclose(base["classifier.weight"], far["classifier.weight"], atol=1e-3)
+
+
+def test_the_weights_come_back_bit_by_bit() -> None:
+    class Still(AddOn):
+        """Takes the gradient away, so that nothing may move."""
+
+        def correct(self, step: Any, grads: Any) -> None:
+            for name in grads:
+                grads[name] = torch.zeros_like(grads[name])
+
+    run = play(SAM(3.0), Still(), network=Tiny)
+    start = run.server.method.beginning("", 3, 0)
+    assert all(torch.equal(t, start[n]) for n, t in run.server.state[FedAvg.model].items())
+
+
+def test_only_what_is_in_training_is_perturbed() -> None:
+    """With the body frozen the norm is the classifier's alone."""
+    seen: list[float] = []
+
+    class Zoom(AddOn):
+        def loss(self, step: Any) -> None:
+            moved = [(p.detach() - step.local.start[n]).square().sum() for n, p in step.local.params().items()]
+            seen.append(float(torch.stack(moved).sum().sqrt()))
+
+    play(SAM(0.5), Zoom(), phases=[Phase(steps=1, train="classifier.*")], lr=1e-9)
+    assert seen == [pytest.approx(x, abs=1e-5) for x in (0, 0.5, 0, 0.5)]
+
+
+def test_without_a_gradient_there_is_no_direction() -> None:
+    run = play(SAM(0.5), objective=lambda logits, labels: 0.0 * logits.sum())
+    assert torch.isfinite(run.server.state[FedAvg.model]["classifier.weight"]).all()
+
+
+def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
+    assert_lawful(lambda: [SAM(), Proximal(0.1), Scaffold()], tmp_path)
+
+
+def test_nothing_more_travels() -> None:
+    base, run = play(), play(SAM())
+    assert (run.rows[0]["up"], run.rows[0]["down"]) == (base.rows[0]["up"], base.rows[0]["down"])
+
+
+def test_refusals() -> None:
+    class Zigzag(AddOn):
+        def gradient(self, step: Any, compute: Any) -> Any:
+            return compute()
+
+    with pytest.raises(ValueError, match="SAM and Zigzag cannot be combined: both fill the slot 'gradient'"):
+        FedAvg(SAM(), Zigzag(), network=Tiny)
+    with pytest.raises(ValueError, match="rho must be at least 0"):
+        SAM(-0.1)

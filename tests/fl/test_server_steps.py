@@ -1,0 +1,147 @@
+"""FedAvgM, FedAdagrad, FedAdam and FedYogi against their formulas in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl import FedAvg, Run, simulate
+from fl.addon import AddOn
+from fl.addons import Nova, Proximal, ServerAdagrad, ServerAdam, ServerMomentum, ServerYogi
+from tests.fl import quadratic
+from tests.fl.laws import assert_lawful, assert_same, network
+from tests.fl.small import Tiny, federation
+
+Vector = Any
+
+
+def follow(addon: AddOn, step: Callable[[int, Vector], Vector]) -> None:
+    """Five rounds of two of three clients with momentum: the server's step must be `step(round, mean change)`."""
+    run = quadratic.run(addon, rounds=5, participation=2, batch=1, momentum=0.5)
+    w = quadratic.START.copy()
+    for t, row in enumerate(run.rows):
+        n = [quadratic.COUNTS[i] for i in row["drawn"]]
+        deltas = [quadratic.train(i, w, k, 0.1, 0.5) for i, k in zip(row["drawn"], n)]
+        w = w + step(t, sum(k * d for k, d in zip(n, deltas)) / sum(n))
+    assert quadratic.weights(run) == pytest.approx(w, abs=2e-6)
+
+
+@pytest.mark.parametrize("rule", ["heavy-ball", "nesterov", "fedcog"])
+def test_momentum_follows_its_formula(rule: Any) -> None:
+    v = np.zeros(2)
+
+    def step(t: int, delta: Vector) -> Vector:
+        nonlocal v
+        v = 0.9 * v + delta
+        return 0.7 * {"heavy-ball": v, "nesterov": delta + 0.9 * v, "fedcog": v if t == 0 else v / 1.9}[rule]
+
+    follow(ServerMomentum(0.9, lr=0.7, rule=rule), step)
+
+
+def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float, tau: float, initial: float) -> Any:
+    m, v = np.zeros(2), np.full(2, initial)
+
+    def step(t: int, delta: Vector) -> Vector:
+        nonlocal m, v
+        m = beta1 * m + (1 - beta1) * delta
+        v = second(v, delta**2)
+        return 0.05 * m / (np.sqrt(v) + tau)
+
+    return step
+
+
+@pytest.mark.parametrize("initial", [None, 0.0, 0.3])
+def test_adaptive_steps_follow_algorithm_2(initial: float | None) -> None:
+    start = 0.02**2 if initial is None else initial
+    options: dict[str, Any] = {"lr": 0.05, "tau": 0.02, "initial": initial}
+    follow(ServerAdagrad(**options), adaptive(lambda v, d: v + d, 0.0, 0.02, start))
+    follow(ServerAdam(beta1=0.8, beta2=0.7, **options), adaptive(lambda v, d: 0.7 * v + 0.3 * d, 0.8, 0.02, start))
+    follow(
+        ServerYogi(beta1=0.8, beta2=0.7, **options),
+        adaptive(lambda v, d: v - 0.3 * d * np.sign(v - d), 0.8, 0.02, start),
+    )  # fmt: skip
+
+
+def test_the_papers_decays_are_the_defaults() -> None:
+    assert (ServerAdagrad().beta1, ServerAdam().beta1, ServerYogi().beta1) == (0.0, 0.9, 0.9)
+    assert (ServerAdam().beta2, ServerYogi().beta2, ServerAdam().tau, ServerMomentum().momentum) == (
+        0.99,
+        0.99,
+        1e-3,
+        0.9,
+    )
+
+
+def test_momentum_that_is_off_leaves_every_bit_alone() -> None:
+    runs = [
+        simulate(FedAvg(*a, network=network), federation(), rounds=2, progress=False)
+        for a in ((), (ServerMomentum(0.0),))
+    ]
+    assert_same(*runs)
+
+
+@pytest.mark.parametrize("kind", [ServerAdagrad, ServerAdam, ServerYogi])
+def test_with_no_adaptivity_the_step_is_the_mean_change(kind: Any) -> None:
+    """tau so large that v does not count: eta / tau = 1, without decay of m."""
+    runs = [
+        simulate(FedAvg(*a, network=network, lr=0.1), federation(), rounds=3, progress=False)
+        for a in ((), (kind(lr=1e4, tau=1e4, beta1=0.0, initial=0.0),))
+    ]
+    for name, value in runs[0].server.state[FedAvg.model].items():
+        assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-5), name
+
+
+@pytest.mark.parametrize("addon", [ServerMomentum(), ServerAdagrad(), ServerAdam(), ServerYogi()], ids=lambda a: a.name)
+def test_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
+    assert_lawful(lambda: [addon, Proximal(0.1), Nova()], tmp_path)
+
+
+def test_nothing_more_travels_and_buffers_take_their_mean() -> None:
+    base, run = (
+        simulate(FedAvg(*a, network=network), federation(), rounds=1, progress=False)
+        for a in ((), (ServerAdam(),))
+    )  # fmt: skip
+    assert (run.rows[0]["up"], run.rows[0]["down"]) == (base.rows[0]["up"], base.rows[0]["down"])
+    for name in ("body.1.running_var", "body.1.num_batches_tracked"):
+        assert torch.equal(run.server.state[FedAvg.model][name], base.server.state[FedAvg.model][name])
+
+
+@pytest.mark.parametrize("addon", [ServerMomentum(), ServerAdam()], ids=lambda a: a.name)
+def test_an_architecture_that_nobody_drawn_has_stays_where_it_is(addon: AddOn) -> None:
+    method = FedAvg(addon, network={"a": Tiny, "b": network}, assign=lambda k: "b" if k == 4 else "a")
+
+    def play(rounds: int) -> Run:
+        return simulate(method, federation(), rounds=rounds, participation=2, seed=3, progress=False)
+
+    drawn = [4 in row["drawn"] for row in play(9).rows]
+    moved = next(t for t in range(1, 9) if drawn[t - 1] and not drawn[t])
+    then, now = (play(t).server.state[FedAvg.model] for t in (moved, moved + 1))
+    assert torch.equal(then["b/classifier.weight"], now["b/classifier.weight"])
+    assert not torch.equal(then["a/classifier.weight"], now["a/classifier.weight"])
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: ServerMomentum(1.0), "momentum must be less than 1"),
+        (lambda: ServerMomentum(lr=0.0), "lr must be greater than 0"),
+        (lambda: ServerMomentum(rule="polyak"), "rule must be one of"),  # type: ignore[arg-type]
+        (lambda: ServerAdam(beta1=1.0), "beta1 must be less than 1"),
+        (lambda: ServerYogi(beta2=-0.1), "beta2 must be at least 0"),
+        (lambda: ServerAdagrad(tau=0.0), "tau must be greater than 0"),
+        (lambda: ServerAdagrad(lr=-1.0), "lr must be greater than 0"),
+        (lambda: ServerAdagrad(initial=-1.0), "initial must be at least 0"),
+        (
+            lambda: FedAvg(ServerAdam(), ServerMomentum(), network=Tiny),
+            "ServerAdam and ServerMomentum cannot be combined: both fill the slot 'server_step'",
+        ),
+    ],
+)
+def test_refusals(make: Callable[[], Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        make()
