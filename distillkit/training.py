@@ -112,6 +112,7 @@ def train(
             if epoch == protocol.epochs // 2 + 1:
                 lr *= protocol.lr_drop
                 velocity = [torch.zeros_like(p) for p in parameters]
+    network.zero_grad()
     return network.eval()
 
 
