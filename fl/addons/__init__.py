@@ -1,7 +1,9 @@
 """Ideas on top of weight averaging, one file each."""
 
 from fl.addons.decorr import FedDecorr
+from fl.addons.ditto import Ditto
 from fl.addons.fedexp import FedExP
+from fl.addons.finetune import FineTune
 from fl.addons.moon import MOON
 from fl.addons.nova import Nova
 from fl.addons.proximal import Proximal
@@ -13,8 +15,10 @@ from fl.addons.server_momentum import ServerMomentum
 __all__ = [
     "MOON",
     "SAM",
+    "Ditto",
     "FedDecorr",
     "FedExP",
+    "FineTune",
     "Nova",
     "Proximal",
     "Scaffold",

@@ -1,0 +1,75 @@
+"""Ditto: beside the global model, a personal model for each client, held near the global one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distillkit import check
+from distillkit.losses import proximal
+from fl.addon import AddOn
+from fl.local import Phase
+from fl.message import Entry, Message, Tensors
+
+if TYPE_CHECKING:
+    from fl.core import Core
+    from fl.local import Local
+
+__all__ = ["Ditto"]
+
+
+@dataclass(frozen=True)
+class Ditto(AddOn):
+    """Fair and robust federated learning through personalization (Li et al., "Ditto", ICML 2021, Algorithm 1).
+
+    After its part of the global training a drawn client takes steps on its own model v_k, which never travels:
+
+        v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w_t)),
+
+    the gradient of F_k(v) + (lam / 2) ||v - w_t||^2 (their h_k) on batches of its own draw; w_t is the model received
+    in this round. The global model is bit by bit what it is without Ditto. v_k is tested as the
+    "personal" model (`accuracy_personal` in the history), with batch-norm statistics of its own; a client that was
+    never drawn is tested with the global model.
+
+    Deviations: v_k starts from the first model that the client receives (the paper leaves v_k^0 open), and its steps
+    use the method's optimiser (momentum and decay, if any), as the global ones do. The paper picks lam per client on
+    validation data in some experiments; here it is one number. With lam = 0 the personal models are trained locally
+    only.
+
+    Args:
+        lam: at least 0.
+        epochs, steps: passes over the local data in a round; `steps`, if given, is an exact number instead (their s).
+    """
+
+    lam: float = 0.1
+    epochs: int = 1
+    steps: int | None = None
+
+    own = Entry[Tensors]("first")
+    reads = "nothing"
+
+    def __post_init__(self) -> None:
+        check.real_number(self.lam, "lam", least=0.0)
+        check.positive_int(self.epochs, "epochs")
+        if self.steps is not None:
+            check.positive_int(self.steps, "steps")
+
+    def check(self, method: Core) -> None:
+        """Refuse personal parameters."""
+        if method.personal:
+            raise ValueError("Ditto needs a whole global model to pull towards; with personal=... there is none")
+
+    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+        """The steps on v_k."""
+        before = local.memory.get(self.own, local.received)
+        local.memory[self.own] = local.fit(
+            before,
+            self,
+            Phase(self.epochs, self.steps),
+            lambda net: proximal(net.parameters(), local.start.values(), self.lam),
+        )
+
+    def personal(self, local: Local) -> Tensors:
+        """v_k."""
+        own = local.memory.get(self.own, local.received)
+        return {n: t.to(local.client.device) for n, t in own.items()}

@@ -1,0 +1,47 @@
+"""Fine-tuning: the global model, trained on by each client before it is tested."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distillkit import check
+from fl.addon import AddOn
+from fl.local import Phase
+from fl.message import Tensors
+
+if TYPE_CHECKING:
+    from fl.local import Local
+
+__all__ = ["FineTune"]
+
+
+@dataclass(frozen=True)
+class FineTune(AddOn):
+    """Fine-tuned federated averaging (Wang et al., "Federated Evaluation of On-device Personalization", 2019).
+
+    The training is the base's, bit by bit. When a client is tested it first trains the model that it received on its
+    own data; the result is tested as its "personal" model (`accuracy_personal` in the history) and forgotten.
+
+    The paper fine-tunes all parameters with the clients' optimiser, as here; `train` names those that move (only the
+    last layer: "classifier.*"). The client's own images are used, even if a method trains on others.
+
+    Args:
+        epochs, steps: passes over the local data; `steps`, if given, is an exact number instead.
+        train: a pattern of parameter names; "!pattern" means all others.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    train: str = "*"
+
+    reads = "nothing"
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.epochs, "epochs")
+        if self.steps is not None:
+            check.positive_int(self.steps, "steps")
+
+    def personal(self, local: Local) -> Tensors:
+        """The received model after some training."""
+        return local.fit(local.received, self, Phase(self.epochs, self.steps, self.train))

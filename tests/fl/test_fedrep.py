@@ -1,0 +1,95 @@
+"""FedRep against its algorithm box in plain PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distillkit.rng import derive
+from fl import FedAvg, Holding, simulate
+from fl.addons import Proximal
+from fl.methods import fedrep
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+
+
+def descend(net: Tiny, names: str, data: Any, generator: torch.Generator, epochs: int, momentum: float) -> None:
+    moved = [p for n, p in net.named_parameters() if n.startswith(names)]
+    buffers = [torch.zeros_like(p) for p in moved]
+    for _ in range(epochs):
+        for index in torch.randperm(len(data), generator=generator).split(6):
+            grads = torch.autograd.grad(F.cross_entropy(net(data.images[index]), data.labels[index]), moved)
+            for p, b, g in zip(moved, buffers, grads):
+                b.mul_(momentum).add_(g)
+                p.data -= 0.1 * b
+
+
+@pytest.mark.parametrize(("weights", "momentum"), [("uniform", 0.5), ("samples", 0.0)])
+def test_rounds_follow_algorithm_1(weights: Any, momentum: float) -> None:
+    """Head first, under the received body; then the body under the new head; the bodies are averaged, heads stay."""
+    clients, start = federation()[:3], Tiny(3).state_dict()
+    method = fedrep(
+        network=Tiny, head_epochs=2, body_epochs=1, weights=weights,
+        initial=copy.deepcopy(start), lr=0.1, momentum=momentum, batch=6,
+    )  # fmt: skip
+    result = simulate(method, clients, rounds=4, participation=2, progress=False)
+    body = {n: t for n, t in start.items() if n.startswith("body")}
+    heads = [{n: t.clone() for n, t in start.items() if n.startswith("classifier")} for _ in clients]
+    for row in result.rows:
+        sums, total = {n: torch.zeros_like(t) for n, t in body.items()}, 0.0
+        for k in row["drawn"]:
+            net = Tiny(3)
+            net.load_state_dict({**body, **heads[k]})
+            descend(net, "classifier", clients[k], derive(0, row["round"], k, "batches0"), 2, momentum)
+            descend(net, "body", clients[k], derive(0, row["round"], k, "batches1"), 1, momentum)
+            state = {n: t.clone() for n, t in net.state_dict().items()}
+            heads[k] = {n: t for n, t in state.items() if n.startswith("classifier")}
+            weight = float(len(clients[k])) if weights == "samples" else 1.0
+            total += weight
+            for n in body:
+                sums[n] += weight * state[n]
+        body = {n: t / total for n, t in sums.items()}
+    for n, t in body.items():
+        assert torch.allclose(result.server.state[FedAvg.model][n], t, atol=2e-6), n
+
+
+def play(*addons: Any, rounds: int = 4, **how: Any) -> Any:
+    clients = [Holding(c, images(20, 50 + k)) for k, c in enumerate(federation())]
+    method = fedrep(*addons, network=lambda k: Tiny(k, norm=True), head_epochs=2, lr=0.1, batch=6)
+    return simulate(method, clients, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
+
+
+def test_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path) -> None:
+    whole = play()
+    play(rounds=2, out=tmp_path / "run")
+    for again in (play(workers=3), play(out=tmp_path / "run", resume=True), play(Proximal(0.0))):
+        assert_same(whole, again)
+        assert [r["accuracy"] for r in whole.rows] == [r["accuracy"] for r in again.rows]
+
+
+def test_heads_never_travel_and_the_accuracy_is_the_clients_mean() -> None:
+    run = play(rounds=1)
+    body = 4 * (3 * 9 + 3 + 6)
+    row = run.rows[0]
+    statistics = 4 * 6 + 8
+    assert row["up"] == {
+        "FedAvg.samples": 3 * 8, "FedAvg.update": 3 * body, "FedAvg.buffers": 3 * 24, "FedAvg.counters": 3 * 8
+    }  # fmt: skip
+    assert row["down"] == {"FedAvg.model": 3 * (body + statistics)}
+    assert row["accuracy"] == row["accuracy_personal"]["mean"]
+    assert run.models == {}
+
+
+def test_refusals() -> None:
+    for name in ("personal", "phases", "epochs", "steps"):
+        with pytest.raises(ValueError, match=f"{name} is set by fedrep itself"):
+            fedrep(network=Tiny, **{name: 1})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="head_epochs must be"):
+        fedrep(network=Tiny, head_epochs=0)
+    with pytest.raises(ValueError, match="body_epochs must be"):
+        fedrep(network=Tiny, body_epochs=0)

@@ -1,0 +1,76 @@
+"""Fine-tuning: what is tested, and that nothing is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl import FedAvg, Holding, simulate
+from fl.addon import AddOn
+from fl.addons import FineTune
+from tests.fl import linear
+from tests.fl.laws import assert_lawful, assert_same
+from tests.fl.small import Tiny, federation, images
+
+
+class Seen(FineTune):
+    """Notes the tuned models."""
+
+    found: dict[tuple[int, int], Any] = {}  # noqa: RUF012
+
+    def personal(self, local: Any) -> Any:
+        tuned = super().personal(local)
+        self.found[local.round, local.client.id] = tuned
+        return tuned
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_new_global_model_is_trained_on_before_the_test(momentum: float) -> None:
+    clients = [Holding(c, c) for c in linear.clients()]
+    start = {"w.weight": torch.tensor(linear.START, dtype=torch.float32)}
+    options: dict[str, Any] = {"network": linear.FourWeights, "objective": linear.squares, "initial": start}
+    method = FedAvg(Seen(steps=3), lr=0.1, batch=8, momentum=momentum, epochs=2, **options)
+    simulate(method, clients, rounds=2, progress=False)
+    w = linear.START
+    for number in (1, 2):
+        losses = [lambda v, k=k: linear.base_loss(k, v) for k in range(3)]
+        w = linear.average([linear.descend(f, w, 2, momentum=momentum) for f in losses])
+        for k, f in enumerate(losses):
+            tuned = linear.descend(f, w, 3, momentum=momentum)
+            assert Seen.found[number, k]["w.weight"].double().numpy() == pytest.approx(tuned, abs=2e-6)
+
+
+def test_training_is_the_bases_bit_by_bit_and_other_layers_stay() -> None:
+    clients = [Holding(c, images(20, 50 + k)) for k, c in enumerate(federation())]
+
+    def play(*addons: AddOn) -> Any:
+        return simulate(FedAvg(*addons, network=Tiny, lr=0.1), clients, rounds=2, progress=False)
+
+    base, tuned = play(), play(Seen(epochs=2, train="classifier.*"))
+    assert_same(base, tuned)
+    for one, other in zip(base.rows, tuned.rows):
+        assert (one["up"], one["down"]) == (other["up"], other["down"])
+    model = base.server.state[FedAvg.model]
+    assert all(torch.equal(Seen.found[2, k]["body.0.weight"], model["body.0.weight"]) for k in range(5))
+    assert not torch.equal(Seen.found[2, 0]["classifier.weight"], model["classifier.weight"])
+
+
+def test_a_client_with_test_images_only_is_tested_with_the_global_model() -> None:
+    empty = images(4, 0)[:0]
+    clients = [Holding(images(20, 1)), Holding(empty, images(20, 2))]
+    run = simulate(FedAvg(FineTune(), network=Tiny), clients, rounds=1, evaluate="all", progress=False)
+    assert run.rows[0]["accuracy_personal"] == run.rows[0]["accuracy_clients"]
+
+
+def test_laws(tmp_path: Path) -> None:
+    assert_lawful(lambda: [FineTune()], tmp_path)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="epochs must be"):
+        FineTune(epochs=0)
+    with pytest.raises(ValueError, match="steps must be"):
+        FineTune(steps=0)
