@@ -1,10 +1,15 @@
 """Methods that are not weight averaging, and the papers as compositions."""
 
 from fl.methods.feddm import FedDM, Real
+from fl.methods.fedproto import FedProto
 from fl.methods.fedrep import fedrep
+from fl.methods.single_image import ClippedCrossEntropy, single_image
 
 __all__ = [
+    "ClippedCrossEntropy",
     "FedDM",
+    "FedProto",
     "Real",
     "fedrep",
+    "single_image",
 ]

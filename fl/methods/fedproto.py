@@ -1,0 +1,170 @@
+"""FedProto: only class prototypes travel; every client keeps a network of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from distillkit import check
+from distillkit.chunks import chunk_size, forward_chunks
+from distillkit.losses import class_means, prototype_distance
+from distillkit.networks import split
+from distillkit.rng import derive
+from fl.local import seed_dropout, shuffled
+from fl.message import Entry, Message, Tensors
+from fl.method import Client, Method, Predictor, Server
+from fl.networks import Factory, Templates
+from fl.reduce import Like, Reduced, Schema
+
+__all__ = ["FedProto"]
+
+
+class FedProto(Method):
+    """Federated prototype learning (Tan et al., "FedProto", AAAI 2022, Algorithm 1).
+
+    In each round a client trains its own network, which never travels, on cross-entropy plus `lam` times the squared
+    distance of embeddings to the global prototypes of their classes, then sends the mean embedding of each class that
+    it owns. The server averages them class by class; a class that nobody sent keeps its prototype. Networks may differ
+    as long as their embeddings have one size. No global model: `accuracy` in the history is the clients' mean.
+
+    Deviations. The paper's aggregation divides the mean weighted by image counts once more by the number of owners,
+    which would shrink the prototypes; we do not (`weights="samples"`). The released code takes the plain mean over the
+    owners (`"uniform"`). The distance is taken for each image instead of between a batch's class means (see
+    `losses.prototype_distance`). Prototypes are computed in eval mode after training; the released code averages the
+    embeddings seen while it trains. Networks of one architecture start from the same draw.
+
+    Args:
+        network: called with the number of classes, gives the network; or a mapping architecture -> such a factory.
+        assign: with several architectures, client number -> architecture.
+        lam: weight of the distance, at least 0; the paper takes 1. With 0 the networks are trained locally only.
+        lr, momentum, weight_decay: SGD on the clients; the released code takes 0.01 and momentum 0.5.
+        epochs, batch: passes over the local data in a round, and images a step.
+        weights: "samples" or "uniform".
+        predict: the nearest prototype ("prototype", as in the paper) or the client's own "classifier".
+    """
+
+    prototypes = Entry[Tensor]("first")
+    known = Entry[Tensor]("first")
+    count = Entry[Tensor]("sum")
+    means = Entry[Tensor]("mean", by=count)
+    own = Entry[Tensors]("first")
+    tested = Entry[Tensors]("sum")
+
+    def __init__(
+        self,
+        *,
+        network: Factory | Mapping[str, Factory],
+        assign: Mapping[int, str] | Callable[[int], str] | None = None,
+        lam: float = 1.0,
+        lr: float = 0.01,
+        momentum: float = 0.5,
+        weight_decay: float = 0.0,
+        epochs: int = 1,
+        batch: int = 32,
+        weights: Literal["samples", "uniform"] = "samples",
+        predict: Literal["prototype", "classifier"] = "prototype",
+    ) -> None:
+        self.templates = Templates(network if isinstance(network, Mapping) else {"": network})
+        self.assign = assign
+        if (len(self.templates.factories) > 1) != (assign is not None):
+            raise ValueError("assign must say which client has which architecture if and only if there are several")
+        self.lam = check.real_number(lam, "lam", least=0.0)
+        self.lr = check.real_number(lr, "lr", above=0.0)
+        self.momentum = check.real_number(momentum, "momentum", least=0.0, most=1.0)
+        self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
+        self.epochs, self.batch = check.positive_int(epochs, "epochs"), check.positive_int(batch, "batch")
+        self.weights = check.one_of(weights, "weights", ("samples", "uniform"))
+        self.predict = check.one_of(predict, "predict", ("prototype", "classifier"))
+
+    def __repr__(self) -> str:
+        options = {k: v for k, v in vars(self).items() if k not in ("templates", "assign")}
+        return f"FedProto({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+
+    def start(self, server: Server) -> None:
+        """No prototype is known; find out how long one is."""
+        if not server.task.single_label:
+            raise ValueError("FedProto needs one class an image: a multi-label image has no one prototype")
+        classes, blank = server.task.num_classes, torch.zeros(1, *server.shape)
+        sizes = {}
+        for name in self.templates.factories:
+            net = split(self.templates.draw(name, classes, torch.Generator()).eval())
+            with torch.no_grad():
+                sizes[name] = net.features(blank).shape[1]
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"the architectures' embeddings must have one size to share prototypes, got {sizes}")
+        server.state[self.prototypes] = torch.zeros(classes, max(sizes.values()), device=server.device)
+        server.state[self.known] = torch.zeros(classes, dtype=torch.bool, device=server.device)
+
+    def send(self, server: Server, client: int) -> Message:
+        """The global prototypes, and which of them exist."""
+        return Message({e: server.state[e] for e in (self.prototypes, self.known)})
+
+    def _network(self, client: Client) -> nn.Module:
+        architecture = next(iter(self.templates.factories))
+        if self.assign is not None:
+            architecture = self.assign(client.id) if callable(self.assign) else self.assign.get(client.id, "")
+            check.one_of(architecture, f"assign({client.id})", self.templates.factories)
+        classes = client.task.num_classes
+        if self.own in client.memory:
+            return self.templates.at(architecture, classes, client.memory[self.own], client.device)
+        return self.templates.draw(architecture, classes, derive(client.seed, "init", architecture)).to(client.device)
+
+    def local(self, client: Client, message: Message) -> Message:
+        """LocalUpdate of Algorithm 1: train, then take the mean embedding of each class."""
+        net, data = self._network(client), client.data.to(client.device)
+        seed_dropout(net, client.generator("dropout"))
+        network, prototypes, known = split(net), message[self.prototypes], message[self.known]
+        optimizer = torch.optim.SGD(net.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay)
+        net.train()
+        for index in shuffled(len(data), self.batch, client.generator("batches"), self.epochs, None):
+            client.check_running()
+            labels = data.labels.index_select(0, index)
+            z = network.features(data.images.index_select(0, index))
+            distance = prototype_distance(z, labels, prototypes, known)
+            loss = client.task.loss(network.classifier(z), labels) + self.lam * distance
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        client.memory[self.own] = {n: t.detach().clone() for n, t in net.state_dict().items()}
+        net.eval()
+        z = torch.cat(list(forward_chunks(network.features, data.images, chunk_size(data.images))))
+        means, counts = class_means(z, data.labels, client.task.num_classes)
+        weight = counts if self.weights == "samples" else counts.clamp(max=1)
+        return Message({self.count: weight.to(means.dtype), self.means: means})
+
+    def expect(self, server: Server, client: int) -> Schema:
+        """A row for every class."""
+        prototypes = server.state[self.prototypes]
+        return {self.count.key: Like(prototypes[:, 0]), self.means.key: Like(prototypes)}
+
+    def receive(self, server: Server, replies: Reduced) -> None:
+        """Average each class over the clients that own it."""
+        means = replies[self.means].to(server.device)
+        owned = (replies.weight(self.means) > 0).to(server.device)
+        server.state[self.prototypes] = torch.where(owned[:, None], means, server.state[self.prototypes])
+        server.state[self.known] = server.state[self.known] | owned
+        server.notes["prototypes"] = int(server.state[self.known].sum())
+
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """The client's own network on its test images, by the nearest prototype or by its classifier."""
+        if client.test is None or not len(client.test):
+            return Message()
+        net = self._network(client).eval()
+        if self.predict == "prototype":
+            net = _Nearest(net, message[self.prototypes], message[self.known]).eval()
+        return Message({self.tested: {"personal": Predictor(net).sums(client.test, client.task)}})
+
+
+class _Nearest(nn.Module):
+    """Minus the squared distance of an image's embedding to each known prototype, as logits."""
+
+    def __init__(self, model: nn.Module, prototypes: Tensor, known: Tensor) -> None:
+        super().__init__()
+        self.network, self.prototypes, self.known = split(model), prototypes, known
+
+    def forward(self, images: Tensor) -> Tensor:
+        distance = torch.cdist(self.network.features(images), self.prototypes).square()
+        return torch.where(self.known, -distance, torch.finfo(distance.dtype).min)

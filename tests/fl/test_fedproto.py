@@ -1,0 +1,140 @@
+"""FedProto against its algorithm in NumPy, and its edges: classes that nobody owns, several architectures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from distillkit import LabeledImages
+from distillkit.networks import build
+from distillkit.rng import derive
+from fl import FedAvg, Holding, MultiLabel, simulate
+from fl.methods import FedProto
+from tests.fl import linear
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+
+LABELS = [np.array([0, 1, 1]), np.array([1, 1]), np.array([0, 2, 0, 0])]
+
+
+class Linear(nn.Module):
+    """Embedding z = x W, logits z V: eight weights."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.w = nn.Linear(2, 2, bias=False)
+        self.classifier = nn.Linear(2, outputs, bias=False)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w(x.flatten(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(x))
+
+
+def clients(classes: int = 3) -> list[LabeledImages]:
+    return [
+        LabeledImages(torch.tensor(x, dtype=torch.float32).view(-1, 1, 1, 2), torch.tensor(y), num_classes=classes)
+        for x, y in zip(linear.XS, LABELS)
+    ]
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_rounds_follow_algorithm_1(weights: Any) -> None:
+    """theta stacks W and V (rows are outputs, as in nn.Linear); class 3 has no owner."""
+    lam, momentum = 0.6, 0.5
+    method = FedProto(network=Linear, lam=lam, lr=0.1, momentum=momentum, epochs=2, batch=8, weights=weights)
+    result = simulate(method, clients(4), rounds=4, participation=2, progress=False)
+    drawn = build(lambda: Linear(4), derive(0, "init", ""))
+    start = np.concatenate([p.detach().double().numpy() for p in drawn.parameters()])
+    own = [start.copy() for _ in LABELS]
+    prototypes, known = np.zeros((4, 2)), np.zeros(4, bool)
+    for row in result.rows:
+        sums, totals = np.zeros((4, 2)), np.zeros(4)
+        for k in row["drawn"]:
+            x, y = linear.XS[k], LABELS[k]
+
+            def loss(theta: Any, x: Any = x, y: Any = y, p: Any = prototypes, known: Any = known) -> float:
+                z = x @ theta[:2].T
+                logits = z @ theta[2:].T
+                entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]
+                counted = known[y]
+                distance = ((z - p[y])[counted] ** 2).sum() / max(counted.sum(), 1)
+                return float(entropy.mean() + lam * distance)
+
+            own[k] = linear.descend(loss, own[k], 2, momentum=momentum)
+            for c in set(y.tolist()):
+                mean, weight = (x @ own[k][:2].T)[y == c].mean(0), (y == c).sum() if weights == "samples" else 1
+                sums[c] += weight * mean
+                totals[c] += weight
+        prototypes = np.where(totals[:, None] > 0, sums / np.maximum(totals, 1)[:, None], prototypes)
+        known = known | (totals > 0)
+    assert result.server.state[FedProto.prototypes].double().numpy() == pytest.approx(prototypes, abs=3e-6)
+    assert result.server.state[FedProto.known].tolist() == known.tolist() == [True, True, True, False]
+
+
+def play(rounds: int = 4, predict: Any = "prototype", lam: float = 1.0, **how: Any) -> Any:
+    held = [Holding(c, images(24, 50 + k)) for k, c in enumerate(federation())]
+    method = FedProto(network=lambda k: Tiny(k, norm=True), lam=lam, lr=0.05, batch=6, predict=predict)
+    return simulate(method, held, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
+
+
+def test_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path, global_rng_untouched: None) -> None:
+    whole = play()
+    play(rounds=2, out=tmp_path / "run")
+    for again in (play(workers=3), play(out=tmp_path / "run", resume=True)):
+        assert_same(whole, again)
+        assert [r["accuracy"] for r in whole.rows] == [r["accuracy"] for r in again.rows]
+
+
+def test_prototypes_are_all_that_travels() -> None:
+    run = play(rounds=1)
+    row, size = run.rows[0], 3 * 48 * 4
+    assert row["up"] == {"FedProto.count": 3 * 3 * 4, "FedProto.means": 3 * size}
+    assert row["down"] == {"FedProto.prototypes": 3 * size, "FedProto.known": 3 * 3}
+    assert run.models == {}
+    assert row["accuracy"] == row["accuracy_personal"]["mean"]
+
+
+@pytest.mark.parametrize("predict", ["prototype", "classifier"])
+def test_clients_learn(predict: Any) -> None:
+    assert play(rounds=5, predict=predict).rows[-1]["accuracy"] > 0.8
+
+
+def test_without_the_distance_networks_are_trained_locally() -> None:
+    """Then it is FedAvg with nothing shared: the classifier's accuracy is that of training alone."""
+    held = [Holding(images(24, 3), images(60, 9))]
+    drawn = build(lambda: Tiny(3), derive(0, "init", ""))
+    proto = FedProto(network=Tiny, lam=0.0, lr=0.1, momentum=0.0, batch=24, predict="classifier")
+    alone = FedAvg(network=Tiny, initial=drawn.state_dict(), lr=0.1, batch=24)
+    rows = [simulate(m, held, rounds=3, progress=False).rows for m in (proto, alone)]
+    assert [r["accuracy_personal"]["mean"] for r in rows[0]] == [r["accuracy_clients"]["mean"] for r in rows[1]]
+
+
+def test_architectures_share_prototypes() -> None:
+    networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
+    method = FedProto(network=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.05)
+    run = simulate(method, federation(), rounds=2, progress=False)
+    assert run.rows[-1]["prototypes"] == 3
+    assert not run.rows[-1]["failed"]
+
+
+def test_refusals() -> None:
+    def start(method: FedProto, **how: Any) -> None:
+        simulate(method, federation(), rounds=1, progress=False, **how)
+
+    for option, value in {"lam": -1.0, "lr": 0.0, "epochs": 0, "weights": "all", "predict": "none"}.items():
+        with pytest.raises(ValueError, match=option):
+            FedProto(network=Tiny, **{option: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="assign must say"):
+        FedProto(network={"a": Tiny, "b": Tiny})
+    networks = {"a": Tiny, "b": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
+    with pytest.raises(ValueError, match="one size to share prototypes"):
+        start(FedProto(network=networks, assign=lambda k: "a"))
+    with pytest.raises(ValueError, match="one class an image"):
+        start(FedProto(network=Tiny), task=MultiLabel(3))
