@@ -133,7 +133,7 @@ def test_refusals() -> None:
             FedProto(network=Tiny, **{option: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="assign must say"):
         FedProto(network={"a": Tiny, "b": Tiny})
-    networks = {"a": Tiny, "b": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
+    networks: dict[str, Any] = {"a": Tiny, "b": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
     with pytest.raises(ValueError, match="one size to share prototypes"):
         start(FedProto(network=networks, assign=lambda k: "a"))
     with pytest.raises(ValueError, match="one class an image"):

@@ -1,0 +1,113 @@
+"""FedDF: the server fuses the clients' models by distilling their ensemble on images of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.chunks import chunk_size, forward_chunks
+from fl.addon import AddOn, fills
+from fl.averaging import FedAvg
+from fl.distil import distill_models
+from fl.message import Entry, Message, Tensors
+from fl.method import Server
+from fl.reduce import Reduced
+
+if TYPE_CHECKING:
+    from fl.core import Core
+
+__all__ = ["FedDF"]
+
+
+@dataclass(frozen=True)
+class FedDF(AddOn):
+    """Ensemble distillation for robust model fusion (Lin et al., NeurIPS 2020, Algorithms 1 and 3).
+
+    The server holds unlabelled images (`server_data={"proxy": ...}`). As each client's reply arrives it runs that
+    client's model on them and keeps the running mean of the logits. Then the averaged model of each architecture is the
+    student, and learns by Adam the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) || softmax(student))).
+    Every client counts alike in the ensemble; the student's start is the core's weighted average, after the server's
+    step if there is one. All architectures learn from the ensemble of all clients.
+
+    Deviations: a fixed number of steps at a constant rate, where the paper anneals along a cosine and stops when the
+    accuracy on a labelled validation set has not risen for 1,000 of at most 10,000 steps; `returns="best"` keeps the
+    best weights on `server_data={"validation": ...}`. Teachers run in eval mode with the statistics that they sent, the
+    student trains in train mode. With steps = 0 it is not installed.
+
+    Args:
+        steps: of Adam in a round.
+        batch: images a step; the paper takes 128.
+        lr: Adam's rate; the paper takes 1e-3.
+        returns: "last" or "best" weights.
+    """
+
+    steps: int = 1000
+    batch: int = 128
+    lr: float = 1e-3
+    returns: Literal["last", "best"] = "last"
+
+    logits = Entry[Tensor]("mean")
+    reads = "nothing"
+    single_label = True
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.steps, "steps", least=0)
+        check.positive_int(self.batch, "batch")
+        check.real_number(self.lr, "lr", above=0.0)
+        check.one_of(self.returns, "returns", ("last", "best"))
+
+    @property
+    def off(self) -> bool:
+        """No step."""
+        return self.steps == 0
+
+    def check(self, method: Core) -> None:
+        """The server must be able to run every client's model."""
+        if method.personal:
+            raise ValueError("FedDF runs the clients' whole models on the server: nothing can be personal")
+        for addon in method.addons:
+            if fills(addon, "normalise"):
+                raise ValueError(f"FedDF needs the clients' models, but {addon.name} rescales what they send")
+
+    def start(self, server: Server) -> None:
+        """Require the images."""
+        for name in ("proxy", "validation") if self.returns == "best" else ("proxy",):
+            if name not in server.data:
+                raise ValueError(f"FedDF needs images on the server: server_data={{{name!r}: ...}}")
+        proxy = server.data["proxy"]
+        if proxy.shape != server.shape or proxy.normalization != server.normalization:
+            raise ValueError(
+                f"the proxy images must be in the clients' space {server.shape}, {server.normalization}, "
+                f"got {proxy.shape}, {proxy.normalization}"
+            )
+
+    def digest(self, server: Server, reply: Message, out: Message) -> None:
+        """f(x_k): one client's logits on the proxy images."""
+        method, state = server.method, server.state[FedAvg.model]
+        update = reply[FedAvg.update]
+        trained = {n: state[n] + d.to(server.device) for n, d in update.items()}
+        trained |= {
+            n: t.to(server.device) for e in (FedAvg.buffers, FedAvg.counters) for n, t in reply.get(e, {}).items()
+        }
+        name = next(n for n in method.networks if method.part(update, n))
+        net = method.network_on(server, name, {**method.part(state, name), **method.part(trained, name)}).eval()
+        images = server.data["proxy"].images.to(server.device)
+        out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
+
+    def refine(self, server: Server, replies: Reduced, old: Tensors) -> Tensors:
+        """Distil the ensemble into the averaged model of each architecture."""
+        return distill_models(
+            server,
+            server.state[FedAvg.model],
+            server.data["proxy"].images.to(server.device),
+            replies[self.logits],
+            owner=self.name,
+            best=self.returns == "best",
+            steps=self.steps,
+            batch=self.batch,
+            lr=self.lr,
+        )

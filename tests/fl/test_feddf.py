@@ -1,0 +1,150 @@
+"""FedDF against its algorithm in NumPy, and against running the teachers one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from distillkit import LabeledImages, Normalization
+from fl import FedAvg, MultiLabel, simulate
+from fl.addon import AddOn
+from fl.addons import FedDF, Nova, ServerMomentum
+from tests.fl import linear
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+
+PROXY = np.array([[0.3, 1.2], [-0.8, 0.4], [1.1, -0.9], [0.5, 0.6]])
+
+
+def proxy() -> LabeledImages:
+    return LabeledImages(
+        torch.tensor(PROXY, dtype=torch.float32).view(-1, 1, 1, 2), torch.zeros(4, dtype=torch.int64), num_classes=2
+    )
+
+
+def softmax(z: Any) -> Any:
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def adam(f: Any, w: Any, steps: int, lr: float) -> Any:
+    first, second = np.zeros_like(w), np.zeros_like(w)
+    for t in range(1, steps + 1):
+        g = linear.slope(f, w)
+        first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
+        w = w - lr * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+    return w
+
+
+@pytest.mark.parametrize(("momentum", "participation"), [(0.0, 1.0), (0.9, 2)])
+def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) -> None:
+    """Teachers are averaged by logits and uniformly, the student's start by samples."""
+    how = {"participation": participation, "server_data": {"proxy": proxy()}}
+    result = linear.run(FedDF(steps=4, lr=0.02), rounds=3, momentum=momentum, epochs=3, lr=0.3, how=how)
+    w = linear.START
+    for row in result.rows:
+        trained = []
+        for k in row["drawn"]:
+            trained.append(
+                linear.descend(lambda v, k=k: linear.base_loss(k, v), w, 3, lr=0.3, momentum=momentum)  # type: ignore[misc]
+            )
+        teacher = softmax(sum(PROXY @ v for v in trained) / len(trained))
+
+        def divergence(v: Any, teacher: Any = teacher) -> float:
+            return float((teacher * (np.log(teacher) - np.log(softmax(PROXY @ v)))).sum(1).mean())
+
+        average = linear.average(trained, row["drawn"])
+        w = adam(divergence, average, 4, 0.02)
+        assert np.abs(w - average).max() > 0.01
+    assert linear.weights(result) == pytest.approx(w, abs=2e-5)
+
+
+def play(*addons: AddOn, rounds: int = 3, data: Any = None, **how: Any) -> Any:
+    method = FedAvg(*addons, network=lambda k: Tiny(k, norm=True), lr=0.1, momentum=0.5, batch=6)
+    data = data or {"proxy": images(30, 99), "validation": images(30, 98)}
+    return simulate(
+        method, federation(), rounds=rounds, participation=3, server_data=data, seed=5, progress=False, **how
+    )
+
+
+def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
+    def addons() -> list[AddOn]:
+        return [FedDF(steps=5, batch=8, lr=0.01), ServerMomentum(0.5)]
+
+    whole = play(*addons())
+    play(*addons(), rounds=1, out=tmp_path / "run")
+    assert_same(whole, play(*addons(), workers=3))
+    assert_same(whole, play(*addons(), out=tmp_path / "run", resume=True))
+    assert_same(whole, play(*reversed(addons())))
+
+
+def test_off_is_the_base_and_the_traffic_is_fedavgs() -> None:
+    base = play()
+    assert_same(base, play(FedDF(steps=0)))
+    for one, other in zip(base.rows, play(FedDF(steps=2)).rows):
+        assert (one["up"], one["down"]) == (other["up"], other["down"])
+
+
+def test_equal_teachers_teach_what_the_average_says_already() -> None:
+    """One client: the ensemble is the averaged model."""
+    data = [federation()[0]]
+    method = [FedAvg(*a, network=Tiny, lr=0.1) for a in ((), (FedDF(steps=3, lr=1e-4),))]
+    runs = [simulate(m, data, rounds=1, server_data={"proxy": images(30, 99)}, progress=False) for m in method]
+    for name, value in runs[0].server.state[FedAvg.model].items():
+        assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=3.1e-4)
+
+
+def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ensemble's logits are the mean over the clients' trained models, batch statistics included."""
+    seen: dict[str, Any] = {}
+    trained: dict[int, Any] = {}
+
+    def record(server: Any, start: Any, proxy: Any, logits: Any, **options: Any) -> Any:
+        seen["logits"] = logits
+        return start
+
+    class Peek(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            trained[local.client.id] = local.at(local.trained())
+
+    monkeypatch.setattr("fl.addons.feddf.distill_models", record)
+    networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
+    method = FedAvg(FedDF(), Peek(), network=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.1)
+    data = images(30, 99)
+    simulate(method, federation(), rounds=1, server_data={"proxy": data}, progress=False)
+    want = torch.stack([trained[k](data.images) for k in range(5)]).mean(0)
+    assert torch.allclose(seen["logits"], want, atol=1e-5)
+
+
+def test_the_best_weights_can_be_kept() -> None:
+    def accuracy(returns: Any) -> float:
+        run = play(FedDF(steps=60, batch=8, lr=0.3, returns=returns), rounds=1, test=images(30, 98))
+        assert run.accuracy_last is not None
+        return run.accuracy_last
+
+    assert accuracy("best") >= accuracy("last")
+
+
+def test_refusals() -> None:
+    for option, value in {"steps": -1, "batch": 0, "lr": 0.0, "returns": "first"}.items():
+        with pytest.raises(ValueError, match=option):
+            FedDF(**{option: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing can be personal"):
+        FedAvg(FedDF(), network=Tiny, personal="classifier.*")
+    with pytest.raises(ValueError, match="FedDF needs the clients' models, but Nova rescales"):
+        FedAvg(FedDF(), Nova(), network=Tiny)
+    with pytest.raises(ValueError, match="server_data={'proxy'"):
+        play(FedDF(), data={"other": images(3, 0)})
+    with pytest.raises(ValueError, match="server_data={'validation'"):
+        play(FedDF(returns="best"), data={"proxy": images(3, 0)})
+    with pytest.raises(ValueError, match="must be in the clients' space"):
+        play(FedDF(), data={"proxy": images(3, 0).replace(normalization=Normalization((0.5,), (0.5,)))})
+    with pytest.raises(ValueError, match="FedDF"):
+        simulate(
+            FedAvg(FedDF(), network=Tiny), federation(), rounds=1, task=MultiLabel(3),
+            server_data={"proxy": images(3, 0)}, progress=False,
+        )  # fmt: skip
