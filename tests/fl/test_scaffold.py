@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from fl import FedAvg, Run, simulate
-from fl.addon import AddOn
+from fl.addon import AddOn, Batch
 from fl.addons import Proximal, Scaffold, ServerMomentum
 from fl.local import Phase
 from tests.fl import quadratic
@@ -124,6 +125,21 @@ def test_personal_parameters_have_no_variate_and_untrained_ones_keep_theirs() ->
     run = simulate(method, federation(), rounds=2, progress=False)
     assert not run.server.state[Scaffold.control]["body.0.weight"].any()
     assert run.server.state[Scaffold.control]["classifier.weight"].any()
+
+
+def test_a_client_that_takes_no_step_keeps_its_variate() -> None:
+    class Lazy(AddOn):
+        """Client 0 trains in the first round alone."""
+
+        def batches(self, local: Any, data: Any) -> Iterator[Batch]:
+            if local.client.id or local.round == 1:
+                yield from local.batches(data, Phase(), "lazy")
+
+    run = quadratic.run(Lazy(), Scaffold(), rounds=2)
+    first = [-quadratic.train(i, quadratic.START, 1, 0.1) / 0.1 for i in range(3)]
+    w = quadratic.weights(quadratic.run(Lazy(), Scaffold(), rounds=1))
+    second = [quadratic.gradient(i, w) for i in (1, 2)]
+    assert variates(run) == pytest.approx((first[0] + sum(second)) / 3, abs=1e-5)
 
 
 def test_a_named_architecture_has_variates_too() -> None:
