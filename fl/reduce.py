@@ -120,6 +120,10 @@ def check_reply(reply: Message | None, entries: Mapping[str, Entry[Any]], schema
     return reply
 
 
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
 def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
     value = value.detach().to(torch.float64)
     if isinstance(weight, Tensor) and weight.ndim:
@@ -198,7 +202,7 @@ class Reducer:
                     for name, tensor in value.items():
                         self._add(entry, sums, weights, name, tensor, weight)
                 else:
-                    number = value if isinstance(value, Tensor) else torch.tensor(cast(float, value))
+                    number = value if isinstance(value, Tensor) else _number(cast(float, value))
                     self._add(entry, self._sums, self._weights, key, number, weight)
 
     @staticmethod
