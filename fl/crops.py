@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.generate import Patches
+from distillkit.networks import split
+from distillkit.normalization import Normalization
+from distillkit.select import select
+from fl.method import Client, Server
 
-__all__ = ["Crops"]
+__all__ = ["Crops", "View"]
+
+
+@dataclass(frozen=True)
+class View:
+    """How one side sees crops: the shape and normalisation of its images, its device, and when to stop."""
+
+    shape: tuple[int, ...]
+    normalization: Normalization
+    device: torch.device
+    running: Callable[[], None]
+
+    @staticmethod
+    def of(side: Server | Client) -> View:
+        """The server's view, or a client's."""
+        like = side if isinstance(side, Server) else side.data
+        return View(tuple(like.shape), like.normalization, side.device, side.check_running)
 
 
 class Crops:
@@ -22,13 +44,26 @@ class Crops:
 
     Args:
         seed, count, options: as in `Patches`, without the image and the size.
+        size: None for that of the images beside which the crops are used.
     """
 
-    def __init__(self, seed: int, count: int, options: Mapping[str, Any]) -> None:
-        self.seed, self.count, self.options = seed, count, dict(options)
+    def __init__(self, seed: int, count: int, size: int | None, options: Mapping[str, Any]) -> None:
+        self.seed, self.count, self.size, self.options = seed, count, size, dict(options)
         self._lock = threading.Lock()
         self._patches: Patches | None = None
         self._image = self._pixels = self._known = torch.empty(0)
+
+    def side(self, image: Tensor, shape: tuple[int, ...]) -> int:
+        """The side of a crop beside images of `shape`.
+
+        Raises:
+            ValueError: other channels than the images, or images that are not square without a size.
+        """
+        if len(image) != shape[0]:
+            raise ValueError(f"image must have the {shape[0]} channels of the clients' images, got {len(image)}")
+        if self.size is None and shape[1] != shape[2]:
+            raise ValueError(f"size must be given for images that are not square, such as {shape[1]}x{shape[2]}")
+        return self.size or shape[1]
 
     def _of(self, image: Tensor, size: int) -> Patches:
         """The patches of this image; another image or size than before begins anew."""
@@ -40,17 +75,43 @@ class Crops:
             self._known = torch.zeros(self.count, dtype=torch.bool)
         return held
 
-    def batch(self, image: Tensor, size: int, indices: Tensor, running: Callable[[], None] = lambda: None) -> Tensor:
-        """Crops float [B, C, size, size] in [0, 1] of `image` on the CPU, in the order of `indices` int [B].
-
-        `running` is called now and then; it raises to stop.
-        """
-        where = indices.long().cpu()
+    def images(self, image: Tensor, indices: Tensor, view: View) -> Tensor:
+        """Crops [B, C, size, size] of `image` uint8 [C, H, W], normalised, in the order of `indices` int [B]."""
+        size, where = self.side(image, view.shape), indices.long().cpu()
         with self._lock:
             patches = self._of(image, size)
             for part in where[~self._known[where]].unique().split(100):
-                running()
+                view.running()
                 self._pixels[part] = (255 * patches.batch(part)).round().to(torch.uint8)
                 self._known[part] = True
             pixels = self._pixels
-        return pixels.index_select(0, where).float() / 255
+        return view.normalization.encode(pixels.index_select(0, where).float() / 255).to(view.device)
+
+    def outputs(self, net: nn.Module, image: Tensor, indices: Tensor, view: View, width: int) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, d] and logits [B, width] of crops under a network in eval mode, without a graph."""
+        network = split(net)
+
+        def both(images: Tensor) -> Tensor:
+            embedding = network.features(images)
+            return torch.cat([embedding, network.classifier(embedding)], dim=1)
+
+        parts = (self.images(image, part, view) for part in indices.split(500))
+        together = torch.cat([out for part in parts for out in forward_chunks(both, part, chunk_size(part))])
+        return together[:, :-width], together[:, -width:]
+
+    def select(
+        self,
+        net: nn.Module,
+        image: Tensor,
+        keep: int,
+        view: View,
+        width: int,
+        generator: torch.Generator,
+        options: Mapping[str, Any],
+    ) -> Tensor:
+        """Numbers int32 [keep] of the crops that `select` keeps of all by what a network says of them, ascending."""
+        everything = torch.arange(self.count)
+        if keep == self.count:
+            return everything.int()
+        embeddings, logits = self.outputs(net, image, everything, view, width)
+        return select(embeddings, logits, keep=keep, generator=generator, **options).int().cpu()

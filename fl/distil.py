@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from distillkit.losses import clip_logit_norm, knowledge_distillation
 from fl.local import seed_dropout, shuffled
+from fl.message import Tensors
+from fl.method import Predictor, Server
 
-__all__ = ["distill"]
+__all__ = ["distill", "distill_models", "due", "falling_steps", "validation_accuracy"]
 
 
 def distill(
@@ -64,3 +70,39 @@ def distill(
     if kept is not None:
         student.load_state_dict(kept)
     return student.eval()
+
+
+def distill_models(
+    server: Server, start: Tensors, images: Tensor, teacher_logits: Tensor, *, owner: str, best: bool, **options: Any
+) -> Tensors:
+    """Distil the server's copy of every architecture, from the weights in `start`; return all their weights.
+
+    `owner` names the random draws; with `best` the best weights on `server.data["validation"]` are kept; `options` are
+    those of `distill`.
+    """
+    method = server.method
+    found: Tensors = {}
+    score = partial(validation_accuracy, server) if best else None
+    for name in method.networks:
+        net, generator = method.network_on(server, name, method.part(start, name)), server.generator(f"{owner} {name}")
+        distill(net, images, teacher_logits, generator=generator, running=server.check_running, score=score, **options)
+        found |= method.named({n: t.detach().clone() for n, t in net.state_dict().items()}, name)
+    return found
+
+
+def validation_accuracy(server: Server, net: nn.Module) -> float:
+    """Accuracy of a network in eval mode on `server.data["validation"]`."""
+    data = server.data["validation"].to(server.device)
+    return server.task.metrics(Predictor(net, server.task.num_classes).sums(data, server.task))["accuracy"]
+
+
+def due(rate: float, number: int) -> bool:
+    """Whether round `number`, from 1, is among the share `rate` of rounds, evenly spaced (0.2: rounds 5, 10, ...)."""
+    exact = Fraction(rate).limit_denominator(1000)
+    return math.floor(exact * number) > math.floor(exact * (number - 1))
+
+
+def falling_steps(most: int, least: int, period: int, number: int) -> int:
+    """Steps in round `number`: along half a cosine from `most` to `least` within `period` rounds, then anew."""
+    share = (1 + math.cos(math.pi * ((number - 1) % period) / max(1, period - 1))) / 2
+    return round(least + share * (most - least))

@@ -1,0 +1,374 @@
+"""Single-image federated learning against its algorithm in NumPy; its traffic, its crops and its refusals."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fl.crops
+from distillkit import LabeledImages, Normalization
+from distillkit.generate import Patches
+from distillkit.rng import derive
+from distillkit.select import select
+from fl import FedAvg, MultiLabel, NoUsableReply, Run, simulate
+from fl.addon import AddOn
+from fl.addons import Proximal, Scaffold, ServerMomentum, SharedImage
+from fl.crops import Crops, View
+from fl.distil import distill, due, falling_steps
+from fl.methods import ClippedCrossEntropy, single_image
+from tests.fl.laws import assert_lawful
+from tests.fl.small import Tiny, federation, images
+
+PHOTO = torch.rand(1, 24, 30, generator=derive(0))
+SMALL: dict[str, Any] = {"keep": 6, "count": 14, "steps": 3, "batch": 4, "selection": {"clusters": 4}}
+
+# Algorithm 1 in NumPy: images are constant, so that every batch is the same; logits are a x (w_0^2, w_1^2). The squares
+# make the mean of the logits another thing than the logits of the mean weights.
+
+LEVEL = 51 / 255  # what the crops of a constant image show
+PLAIN = {"rotation": 0.0, "shear": 0.0, "jitter_probability": 0.0}
+CLIENTS = [(1.0, 0, 3), (2.0, 1, 1), (1.5, 0, 2)]  # pixel, label, images
+START = np.array([0.6, -0.3])
+
+
+class Scaled(nn.Module):
+    """Logits a x (w_0^2, w_1^2) of the mean pixel x."""
+
+    def __init__(self, outputs: int, a: float = 1.0) -> None:
+        super().__init__()
+        self.a, self.head = a, nn.Linear(1, outputs, bias=False)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.a * images.flatten(1).mean(1, keepdim=True)
+
+    def classifier(self, embedding: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(embedding, self.head.weight**2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(images))
+
+
+def slope(z: Any, target: Any, clip: float | None) -> Any:
+    """d/dz of the cross-entropy between `target` and softmax(clipped z)."""
+    norm = np.linalg.norm(z)
+    long = clip is not None and norm > 1 / clip
+    c = clip * z / norm if long else z
+    g = np.exp(c) / np.exp(c).sum() - target
+    return clip / norm * (g - z * (z @ g) / norm**2) if long else g
+
+
+def by_hand(
+    rounds: int, warm: list[bool], clip: float | None, mu: float, steps: int, scales: dict[str, float], who: list[str]
+) -> dict[str, Any]:
+    """Clients: two steps of SGD at 0.1 with momentum 0.9; server: Adam at 0.05."""
+    model = dict.fromkeys(scales, START)
+    for number in range(rounds):
+        trained, counts = [], [float(n) for _, _, n in CLIENTS]
+        for (x, y, _), name in zip(CLIENTS, who):
+            w, buffer = model[name].copy(), np.zeros(2)
+            for _ in range(2):
+                u = scales[name] * x
+                buffer = 0.9 * buffer + 2 * u * w * slope(u * w**2, np.eye(2)[y], clip) + mu * (w - model[name])
+                w = w - 0.1 * buffer
+            trained.append(w)
+        say = [scales[name] * LEVEL * w**2 for w, name in zip(trained, who)]
+        mean = np.average(say, axis=0, weights=counts)
+        teacher = np.exp(mean) / np.exp(mean).sum()
+        for name, a in scales.items():
+            mine = [k for k in range(len(CLIENTS)) if who[k] == name]
+            w = model[name]
+            if warm[number]:
+                w = np.average([trained[k] for k in mine], axis=0, weights=[counts[k] for k in mine])
+            m, v = np.zeros(2), np.zeros(2)
+            for t in range(1, steps + 1):
+                g = 2 * a * LEVEL * w * slope(a * LEVEL * w**2, teacher, clip)
+                m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+                w = w - 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+            model = {**model, name: w}
+    return model
+
+
+def constant(x: float, label: int, count: int) -> LabeledImages:
+    return LabeledImages(torch.full((count, 1, 4, 4), x), torch.full((count,), label), num_classes=2)
+
+
+@pytest.mark.parametrize("clip", [None, 2.5])
+@pytest.mark.parametrize("scales", [{"": 1.0}, {"a": 1.0, "b": 3.0}])
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, scales: dict[str, float], mu: float) -> None:
+    """Round 1 and 2 start from the average (rate 1/2), round 3 from the server's own weights."""
+    who = ["", "", ""] if "" in scales else ["a", "b", "a"]
+    networks = {n: lambda k, a=a: Scaled(k, a) for n, a in scales.items()}
+    method = single_image(
+        torch.full((1, 9, 9), 51, dtype=torch.uint8), Proximal(mu),
+        network=networks if len(scales) > 1 else networks[""], assign=dict(enumerate(who)) if len(scales) > 1 else None,
+        initial={f"{n}/head.weight".lstrip("/"): torch.tensor(START).float()[:, None] for n in scales},
+        shared={"keep": 5, "count": 5, "rate": 0.5, "steps": 4, "batch": 2, "lr": 0.05, "clip": clip, "crops": PLAIN},
+        optimizer="sgd", lr=0.1, momentum=0.9, epochs=2,
+    )  # fmt: skip
+    run = simulate(method, [constant(*c) for c in CLIENTS], rounds=3, progress=False)
+    want = by_hand(3, [True, True, False], clip, mu, 4, scales, who)
+    for name, w in want.items():
+        got = run.server.state[FedAvg.model][f"{name}/head.weight".lstrip("/")][:, 0].double().numpy()
+        assert got == pytest.approx(w, abs=2e-5), name
+    assert [row["initialised"] for row in run.rows] == [1, 1, 0]
+
+
+def test_a_student_that_agrees_with_its_teacher_stays() -> None:
+    """KL is stationary at equality: a model distilled into itself does not move."""
+    student = Tiny(3).double()
+    x = torch.randn(10, 1, 4, 4, generator=derive(1), dtype=torch.float64)
+    before = {n: p.detach().clone() for n, p in student.named_parameters()}
+    with torch.no_grad():
+        teacher = student(x)
+    distill(student, x, teacher, steps=1, batch=4, lr=0.01, generator=derive(2))
+    assert all(torch.allclose(p, before[n], atol=1e-6, rtol=0) for n, p in student.named_parameters())
+
+
+def test_the_best_weights_are_those_after_the_best_scored_step() -> None:
+    x, teacher = torch.randn(6, 1, 4, 4, generator=derive(1)), torch.randn(6, 3, generator=derive(2))
+
+    def after(steps: int, **options: Any) -> torch.Tensor:
+        net = Tiny(3)
+        net.load_state_dict(start)
+        return distill(net, x, teacher, steps=steps, batch=4, lr=0.01, generator=derive(3), **options).classifier.bias
+
+    start, asked = Tiny(3).state_dict(), iter([0.1, 0.9, 0.4, 0.5])
+    best = after(7, score=lambda net: next(asked), every=3)  # scored after 1, 3, 6 and 7
+    assert torch.equal(best, after(3))
+    assert next(asked, None) is None
+
+
+# Crops: the same bits everywhere.
+
+
+def view(shape: tuple[int, ...] = (1, 4, 4)) -> View:
+    return View(shape, Normalization([0.5], [0.25]), torch.device("cpu"), lambda: None)
+
+
+def test_crops_are_those_of_patches_whoever_asks_first() -> None:
+    photo = (255 * PHOTO).round().to(torch.uint8)
+    want = (Patches(photo, 3, size=4, count=40, flip=0.5).batch(list(range(40))) - 0.5) / 0.25
+    crops = Crops(3, 40, None, {"flip": 0.5})
+    orders = [torch.randperm(40, generator=derive(k))[:25] for k in range(4)]
+    found: dict[int, torch.Tensor] = {}
+    threads = [
+        threading.Thread(target=lambda k=k: found.update({k: crops.images(photo, orders[k], view())})) for k in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[k], want[orders[k]]) for k in range(4))
+    other = crops.images(255 - photo, orders[0], view())
+    assert not torch.equal(other, found[0])
+    assert torch.equal(crops.images(photo.clone(), orders[0], view()), found[0])
+
+
+def test_rendering_stops_when_the_run_does() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    stopped = View((1, 4, 4), Normalization([0.0], [1.0]), torch.device("cpu"), stop)
+    with pytest.raises(KeyboardInterrupt):
+        Crops(0, 9, None, {}).images(PHOTO, torch.arange(9), stopped)
+
+
+# Selection.
+
+
+def play(rounds: int = 3, shared: dict[str, Any] | None = None, **options: Any) -> Run:
+    held = {"network": Tiny, "epochs": 1, "batch": 8, "clients": federation(), **options}
+    clients, simulation = held.pop("clients"), held.pop("simulation", {})
+    method = single_image(PHOTO, shared={**SMALL, **(shared or {})}, **held)
+    return simulate(method, clients, rounds=rounds, progress=False, **simulation)
+
+
+def test_the_global_model_of_now_selects_the_next_rounds_crops() -> None:
+    run = play(rounds=2)
+    server = run.server
+    crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
+    net = Tiny(3).eval()
+    net.load_state_dict(server.state[FedAvg.model])
+    with torch.no_grad():
+        embeddings = net.features(crops)
+        logits = net.classifier(embeddings)
+    want = select(embeddings, logits, keep=6, clusters=4, generator=server.generator("SharedImage selection"))
+    assert server.state[SharedImage.index].tolist() == want.tolist()
+    assert server.state[SharedImage.index].dtype == torch.int32
+
+
+def test_selection_runs_once_a_round_whatever_the_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> torch.Tensor:
+        calls.append(1)
+        return select(*args, **options)
+
+    monkeypatch.setattr(fl.crops, "select", counted)
+    play(rounds=2)
+    assert len(calls) == 3
+
+
+def test_the_best_architecture_on_the_validation_set_selects() -> None:
+    networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
+    assign = lambda k: ["plain", "norm"][k % 2]  # noqa: E731
+    data = {"validation": images(40, 9)}
+    run = play(network=networks, assign=assign, simulation={"server_data": data, "test": images(40, 9)})
+    best = max(run.rows[-1]["accuracy_by"], key=run.rows[-1]["accuracy_by"].get)
+    net = run.models[best]
+    crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
+    with torch.no_grad():
+        embeddings = net.features(crops)
+        want = select(
+            embeddings, net.classifier(embeddings), keep=6, clusters=4,
+            generator=run.server.generator("SharedImage selection"),
+        )  # fmt: skip
+    assert run.server.state[SharedImage.index].tolist() == want.tolist()
+
+
+def test_returning_the_best_is_never_worse_on_the_validation_set() -> None:
+    data = {"validation": images(60, 9)}
+    options: dict[str, Any] = {"simulation": {"server_data": data, "test": images(60, 9)}, "rounds": 1}
+    best, last = (play(shared={"steps": 60, "lr": 0.1, "returns": r}, **options) for r in ("best", "last"))
+    assert best.accuracy_last >= last.accuracy_last  # type: ignore[operator]
+
+
+# Traffic.
+
+WEIGHTS = 3 * 9 + 3 + 48 * 3 + 3
+
+
+def test_only_indices_and_logits_travel_between_initialisations() -> None:
+    """Up: 8 + 4 keep K a client, and the weights in rounds 1, 2 and 4; down: weights, 4 keep, the image once."""
+    run = play(rounds=4, shared={"rate": 0.5})
+    for number, row in enumerate(run.rows, start=1):
+        up = {"FedAvg.samples": 5 * 8, "SharedImage.logits": 5 * 4 * 6 * 3}
+        if number != 3:
+            up["FedAvg.update"] = 5 * 4 * WEIGHTS
+        down = {"FedAvg.model": 5 * 4 * WEIGHTS, "SharedImage.index": 5 * 4 * 6, "SharedImage.picture:digest": 5 * 16}
+        if number == 1:
+            down["SharedImage.picture"] = 5 * 24 * 30
+        assert (row["up"], row["down"], row["failed"]) == (up, down, {})
+
+
+def test_buffers_stay_at_home_with_the_weights() -> None:
+    run = play(rounds=2, shared={"rate": 0.0}, network=lambda k: Tiny(k, norm=True))
+    assert {"FedAvg.buffers", "FedAvg.counters"} <= set(run.rows[0]["up"])
+    assert set(run.rows[1]["up"]) == {"FedAvg.samples", "SharedImage.logits"}
+
+
+def test_initialisations_are_evenly_spaced() -> None:
+    due_in = {rate: [t for t in range(1, 13) if due(rate, t)] for rate in (0.0, 0.2, 0.3, 0.5, 1.0)}
+    assert due_in == {0.0: [], 0.2: [5, 10], 0.3: [4, 7, 10], 0.5: [2, 4, 6, 8, 10, 12], 1.0: list(range(1, 13))}
+    assert [falling_steps(500, 250, 5, t) for t in range(1, 7)] == [500, 463, 375, 287, 250, 500]
+    assert sum(falling_steps(500, 250, 5, t) for t in range(1, 31)) == 11_250  # "11.3K" in Table 4
+    run = play(rounds=2, shared={"steps": 4, "least_steps": 2, "rate": 0.5})
+    assert [row["distillation_steps"] for row in run.rows] == [4, 2]
+
+
+# The laws of every add-on, and what is refused.
+
+
+def test_the_same_bits_however_it_is_run(tmp_path: Path, global_rng_untouched: None) -> None:
+    assert_lawful(lambda: [SharedImage(PHOTO, **SMALL, rate=0.5), Proximal(0.1)], tmp_path)
+
+
+class Stubborn(AddOn):
+    """Sends weights in every round."""
+
+    @property
+    def name(self) -> str:
+        return "Z"
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        reply[FedAvg.update] = {n: 100 + u for n, u in update.items()}
+
+
+class Weightless(AddOn):
+    """Says that it has no images."""
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        reply[FedAvg.samples] = 0.0
+
+
+def test_weights_that_nobody_asked_for_change_nothing() -> None:
+    shared = {**SMALL, "rate": 0.0, "warm_rounds": 0}
+    honest, stubborn = (
+        simulate(single_image(PHOTO, *a, network=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
+        for a in ((), (Stubborn(),))
+    )
+    states = [run.server.state[FedAvg.model] for run in (honest, stubborn)]
+    assert all(torch.equal(states[0][n], states[1][n]) for n in states[0])
+
+
+def test_a_round_without_weight_is_no_round() -> None:
+    method = single_image(PHOTO, Weightless(), network=Tiny, shared={**SMALL, "warm_rounds": 0}, epochs=1)
+    with pytest.raises(NoUsableReply, match="all weights"):
+        simulate(method, federation(), rounds=1, progress=False)
+
+
+def test_the_papers_setting_is_the_default() -> None:
+    method = single_image(PHOTO, network=Tiny)
+    assert (method.optimizer, method.lr, method.batch, method.phases[0].epochs) == ("adam", 0.01, 512, 40)
+    assert method.objective == ClippedCrossEntropy(2.5)
+    [shared] = method.addons
+    assert isinstance(shared, SharedImage)
+    assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
+    assert single_image(PHOTO, network=Tiny, shared={"clip": None}).objective is None
+    assert single_image(PHOTO, network=Tiny, lr=0.3).lr == 0.3
+    assert repr(method) != repr(single_image(1 - PHOTO, network=Tiny))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"keep": 15}, "keep must be at most 14"),
+        ({"rate": 1.2}, "rate must be"),
+        ({"warm_rounds": -1}, "warm_rounds must be at least 0"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"least_steps": 4}, "least_steps must be at most 3"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"lr": 0.0}, "lr must be greater than 0"),
+        ({"clip": 0.0}, "clip must be greater than 0"),
+        ({"returns": "first"}, "returns must be one of"),
+        ({"crops": {"shear": 90.0}}, "shear must be less than 90"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        SharedImage(PHOTO, **{**SMALL, **options})
+
+
+def test_senseless_combinations_are_refused_when_built() -> None:
+    shared = SharedImage(PHOTO, **SMALL)
+    for other in (ServerMomentum(0.9), Scaffold()):
+        with pytest.raises(ValueError, match=f"{other.name} needs weights from the clients in every round"):
+            FedAvg(shared, other, network=Tiny)
+        FedAvg(SharedImage(PHOTO, **SMALL, rate=1.0), other, network=Tiny)
+    with pytest.raises(ValueError, match="nothing can be personal"):
+        FedAvg(shared, network=Tiny, personal="classifier.*")
+    with pytest.raises(ValueError, match="max_norm must be greater than 0"):
+        ClippedCrossEntropy(0.0)
+
+
+def test_images_that_do_not_fit_the_run_are_refused() -> None:
+    wide = LabeledImages(torch.zeros(6, 1, 4, 5), torch.arange(6) % 3, num_classes=3)
+    rgb = LabeledImages(torch.zeros(6, 3, 4, 4), torch.arange(6) % 3, num_classes=3)
+    for data, error in (
+        (wide, "size must be given"),
+        (rgb, "image must have the 3"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            play(clients=[data])
+    with pytest.raises(ValueError, match="returns='best' needs server_data"):
+        play(shared={"returns": "best"})
+    rows = LabeledImages(torch.zeros(6, 1, 4, 4), torch.ones(6, 3), num_classes=3)
+    with pytest.raises(ValueError, match="SharedImage"):
+        play(clients=[rows], simulation={"task": MultiLabel(3)})
