@@ -1,8 +1,10 @@
 """Ideas on top of weight averaging, one file each."""
 
+from fl.addons.anchors import Anchors
+from fl.addons.condensed import Condensed
 from fl.addons.decorr import FedDecorr
 from fl.addons.ditto import Ditto
-from fl.addons.feddf import FedDF
+from fl.addons.fedcog import FedCOG
 from fl.addons.fedexp import FedExP
 from fl.addons.finetune import FineTune
 from fl.addons.moon import MOON
@@ -12,16 +14,24 @@ from fl.addons.sam import SAM
 from fl.addons.scaffold import Scaffold
 from fl.addons.server_adaptive import ServerAdagrad, ServerAdam, ServerYogi
 from fl.addons.server_momentum import ServerMomentum
-from fl.addons.shared_image import SharedImage
+from fl.addons.vfa import VFA
+from fl.addons.vftl import VFTL
+from fl.addons.vhl import VHL, NaiveVHL
 
 __all__ = [
     "MOON",
     "SAM",
+    "VFA",
+    "VFTL",
+    "VHL",
+    "Anchors",
+    "Condensed",
     "Ditto",
-    "FedDF",
+    "FedCOG",
     "FedDecorr",
     "FedExP",
     "FineTune",
+    "NaiveVHL",
     "Nova",
     "Proximal",
     "Scaffold",
@@ -29,5 +39,4 @@ __all__ = [
     "ServerAdam",
     "ServerMomentum",
     "ServerYogi",
-    "SharedImage",
 ]

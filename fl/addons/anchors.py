@@ -1,0 +1,183 @@
+"""Global anchors: images that the server distils from the clients' mean update, and that every client holds on to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.condense import class_statistics, images_from_statistics, match_gradient
+from distillkit.losses import supervised_contrastive
+from distillkit.sets import LabeledImages
+from fl.addon import AddOn, Batch
+from fl.addons.condensed import SELECTED
+from fl.averaging import FedAvg
+from fl.message import Entry, Message, Tensors
+from fl.method import Server
+from fl.reduce import Reduced
+
+if TYPE_CHECKING:
+    from fl.core import Core
+    from fl.local import Local, Step
+
+__all__ = ["Anchors"]
+
+
+@dataclass(frozen=True)
+class Anchors(AddOn):
+    """FedLGD's global half (Huang et al., TMLR 2024, sections 3.2 and 3.3.2, Eqs. 2-6, Algorithm 1).
+
+    The server keeps a set G of `ipc` labelled images a class. In the `selected` rounds clients train as without it
+    (line 17), and the server changes G so that its gradient at the weights that the round started from points where
+    the clients' mean update points (Eqs. 5-6, the cosine of each output row): the target is (w_before - mean of w_k)
+    / lr, whatever server step follows. In the other rounds each client adds G to its own data (Eq. 3) and `weight`
+    times the supervised contrastive loss over [the batch; all of G] (Eqs. 2 and 4, line 20). G travels only to a
+    client that uses it and does not hold it yet.
+
+    Deviations. The contrastive term is a mean over anchors as released; Eq. 4 prints a sum (`reduction="sum"`), which
+    needs another weight. Nothing is detached, as released. The release trains on G in the selected rounds too, so that
+    the gradient to be matched is partly G's own (`joined="always"`). Its G starts from the mean over clients of class
+    statistics, the paper's from noise (`init="statistics-whole-set"`, with its division by the whole set;
+    `"statistics"` divides by the class's pixels): then each client is asked once, before round 1, for 2C numbers a
+    class and which classes it owns. Noise fills classes that nobody owns.
+
+    Args:
+        ipc: images per class in G; the paper takes 10. With 0 it is not installed.
+        weight: lambda; the paper takes 10 on DIGITS and 1 on CIFAR10C.
+        selected: the rounds, from 1, in which G is distilled.
+        joined: "unselected" or "always": the rounds in which G is training data.
+        init: "noise", "statistics" or "statistics-whole-set".
+        steps, lr, momentum: SGD on G's pixels.
+        temperature: of the contrastive loss.
+        reduction: "mean" or "sum" over its anchors.
+    """
+
+    ipc: int = 10
+    weight: float = 1.0
+    selected: tuple[int, ...] = SELECTED
+    joined: Literal["unselected", "always"] = "unselected"
+    init: Literal["noise", "statistics", "statistics-whole-set"] = "noise"
+    steps: int = 500
+    lr: float = 1.0
+    momentum: float = 0.5
+    temperature: float = 0.07
+    reduction: Literal["mean", "sum"] = "mean"
+    single_label = True
+    anchors = Entry[LabeledImages]("first", kept=True)
+    owned = Entry[Tensor]("sum")
+    statistics = Entry[Tensor]("mean", by=owned)
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.ipc, "ipc", least=0)
+        check.real_number(self.weight, "weight", least=0.0)
+        for round_number in self.selected:
+            check.positive_int(round_number, "selected")
+        check.one_of(self.joined, "joined", ("unselected", "always"))
+        check.one_of(self.init, "init", ("noise", "statistics", "statistics-whole-set"))
+        check.positive_int(self.steps, "steps", least=0)
+        check.real_number(self.lr, "lr", above=0.0)
+        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
+        check.real_number(self.temperature, "temperature", above=0.0)
+        check.one_of(self.reduction, "reduction", ("mean", "sum"))
+
+    @property
+    def off(self) -> bool:
+        """No anchors."""
+        return self.ipc == 0
+
+    @property
+    def asks(self) -> bool:
+        """Class statistics, if G starts from them."""
+        return self.init != "noise"
+
+    def check(self, method: Core) -> None:
+        """The server takes a gradient of one whole model."""
+        if len(method.networks) > 1 or method.personal:
+            raise ValueError("Anchors needs one architecture that the server holds whole: it matches its gradient")
+        if method.optimizer == "adam":
+            raise ValueError("Anchors needs optimizer='sgd': with Adam the change of weights is no sum of gradients")
+
+    def start(self, server: Server) -> None:
+        """G from noise, N(0, 1) a pixel."""
+        k, noise = server.task.num_classes, torch.zeros(server.task.num_classes, server.shape[0])
+        self._begin(server, noise, torch.ones_like(noise), k)
+
+    def setup(self, local: Local, reply: Message) -> None:
+        """Mean and standard deviation of each owned class and channel."""
+        stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
+        reply[self.statistics] = torch.cat(stats, 1).cpu()
+        reply[self.owned] = (local.counts > 0).float().cpu()
+
+    def begun(self, server: Server, replies: Reduced) -> None:
+        """G from the clients' mean statistics."""
+        if self.asks:
+            nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
+            means, stds = replies[self.statistics].chunk(2, 1)
+            self._begin(server, means, stds.masked_fill(nobody, 1.0), server.task.num_classes)
+
+    def _begin(self, server: Server, means: Tensor, stds: Tensor, k: int) -> None:
+        size, generator = server.shape[1:], server.generator(self.name)
+        images = images_from_statistics(means, stds, ipc=self.ipc, size=size, generator=generator)
+        labels = torch.arange(k).repeat_interleave(self.ipc)
+        server.state[self.anchors] = LabeledImages(
+            images.to(server.device), labels.to(server.device), num_classes=k, normalization=server.normalization
+        )
+
+    def send(self, server: Server, client: int, message: Message) -> None:
+        """G, to those who use it; its body travels only when it has changed."""
+        if self._joins(server.round):
+            message[self.anchors] = server.state[self.anchors]
+
+    def _joins(self, round_number: int) -> bool:
+        return self.joined == "always" or round_number not in self.selected
+
+    def records(self, local: Local) -> LabeledImages | None:
+        """G joins the client's own data (Eq. 3)."""
+        if not self._joins(local.round):
+            return None
+        return local.message[self.anchors].to(local.data.images.device)
+
+    def data(self, local: Local) -> Iterator[Batch] | None:
+        """All of G at every step of an unselected round."""
+        if local.round in self.selected or not self.weight:
+            return None
+        anchors = local.message[self.anchors]
+        return local.stream(self, anchors, batch=len(anchors))
+
+    def loss(self, step: Step) -> Tensor | None:
+        """lambda L_Con over [the batch; all of G] (Eq. 4)."""
+        if self.name not in step.own:
+            return None
+        near, far = step.out(), step.out(self)
+        contrast = supervised_contrastive(
+            near.embedding,
+            step.batch.labels,
+            far.embedding,
+            step.of(self).labels,
+            temperature=self.temperature,
+            detach_other=False,
+            reduction=self.reduction,
+        )
+        return self.weight * contrast
+
+    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+        """Federated gradient matching (Eqs. 5-6) at the old weights, towards the mean update."""
+        if server.round not in self.selected or FedAvg.update not in replies:
+            return
+        core: Core = server.method
+        network = core.network_on(server, core.networks[0], old)
+        lr = core.lr * core.lr_decay ** (server.round - 1)
+        target = {n: (-u / lr).to(server.device) for n, u in replies[FedAvg.update].items()}
+        server.state[self.anchors] = match_gradient(
+            network,
+            server.state[self.anchors],
+            target,
+            steps=self.steps,
+            lr=self.lr,
+            momentum=self.momentum,
+            callback=lambda _: server.check_running(),
+        )

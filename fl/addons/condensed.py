@@ -1,0 +1,113 @@
+"""Federated virtual learning: clients train on small sets that were condensed from their data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from distillkit import check
+from distillkit.augment import DSA
+from distillkit.condense import Augmentation, distribution_matching
+from distillkit.networks import FixedNetwork, RandomNetworks
+from distillkit.networks.samplers import NetworkSampler
+from distillkit.sets import LabeledImages
+from fl.addon import AddOn
+from fl.message import Entry
+
+if TYPE_CHECKING:
+    from fl.local import Local
+
+__all__ = ["SELECTED", "Condensed"]
+
+SELECTED = tuple(range(1, 52, 5))
+"""FedLGD's rounds of local and global distillation (tau): 1, 6, ..., 51."""
+
+
+@dataclass(frozen=True)
+class Condensed(AddOn):
+    """Train on condensed data: FedLGD's local half (Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20).
+
+    When a client is drawn for the first time it condenses its data by distribution matching under random networks;
+    in the `selected` rounds it refines that set under the received global network, which stays fixed meanwhile
+    ("iterative distribution matching", Eq. 1). Then any method trains on the set in place of the data. With
+    `refine_steps=0` it is what the paper's baselines do. With `ipc=0` it is not installed. Classes that a client
+    does not own are left out.
+
+    Deviations. In round 1 nothing is refined (as released): the network is untrained. A client condenses when it is
+    first drawn, the release before round 0: the same set, unless nobody draws the client. The release starts from
+    statistics divided by the whole set's pixels (`init="statistics-whole-set"`; the paper, and the default, divide by
+    the class's own), and its first condensation draws `ConvNet` whatever the model is (`network`).
+
+    Args:
+        ipc: images per class; the paper takes 10 and 50.
+        steps: matching steps of the first condensation.
+        refine_steps: matching steps of each refinement.
+        selected: the rounds, from 1, in which to refine.
+        init: see `initial_images`: "statistics", "statistics-whole-set", "noise" or "real".
+        network: `network()` gives the networks of the first condensation; default: the client's own architecture.
+        batch_real: real images per class and step.
+        lr, momentum: SGD on the images.
+        augment: differentiable Siamese augmentation, or None.
+    """
+
+    ipc: int = 50
+    steps: int = 10_000
+    refine_steps: int = 100
+    selected: tuple[int, ...] = SELECTED
+    init: str = "statistics"
+    network: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    batch_real: int = 256
+    lr: float = 1.0
+    momentum: float = 0.5
+    augment: Augmentation | None = field(default_factory=DSA)
+    single_label = True
+    own = Entry[LabeledImages]("first")
+
+    def __post_init__(self) -> None:
+        for name in ("ipc", "steps", "refine_steps"):
+            check.positive_int(getattr(self, name), name, least=0)
+        for round_number in self.selected:
+            check.positive_int(round_number, "selected")
+        check.one_of(self.init, "init", ("statistics", "statistics-whole-set", "noise", "real"))
+        check.positive_int(self.batch_real, "batch_real")
+        check.real_number(self.lr, "lr", above=0.0)
+        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
+
+    @property
+    def off(self) -> bool:
+        """Nothing to condense to."""
+        return self.ipc == 0
+
+    def dataset(self, local: Local) -> LabeledImages:
+        """The condensed set: made, or refined, or as it was."""
+        own = local.memory.get(self.own)
+        if own is None:
+            own = self._matched(local, self._random_networks(local), self.init, self.steps)
+        if local.round in self.selected and local.round > 1 and self.refine_steps:
+            own = self._matched(local, FixedNetwork(local.at(local.start)), own, self.refine_steps)
+        local.memory[self.own] = own
+        return own
+
+    def _random_networks(self, local: Local) -> RandomNetworks:
+        def like() -> nn.Module:
+            return local.method.network_at(local.client, local.received)
+
+        return RandomNetworks(lambda: (self.network or like)().to(local.client.device))
+
+    def _matched(self, local: Local, networks: NetworkSampler, start: str | LabeledImages, steps: int) -> LabeledImages:
+        return distribution_matching(
+            local.client.data.replace(columns={}).to(local.client.device),
+            networks=networks,
+            ipc=self.ipc,
+            steps=steps,
+            init=start,
+            batch_real=self.batch_real,
+            lr=self.lr,
+            momentum=self.momentum,
+            augment=self.augment,
+            generator=local.generator(self, "refine" if isinstance(start, LabeledImages) else "condense"),
+            callback=lambda _: local.client.check_running(),
+        )

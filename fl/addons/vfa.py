@@ -1,0 +1,101 @@
+"""Virtual feature alignment: real features are calibrated with random ones that all clients share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.losses import supervised_contrastive
+from distillkit.networks import split
+from fl.addon import AddOn
+from fl.averaging import FedAvg
+from fl.message import Entry, Message, Tensors
+from fl.method import Server
+
+if TYPE_CHECKING:
+    from fl.core import Core
+    from fl.local import Local, Step
+
+__all__ = ["VFA"]
+
+
+@dataclass(frozen=True)
+class VFA(AddOn):
+    """VFA, a control of VHL (Tang et al., ICML 2022, section 5.3): calibration without any virtual image.
+
+    The server draws a feature mean mu_k ~ U[0, 1)^d for each real class, which each client downloads once. Every step
+    draws features f ~ N(mu_k, std^2), classes uniform, and adds `weight` times SupCon over [real features; f].
+
+    The constants are those of the released code; it does not say how many features a step draws: here as many as VHL
+    has virtual images.
+
+    Args:
+        weight: with 0 it is not installed.
+        std: of the features around their means.
+        batch: features a step; default: the method's `batch`.
+        temperature: of the contrastive loss.
+        empty: "drop", or "zero" as released: see `supervised_contrastive`.
+    """
+
+    weight: float = 1.0
+    std: float = 0.05
+    batch: int | None = None
+    temperature: float = 0.07
+    empty: Literal["drop", "zero"] = "drop"
+    single_label = True
+    means = Entry[Tensors]("first", kept=True)
+
+    def __post_init__(self) -> None:
+        check.real_number(self.weight, "weight", least=0.0)
+        check.real_number(self.std, "std", least=0.0)
+        if self.batch is not None:
+            check.positive_int(self.batch, "batch")
+        check.real_number(self.temperature, "temperature", above=0.0)
+        check.one_of(self.empty, "empty", ("drop", "zero"))
+
+    @property
+    def off(self) -> bool:
+        """No term."""
+        return self.weight == 0
+
+    def start(self, server: Server) -> None:
+        """The means [K, d] of each architecture's feature space."""
+        core: Core = server.method
+        drawn: Tensors = {}
+        for architecture in core.networks:
+            weights = core.part(server.state[FedAvg.model], architecture)
+            net = core.network_on(server, architecture, weights).eval()
+            with torch.no_grad():
+                width = split(net).features(torch.zeros(1, *server.shape, device=server.device)).shape[1]
+            generator = server.generator(f"{self.name} {architecture}")
+            drawn |= core.named({"mean": torch.rand(server.task.num_classes, width, generator=generator)}, architecture)
+        server.state[self.means] = drawn
+
+    def send(self, server: Server, client: int, message: Message) -> None:
+        """The means for this client's architecture, once."""
+        core: Core = server.method
+        architecture = core.architecture(client)
+        message[self.means] = core.named(core.part(server.state[self.means], architecture), architecture)
+
+    def begin(self, local: Local) -> None:
+        """This training's own stream of features."""
+        method = local.method
+        means = method.part(local.message[self.means], method.architecture(local.client.id))["mean"]
+        local.of(self).update(means=means, generator=local.generator(self), batch=self.batch or method.batch)
+
+    def loss(self, step: Step) -> Tensor:
+        """SupCon over real and drawn features."""
+        means, generator, count = (step.local.of(self)[key] for key in ("means", "generator", "batch"))
+        labels = torch.randint(len(means), (count,), generator=generator)
+        noise = torch.randn(count, means.shape[1], generator=generator)
+        real = step.out().embedding
+        drawn = means.cpu().index_select(0, labels) + self.std * noise
+        contrast = supervised_contrastive(
+            real, step.batch.labels, drawn.to(real), labels.to(real.device),
+            temperature=self.temperature, empty=self.empty,
+        )  # fmt: skip
+        return self.weight * contrast

@@ -1,0 +1,89 @@
+"""Virtual federated transfer learning: the server's model is trained on noise before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+
+from distillkit import check
+from distillkit.sets import LabeledImages
+from fl.addon import AddOn
+from fl.averaging import FedAvg
+from fl.local import seed_dropout, shuffled
+from fl.message import Tensors
+from fl.method import Server
+from fl.virtual import virtual_set
+
+if TYPE_CHECKING:
+    from fl.core import Core
+
+__all__ = ["VFTL"]
+
+
+@dataclass(frozen=True)
+class VFTL(AddOn):
+    """VFTL, a control of VHL (Tang et al., ICML 2022, section 5.3): pretrain on the virtual set, then plain rounds.
+
+    Neither the paper nor its release says how the model is pretrained: here by momentum SGD on the cross-entropy with
+    virtual class k as output k, on the server, before round 1. All weights go on, the classifier's too. Nothing
+    else is sent than without it.
+
+    Args:
+        epochs: passes over the virtual set; with 0 it is not installed.
+        lr, momentum, batch: SGD on the server.
+        source, classes, per_class, options: the virtual set, as in `VHL`; no more classes than the task has.
+    """
+
+    epochs: int = 10
+    lr: float = 0.01
+    momentum: float = 0.9
+    batch: int = 128
+    source: str | LabeledImages = "stylegan"
+    classes: int = 10
+    per_class: int = 200
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reads = "nothing"
+    single_label = True
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.epochs, "epochs", least=0)
+        check.real_number(self.lr, "lr", above=0.0)
+        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
+        check.positive_int(self.batch, "batch")
+        check.positive_int(self.classes, "classes", least=2)
+        check.positive_int(self.per_class, "per_class")
+
+    @property
+    def off(self) -> bool:
+        """No pretraining."""
+        return self.epochs == 0
+
+    def start(self, server: Server) -> None:
+        """Pretrain every architecture."""
+        if self.classes > server.task.num_classes:
+            raise ValueError(f"VFTL: {self.classes} virtual classes, but outputs for {server.task.num_classes} only")
+        noise = virtual_set(server, self.name, self.source, self.classes, self.per_class, self.options)
+        core: Core = server.method
+        trained: Tensors = {}
+        for architecture in core.networks:
+            weights = core.part(server.state[FedAvg.model], architecture)
+            trained |= core.named(self._pretrained(server, architecture, weights, noise), architecture)
+        server.state[FedAvg.model] = trained
+
+    def _pretrained(self, server: Server, architecture: str, weights: Tensors, noise: LabeledImages) -> Tensors:
+        net = server.method.network_on(server, architecture, weights).train()
+        seed_dropout(net, server.generator(f"{self.name} dropout {architecture}"))
+        optimizer = torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum)
+        order = server.generator(f"{self.name} order {architecture}")
+        for index in shuffled(len(noise), self.batch, order, self.epochs, None):
+            server.check_running()
+            index = index.to(server.device)
+            loss = F.cross_entropy(net(noise.images.index_select(0, index)), noise.labels.index_select(0, index))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return {n: t.detach().clone() for n, t in net.state_dict().items()}

@@ -1,0 +1,63 @@
+"""The virtual set of VHL and its variants: noise of an untrained generator, or any foreign set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distillkit.generate import cnn_noise, stylegan_noise, upsampled_gaussian
+from distillkit.sets import LabeledImages
+from fl.method import Server
+
+__all__ = ["NOISE", "virtual_set"]
+
+NOISE: dict[str, Callable[..., LabeledImages]] = {
+    "stylegan": stylegan_noise,
+    "gaussian": upsampled_gaussian,
+    "cnn": cnn_noise,
+}
+"""VHL's three sources of noise by name."""
+
+
+def virtual_set(
+    server: Server,
+    owner: str,
+    source: str | LabeledImages,
+    classes: int,
+    per_class: int,
+    options: Mapping[str, Any],
+) -> LabeledImages:
+    """Make the noise, or take a foreign set, and check that it fits the network.
+
+    Noise keeps a normalisation of its own (mean 0, std 1 unless `options` says otherwise), as in the paper's release,
+    where the clients' images have other constants. A foreign set must be in the clients' normalisation.
+
+    Args:
+        server: gives the images' shape, the generator, and `data`, the sets that `source` may name.
+        owner: the add-on's name.
+        source: a key of `NOISE`, a name in `server.data`, or a set.
+        classes: of the virtual set.
+        per_class: images of each class of noise.
+        options: further arguments of the noise function.
+
+    Raises:
+        ValueError: an unknown source, images that are not square (noise), or a foreign set that does not fit.
+    """
+    channels, height, width = server.shape
+    if isinstance(source, str) and source in NOISE:
+        if height != width:
+            raise ValueError(f"{owner}: noise is square, but the clients' images are {height}x{width}; give a set")
+        generator = server.generator(owner)
+        return NOISE[source](classes, per_class, height, channels, device=server.device, generator=generator, **options)
+    if isinstance(source, str) and source not in server.data:
+        known = ", ".join([*NOISE, *server.data])
+        raise ValueError(f"{owner}: source must be a set or one of {known}, got {source!r}")
+    found = server.data[source] if isinstance(source, str) else source
+    if found.num_classes != classes:
+        raise ValueError(f"{owner}: the virtual set has {found.num_classes} classes, but classes={classes}")
+    if found.shape != server.shape or found.normalization != server.normalization:
+        raise ValueError(
+            f"{owner}: the virtual set has images {found.shape} ({found.normalization}), the clients have "
+            f"{server.shape} ({server.normalization}); resize its pixels, or convert it with `renormalized`"
+        )
+    return found.replace(columns={}).to(server.device)

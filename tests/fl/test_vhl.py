@@ -1,0 +1,226 @@
+"""VHL, naive VHL, VFA and VFTL against plain formulas; the virtual sets; the laws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distillkit import LabeledImages
+from distillkit.generate import cnn_noise, stylegan_noise, upsampled_gaussian
+from distillkit.normalization import Normalization
+from distillkit.rng import derive
+from fl import FedAvg, MultiLabel, simulate
+from fl.addon import AddOn
+from fl.addons import VFA, VFTL, VHL, NaiveVHL, Nova, Proximal, Scaffold
+from tests.fl.laws import assert_lawful, assert_same
+from tests.fl.small import Tiny, federation, images
+from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, supcon, toy, trained
+
+NOISE: dict[str, Any] = {"classes": 3, "per_class": 4, "options": {"width": 8}}
+VIRTUAL = toy(8, 50, labels=[0, 1, 2, 0, 1, 2, 0, 1])
+
+
+def normed(outputs: int) -> Small:
+    return Small(outputs, norm=True)
+
+
+def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
+    method = FedAvg(*addons, **{"network": Tiny, "lr": 0.05, "batch": 6, **options})
+    return simulate(method, clients or federation(), rounds=rounds, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("addon", "weights"),
+    [
+        (VHL(VIRTUAL, 3, batch=8), (1.0, 1.0, 0.1)),
+        (VHL(VIRTUAL, 3, batch=8, cross_entropy=0.7, calibration=2.0, contrast=0.0), (0.7, 2.0, 0.0)),
+        (NaiveVHL(VIRTUAL, 3, batch=8), (1.0, 0.0, 0.0)),
+    ],
+)
+def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, float]) -> None:
+    """Two clients, whole batches, momentum, batch statistics over real and virtual images together."""
+    clients, start = [toy(5, 1), toy(9, 2)], beginning(6, norm=True)
+    run = played(addon, clients=clients, network=normed, initial=start, momentum=0.9, batch=9, steps=3)
+
+    xv, yv = VIRTUAL
+    net = normed(6)
+    net.load_state_dict(start, strict=False)
+    for _ in range(2):
+        nets = []
+        for x, y in clients:
+
+            def loss(model: Any, x: Any = x, y: Any = y) -> Any:
+                features = model.features(torch.cat([x, xv]))
+                logits, n = model.classifier(features), len(x)
+                total = F.cross_entropy(logits[:n], y) + weights[0] * F.cross_entropy(logits[n:], yv + 3)
+                if weights[1]:
+                    both = torch.cat([features[:n], features[n:].detach()])
+                    total = total + weights[1] * supcon(both, torch.cat([y, yv]))
+                return total + weights[2] * supcon(features[n:], yv)
+
+            nets.append(trained(net, loss, 3, 0.05, 0.9))
+        net.load_state_dict(averaged(nets, [5, 9]))
+    assert_close(run.server.state[FedAvg.model], net.state_dict())
+
+
+def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
+    seen = []
+
+    class Before(AddOn):
+        outputs = 2
+
+        @property
+        def name(self) -> str:
+            return "A"
+
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            seen.append((local.offset(local.method.addons[1]), local.net.classifier.out_features))
+
+    played(Before(), VHL(VIRTUAL, 3), clients=[toy(5, 1)], network=Small, rounds=1)
+    assert seen == [(5, 8)]
+
+
+def test_vfa_is_supcon_with_drawn_features() -> None:
+    client, start = toy(7, 1), beginning(3)
+    run = played(VFA(weight=1.5, std=0.1, batch=4), clients=[client], network=Small, initial=start, batch=7, steps=3)
+    means = torch.rand(3, 3, generator=derive(0, 0, "server", "VFA "))
+    assert torch.equal(run.server.state[VFA.means]["mean"], means)
+    net = Small(3)
+    net.load_state_dict(start)
+    for t in (1, 2):
+        generator = derive(0, t, 0, "VFA", "")
+
+        def loss(model: Any, generator: Any = generator) -> Any:
+            labels = torch.randint(3, (4,), generator=generator)
+            drawn = means[labels] + 0.1 * torch.randn(4, 3, generator=generator)
+            z = torch.cat([model.features(client.images), drawn])
+            return F.cross_entropy(model(client.images), client.labels) + 1.5 * supcon(
+                z, torch.cat([client.labels, labels])
+            )
+
+        net = trained(net, loss, 3, 0.05)
+    assert_close(run.server.state[FedAvg.model], net.state_dict())
+
+
+def test_vftl_is_fedavg_from_pretrained_weights() -> None:
+    start = beginning(3)
+    addon = VFTL(epochs=4, lr=0.1, momentum=0.9, batch=8, source=VIRTUAL, classes=3)
+    net = Small(3)
+    net.load_state_dict(start)
+    x, y = VIRTUAL
+    pretrained = trained(net, lambda m: F.cross_entropy(m(x), y), 4, 0.1, 0.9).state_dict()
+    options: dict[str, Any] = {"clients": [toy(5, 1), toy(9, 2)], "network": Small}
+    got, want = played(addon, initial=start, **options), played(initial=pretrained, **options)
+    assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model])
+    assert got.rows[0]["down"] == want.rows[0]["down"]
+    assert got.rows[0]["up"] == want.rows[0]["up"]
+
+
+@pytest.mark.parametrize(
+    "addon",
+    [
+        VHL(**NOISE, batch=5),
+        NaiveVHL(source="cnn", **NOISE),
+        VHL(source="gaussian", classes=3, per_class=4, options={"base": 2}, empty="zero"),
+        VFA(),
+        VFTL(**NOISE, epochs=1),
+    ],
+    ids=["vhl", "naive", "gaussian", "vfa", "vftl"],
+)
+def test_the_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
+    assert_lawful(lambda: [addon, Proximal(0.1)], tmp_path)
+
+
+@pytest.mark.parametrize("base", [Proximal(0.1), Scaffold(), Nova()], ids=lambda a: a.name)
+@pytest.mark.parametrize("addon", [VHL(**NOISE), VFA()], ids=lambda a: a.name)
+def test_it_runs_on_the_papers_bases(base: AddOn, addon: AddOn) -> None:
+    both, alone = played(addon, base, rounds=3), played(addon, rounds=3)
+    assert both.rows[-1]["failed"] == {}
+    moved = [r.server.state[FedAvg.model]["body.0.weight"] for r in (both, alone)]
+    assert not torch.equal(*moved)
+
+
+@pytest.mark.parametrize(
+    "addon",
+    [VHL(cross_entropy=0.0, calibration=0.0, contrast=0.0), NaiveVHL(cross_entropy=0.0), VFA(0.0), VFTL(0)],
+    ids=lambda a: a.name,
+)
+def test_off_is_not_installed(addon: AddOn) -> None:
+    assert_same(played(addon), played())
+
+
+def test_the_noise_travels_once_and_is_counted() -> None:
+    run = played(VHL(**NOISE), rounds=3)
+    weights = 4 * (3 * 9 + 3 + 48 * 6 + 6)
+    first, *others = (row["down"] for row in run.rows)
+    assert first == {
+        "FedAvg.model": 5 * weights,
+        "VHL.noise": 5 * 12 * 16 * 4,
+        "VHL.noise:labels": 5 * 12 * 8,
+        "VHL.noise:digest": 5 * 16,
+    }
+    assert all(down == {"FedAvg.model": 5 * weights, "VHL.noise:digest": 5 * 16} for down in others)
+    assert all(row["up"] == {"FedAvg.samples": 5 * 8, "FedAvg.update": 5 * weights} for row in run.rows)
+    run = played(VFA(), rounds=2)
+    assert [row["down"].get("VFA.means", 0) for row in run.rows] == [5 * 3 * 48 * 4, 0]
+
+
+def test_the_sources() -> None:
+    for name, make, options in (
+        ("stylegan", stylegan_noise, {"width": 8}),
+        ("cnn", cnn_noise, {"width": 8}),
+        ("gaussian", upsampled_gaussian, {"base": 2, "normalization": Normalization((0.5,), (0.25,))}),
+    ):
+        run = played(VHL(name, 3, 4, options=options), rounds=1)
+        want = make(3, 4, 4, 1, generator=derive(0, 0, "server", "VHL"), **options)
+        assert torch.equal(run.server.state[VHL.noise].images, want.images)
+    foreign = images(9, 5)
+    runs = [
+        simulate(FedAvg(VHL(source, 3), network=Tiny), federation(), rounds=1, server_data=data, progress=False)
+        for source, data in ((foreign, {}), ("other", {"other": foreign}))
+    ]
+    assert_same(*runs)
+    assert torch.equal(runs[0].server.state[VHL.noise].images, foreign.images)
+
+
+def test_every_architecture_has_its_own_features() -> None:
+    network = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
+    run = played(VFA(), VFTL(**NOISE, epochs=1), network=network, assign=lambda k: "ab"[k % 2])
+    assert set(run.server.state[VFA.means]) == {"a/mean", "b/mean"}
+    assert run.rows[0]["down"]["VFA.means"] == 5 * 3 * 48 * 4
+    assert run.rows[-1]["failed"] == {}
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="NaiveVHL and VHL cannot be combined"):
+        FedAvg(VHL(), NaiveVHL(), network=Tiny)
+    for bad in ({"classes": 1}, {"per_class": 0}, {"calibration": -1.0}, {"batch": 0}, {"temperature": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            VHL(**bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="empty must be one of"):
+        VHL(empty="keep")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="std must be at least 0"):
+        VFA(std=-1.0)
+    with pytest.raises(ValueError, match="batch"):
+        VFA(batch=0)
+    with pytest.raises(ValueError, match="momentum must be"):
+        VFTL(momentum=1.0)
+    with pytest.raises(ValueError, match="VHL: source must be a set or one of stylegan, gaussian, cnn, got 'gan'"):
+        played(VHL("gan"))
+    with pytest.raises(ValueError, match="has 3 classes, but classes=10"):
+        played(VHL(images(9, 5)))
+    with pytest.raises(ValueError, match="convert it with `renormalized`"):
+        played(VHL(images(9, 5).renormalized(Normalization((0.5,), (0.5,))), 3))
+    with pytest.raises(ValueError, match="VFTL: 10 virtual classes, but outputs for 3 only"):
+        played(VFTL())
+    wide = LabeledImages(torch.rand(4, 1, 2, 3), torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(ValueError, match="noise is square, but the clients' images are 2x3; give a set"):
+        played(VHL(), clients=[wide])
+    rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
+    for addon in (VHL(), VFA(), VFTL()):
+        with pytest.raises(ValueError, match=f"{addon.name} needs one class an image"):
+            simulate(FedAvg(addon, network=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
