@@ -18,7 +18,7 @@ from distillkit.rng import derive
 from distillkit.select import select
 from fl import FedAvg, MultiLabel, NoUsableReply, Run, simulate
 from fl.addon import AddOn
-from fl.addons import Proximal, Scaffold, ServerMomentum, SharedImage
+from fl.addons import FedDF, Proximal, Scaffold, ServerMomentum, SharedImage
 from fl.crops import Crops, View
 from fl.distil import distill, due, falling_steps
 from fl.methods import ClippedCrossEntropy, single_image
@@ -352,6 +352,8 @@ def test_senseless_combinations_are_refused_when_built() -> None:
         with pytest.raises(ValueError, match=f"{other.name} needs weights from the clients in every round"):
             FedAvg(shared, other, network=Tiny)
         FedAvg(SharedImage(PHOTO, **SMALL, rate=1.0), other, network=Tiny)
+    with pytest.raises(ValueError, match="FedDF and SharedImage cannot be combined: both fill the slot 'refine'"):
+        FedAvg(shared, FedDF(), network=Tiny)
     with pytest.raises(ValueError, match="nothing can be personal"):
         FedAvg(shared, network=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="max_norm must be greater than 0"):
