@@ -1,6 +1,7 @@
 """Methods that are not weight averaging, and the papers as compositions."""
 
 from fl.methods.feddm import FedDM, Real
+from fl.methods.fedlgd import FedLGD
 from fl.methods.fedproto import FedProto
 from fl.methods.fedrep import fedrep
 from fl.methods.single_image import ClippedCrossEntropy, single_image
@@ -8,6 +9,7 @@ from fl.methods.single_image import ClippedCrossEntropy, single_image
 __all__ = [
     "ClippedCrossEntropy",
     "FedDM",
+    "FedLGD",
     "FedProto",
     "Real",
     "fedrep",

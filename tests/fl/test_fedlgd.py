@@ -1,0 +1,265 @@
+"""FedLGD's two halves against plain formulas; what travels when; federated virtual learning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit import LabeledImages
+from distillkit.augment import DSA
+from distillkit.condense import distribution_matching
+from distillkit.networks import FixedNetwork, RandomNetworks
+from distillkit.rng import derive
+from fl import FedAvg, Holding, MultiLabel, simulate
+from fl.addon import AddOn
+from fl.addons import MOON, Anchors, Condensed, Nova, Proximal, Scaffold, ServerMomentum
+from fl.methods import FedLGD
+from tests.fl.laws import assert_lawful, assert_same
+from tests.fl.small import Tiny, federation
+from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, supcon, toy, trained
+
+FEW: dict[str, Any] = {"ipc": 2, "steps": 3, "refine_steps": 2, "selected": (1, 3)}
+
+
+def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
+    method = FedAvg(*addons, **{"network": Tiny, "lr": 0.05, "batch": 6, **options})
+    return simulate(method, clients or federation(), rounds=rounds, progress=False)
+
+
+# Anchors.
+
+
+def row_cosine(gradients: list[Tensor], targets: list[Tensor]) -> Tensor:
+    """Eq. 5 row by row; biases count nothing."""
+    terms = []
+    for g, t in zip(gradients, targets):
+        if g.ndim > 1:
+            for a, b in zip(g.flatten(1), t.flatten(1)):
+                terms.append(1 - (a @ b) / (a.norm() * b.norm() + 1e-6))
+    return torch.stack(terms).sum()
+
+
+def matched(net: nn.Module, images: Tensor, labels: Tensor, target: list[Tensor], steps: int, lr: float) -> Tensor:
+    """Eq. 6 by momentum SGD on the pixels."""
+    images, velocity = images.clone(), torch.zeros_like(images)
+    for _ in range(steps):
+        leaf = images.clone().requires_grad_()
+        gradients = torch.autograd.grad(F.cross_entropy(net(leaf), labels), list(net.parameters()), create_graph=True)
+        velocity = 0.5 * velocity + torch.autograd.grad(row_cosine(list(gradients), target), leaf)[0]
+        images = images - lr * velocity
+    return images
+
+
+@pytest.mark.parametrize("joined", ["unselected", "always"])
+@pytest.mark.parametrize(("reduction", "weight"), [("mean", 0.3), ("sum", 0.02)])
+def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) -> None:
+    """Two clients, whole batches, a server with momentum, falling rates; rounds 1 and 3 are selected."""
+    clients, start = [toy(5, 1), toy(9, 2)], beginning(3)
+    anchors = Anchors(
+        ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, temperature=0.2, reduction=reduction
+    )
+    run = played(
+        anchors, ServerMomentum(0.7), rounds=4, clients=clients, network=Small, initial=start, weights="uniform",
+        lr=0.2, lr_decay=0.9, batch=20, steps=2,
+    )  # fmt: skip
+
+    g = torch.randn(6, 1, 2, 2, generator=derive(0, 0, "server", "Anchors"))
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    net = Small(3)
+    net.load_state_dict(start)
+    momentum = {n: torch.zeros_like(t) for n, t in start.items()}
+    for t in range(1, 5):
+        selected, nets = t in (1, 3), []
+        for x, y in clients:
+            if joined == "always" or not selected:
+                x, y = torch.cat([x, g]), torch.cat([y, labels])
+
+            def loss(model: Any, x: Any = x, y: Any = y, selected: bool = selected, g: Tensor = g) -> Tensor:
+                total = F.cross_entropy(model(x), y)
+                if selected:
+                    return total
+                z, all_labels = torch.cat([model.features(x), model.features(g)]), torch.cat([y, labels])
+                count = len(z) if reduction == "sum" else 1
+                return total + weight * count * supcon(z, all_labels, 0.2)
+
+            nets.append(trained(net, loss, 2, 0.2 * 0.9 ** (t - 1)))
+        mean = averaged(nets, [1, 1])
+        update = {n: mean[n] - p.detach() for n, p in net.named_parameters()}
+        if selected:
+            g = matched(net, g, labels, [-u / (0.2 * 0.9 ** (t - 1)) for u in update.values()], 3, 0.5)
+        momentum = {n: 0.7 * momentum[n] + u for n, u in update.items()}
+        net.load_state_dict({n: p.detach() + momentum[n] for n, p in net.named_parameters()})
+    assert_close(run.server.state[FedAvg.model], net.state_dict(), atol=2e-5)
+    assert torch.allclose(run.server.state[Anchors.anchors].images, g, atol=1e-4)
+    assert torch.equal(run.server.state[Anchors.anchors].labels, labels)
+
+
+def test_anchors_alone_are_data_that_everybody_adds() -> None:
+    run = played(Anchors(ipc=2, weight=0.0, selected=()), weights="uniform", rounds=3)
+    noise = run.server.state[Anchors.anchors]
+    joined = [LabeledImages.concatenate([c, noise]) for c in federation()]
+    alone = played(clients=joined, weights="uniform", rounds=3)
+    for name, value in alone.server.state[FedAvg.model].items():
+        assert torch.equal(run.server.state[FedAvg.model][name], value)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_statistics_are_asked_once_and_averaged_over_owners(whole: bool) -> None:
+    """Class 2 is nobody's: its anchors are noise. The mean over clients is uniform, as released."""
+    clients = [toy(4, 1, labels=[0, 0, 1, 1]), toy(6, 2, labels=[0] * 6)]
+    clients = [c.replace(num_classes=3) for c in clients]
+    init: Any = "statistics-whole-set" if whole else "statistics"
+    run = played(Anchors(ipc=50, init=init, selected=(), weight=0.0), clients=clients, network=Small, rounds=1)
+    found = []
+    for x, y in clients:
+        rows = [x[y == c].flatten() for c in range(2)]
+        share = [len(r) / x.numel() if whole else 1.0 for r in rows]
+        means = [float(r.mean()) * s if len(r) else 0.0 for r, s in zip(rows, share)]
+        squares = [float(r.square().mean()) * s if len(r) else 0.0 for r, s in zip(rows, share)]
+        found.append([(m, (q - m * m) ** 0.5) for m, q in zip(means, squares)])
+    (a, a_std), (b, b_std) = ((found[0][0][i] + found[1][0][i]) / 2 for i in (0, 1)), found[0][1]
+    unit = torch.randn(3, 50, 1, 2, 2, generator=derive(0, 0, "server", "Anchors"))
+    want = torch.cat([a + a_std * unit[0], b + b_std * unit[1], unit[2]])
+    assert torch.allclose(run.server.state[Anchors.anchors].images, want, atol=1e-5)
+    assert run.rows[0]["setup"]["up"] == {"Anchors.statistics": 2 * 3 * 2 * 4, "Anchors.owned": 2 * 3 * 4}
+
+
+# Condensed.
+
+
+def sets(clients: list[LabeledImages]) -> list[LabeledImages]:
+    return [
+        distribution_matching(
+            data, networks=RandomNetworks(lambda: Tiny(3)), ipc=2, steps=3, init="statistics", augment=DSA(),
+            generator=derive(0, 1, k, "Condensed", "condense"),
+        )
+        for k, data in enumerate(clients)
+    ]  # fmt: skip
+
+
+def test_any_method_on_condensed_data_is_the_method_on_these_sets() -> None:
+    """Same weights to the last bit, with one class fewer at a client that owns two."""
+    clients = federation()
+    clients[1] = clients[1][clients[1].labels != 1]
+    condensed = sets(clients)
+    assert [len(s) for s in condensed] == [6, 4, 6, 6, 6]
+    for addons in ((), (Scaffold(),), (Proximal(0.1), Nova()), (MOON(),)):
+        got = played(Condensed(**{**FEW, "refine_steps": 0}), *addons, clients=clients, rounds=3)
+        want = played(*addons, clients=condensed, rounds=3)
+        for name, value in want.server.state[FedAvg.model].items():
+            assert torch.equal(got.server.state[FedAvg.model][name], value)
+
+
+def test_selected_rounds_refine_under_the_current_global_network() -> None:
+    clients, seen = federation()[:2], {}
+
+    class Peek(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            seen[local.round, local.client.id] = (local.data, dict(local.start))
+
+    played(Condensed(**FEW), Peek(), clients=clients, rounds=4)
+    for k, data in enumerate(clients):
+        first, start = seen[1, k][0], seen[3, k][1]
+        assert torch.equal(first.images, sets(clients)[k].images)
+        assert torch.equal(seen[2, k][0].images, first.images)
+        net = Tiny(3)
+        net.load_state_dict(start)
+        want = distribution_matching(
+            data, networks=FixedNetwork(net), ipc=2, steps=2, init=first, augment=DSA(),
+            generator=derive(0, 3, k, "Condensed", "refine"),
+        )  # fmt: skip
+        assert torch.equal(seen[3, k][0].images, want.images)
+        assert not torch.equal(want.images, first.images)
+        assert torch.equal(seen[4, k][0].images, want.images)
+
+
+def test_the_first_networks_may_be_others() -> None:
+    drawn = []
+
+    def network() -> nn.Module:
+        drawn.append(1)
+        return Tiny(3)
+
+    played(Condensed(**FEW, network=network), clients=federation()[:1])
+    assert drawn
+
+
+# FedLGD.
+
+SMALL: dict[str, Any] = {
+    "ipc": 2, "anchors": 2, "condense_steps": 3, "refine_steps": 2, "match_steps": 2, "batch": 6, "lr": 0.05,
+}  # fmt: skip
+
+
+def test_the_composition_has_the_papers_defaults() -> None:
+    method = FedLGD(network=Tiny)
+    condensed, anchors = method.addons[1], method.addons[0]
+    assert isinstance(condensed, Condensed)
+    assert isinstance(anchors, Anchors)
+    assert (condensed.ipc, condensed.steps, condensed.refine_steps, condensed.init) == (50, 10_000, 100, "statistics")
+    assert (anchors.ipc, anchors.steps, anchors.weight, anchors.init) == (10, 500, 1.0, "noise")
+    assert condensed.selected == anchors.selected == (1, 6, 11, 16, 21, 26, 31, 36, 41, 46, 51)
+    assert (method.lr, method.batch, method.phases[0].epochs, method.momentum) == (0.01, 32, 1, 0.0)
+    assert method.weights == "uniform"
+
+
+@pytest.mark.parametrize("joined", ["unselected", "always"])
+def test_bytes_by_entry(joined: Any) -> None:
+    """Rounds 1 and 3 distil. G goes down in the first round that uses it and after each change, and nothing else."""
+    method = FedLGD(network=Tiny, selected=(1, 3), joined=joined, **SMALL)
+    held = [Holding(c) for c in federation()]
+    run = simulate(method, held, rounds=5, progress=False)
+    weights, body = 5 * 4 * (3 * 9 + 3 + 48 * 3 + 3), 5 * 6 * 16 * 4
+    bodies = {"unselected": [None, 1, None, 1, 0], "always": [1, 1, 0, 1, 0]}[joined]
+    for row, sent in zip(run.rows, bodies):
+        want = {"FedAvg.model": weights}
+        if sent is not None:
+            want |= {"Anchors.anchors:digest": 5 * 16}
+        if sent:
+            want |= {"Anchors.anchors": body, "Anchors.anchors:labels": 5 * 6 * 8}
+        assert row["down"] == want
+        assert row["up"] == {"FedAvg.samples": 5 * 8, "FedAvg.update": weights}
+
+
+@pytest.mark.parametrize("init", ["noise", "statistics"])
+def test_the_laws(init: Any, tmp_path: Path, global_rng_untouched: None) -> None:
+    def make() -> list[AddOn]:
+        return [Condensed(**FEW), Anchors(ipc=2, selected=(1, 3), steps=2, init=init), Scaffold()]
+
+    assert_lawful(make, tmp_path, weights="uniform")
+
+
+def test_off_is_not_installed() -> None:
+    assert_same(played(Condensed(ipc=0), Anchors(ipc=0)), played())
+    bare = FedLGD(network=Tiny, **{**SMALL, "ipc": 0, "anchors": 0})
+    assert bare.addons == ()
+
+
+def test_clients_of_any_architecture_condense_by_their_own() -> None:
+    network = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
+    run = played(Condensed(**FEW), network=network, assign=lambda k: "ab"[k % 2], rounds=3)
+    assert run.rows[-1]["failed"] == {}
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="Anchors needs one architecture that the server holds whole"):
+        FedLGD(network={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
+    with pytest.raises(ValueError, match="Anchors needs one architecture that the server holds whole"):
+        FedLGD(network=Tiny, personal="classifier.*")
+    with pytest.raises(ValueError, match="Anchors needs optimizer='sgd'"):
+        FedLGD(network=Tiny, optimizer="adam")
+    for kind in (Condensed, Anchors):
+        for bad in ({"ipc": -1}, {"steps": -1}, {"selected": (0,)}, {"init": "zeros"}, {"lr": 0.0}, {"momentum": 1.0}):
+            with pytest.raises(ValueError, match=next(iter(bad))):
+                kind(**bad)  # type: ignore[arg-type]
+    for bad in ({"weight": -1.0}, {"temperature": 0.0}, {"reduction": "none"}, {"joined": "never"}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            Anchors(**bad)  # type: ignore[arg-type]
+    rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
+    with pytest.raises(ValueError, match="Anchors needs one class an image"):
+        simulate(FedLGD(network=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
