@@ -3,7 +3,7 @@
 python docs/make_results.py [SUMMARY]
 
 With SUMMARY, a `summary.json` that `examples/condense.py` wrote, its rows are first taken into `results/condense.json`
-(a row of the same run is replaced).
+(a row of the same run and epochs is replaced).
 """
 
 from __future__ import annotations
@@ -38,24 +38,27 @@ ORDER = ("random", "herding", "k-center", "dm", "dc", "dsa")
 def take(summary: Path) -> None:
     """Merge a run's rows into the results; where it wrote to is nobody else's business."""
     path = RESULTS / "condense.json"
-    rows = {row["run"]: row for row in json.loads(path.read_text())} if path.exists() else {}
+    taken = json.loads(path.read_text()) if path.exists() else []
     for row in json.loads(summary.read_text()):
         row["command"] = re.sub(r" --(out|data) \S+", "", row["command"])
-        rows[row["run"]] = row
-    ordered = sorted(rows.values(), key=lambda r: (r["dataset"], ORDER.index(r["method"]), r["seed"]))
+        taken.append(row)
+    rows = {(row["run"], row["epochs"]): row for row in taken}
+    ordered = sorted(rows.values(), key=lambda r: (r["dataset"], r["epochs"], ORDER.index(r["method"]), r["seed"]))
     path.write_text(json.dumps(ordered, indent=2) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """One line a row: what it cost, what it gave, what was published."""
     lines = [
-        "| dataset | method | image updates | nets | accuracy % | CPU s | published, full budget |",
-        "|---|---|---|---|---|---|---|",
+        "| dataset | method | image updates | epochs x batch | nets | accuracy % | CPU s | published, full budget |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         accuracy = f"{100 * r['accuracy_mean']:.1f} ± {100 * r['accuracy_std']:.1f}"
         published = PUBLISHED.get(r["dataset"], {}).get(r["method"], "–") if r["ipc"] == 10 else "–"
-        cells = (r["dataset"], r["method"], r["steps"], r["nets"], accuracy, f"{r['seconds_cpu']:.0f}", published)
+        schedule = f"{r['epochs']} x {r['batch']}"
+        cost = f"{r['seconds_cpu']:.0f}"
+        cells = (r["dataset"], r["method"], r["steps"], schedule, r["nets"], accuracy, cost, published)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 

@@ -47,7 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "nets": 2, "embedding_images": 100, "embedding_epochs": 1, "width": 8, "depth": 2,
     },
     "cpu": {
-        "dataset": "fashionmnist", "ipc": 10, "steps": 400, "iterations": 5, "loops": (10, 2), "batch_real": 64,
+        "dataset": "fashionmnist", "ipc": 10, "steps": 400, "iterations": 3, "loops": (10, 2), "batch_real": 64,
         "init": "real", "lr_dc": 1.0, "epochs": 75, "batch": 25, "nets": 3, "embedding_epochs": 0,
     },
     "paper": {
@@ -86,7 +86,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--data", help="the data root; default the environment variable DISTILLKIT_DATA")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--workers", type=int, help="threads of PyTorch; default PyTorch's choice")
-    add("--resume", action="store_true", help="go on with an interrupted condensation")
+    add("--resume", action="store_true", help="go on with an interrupted run: its set or state is there")
     chosen = parser.parse_known_args(argv)[0]
     parser.set_defaults(**PRESETS[chosen.preset])
     options = parser.parse_args(argv)
@@ -189,9 +189,13 @@ def run(
     folder = options.out / f"{name}-{method}-ipc{options.ipc}-seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     started, started_cpu = time.perf_counter(), time.process_time()
-    made = condenser.make(method, seed, folder / "state.safetensors")
+    saved = folder / "set.safetensors"
+    if options.resume and saved.exists():
+        made = LabeledImages.load(saved).to(options.device)
+    else:
+        made = condenser.make(method, seed, folder / "state.safetensors")
     condensed = time.perf_counter() - started
-    made.save(folder / "set.safetensors")
+    made.save(saved)
     plot.grid(made).savefig(folder / "grid.png")
     augment = None if options.no_augment else condenser.augment
     protocol = Protocol(epochs=options.epochs, batch=options.batch, augment=augment)

@@ -94,6 +94,10 @@ def test_interrupted_condensation_goes_on_to_the_same_set(
     a, b = (LabeledImages.load(tmp_path / name / run) for name in ("whole", "cut"))
     assert torch.equal(a.images, b.images)
 
+    (tmp_path / "cut" / "summary.json").unlink()
+    monkeypatch.setattr(condense.Condenser, "make", None)  # the set is there, so only the test is run again
+    assert condense.main([*argv, "--out", str(tmp_path / "cut"), "--resume"])[0]["steps"] == 3
+
 
 def test_presets_and_published_loops(condense: ModuleType) -> None:
     paper = condense.arguments(["--preset", "paper"])
