@@ -80,12 +80,12 @@ def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
     affordable = by_rdp < _PRV_EPSILON and _prv_points(spends, delta, by_rdp) <= _PRV_POINTS
     if affordable:
         by_prv = _prv(spends, delta, by_rdp)
-        if accountant == "prv" or by_prv < by_rdp:
+        if by_prv < by_rdp or (accountant == "prv" and by_prv < math.inf):
             return Bound(by_prv, "prv")
-    elif accountant == "prv":
+    if accountant == "prv":
         raise NotAccountable(
-            f"PRV would need {_prv_points(spends, delta, by_rdp):.1e} points for these spends (RDP epsilon "
-            f"{by_rdp:.4g}); take accountant='rdp', which is a sound upper bound"
+            f"PRV would need {_prv_points(spends, delta, by_rdp):.1e} points at delta {delta:g} for these spends (RDP "
+            f"epsilon {by_rdp:.4g}), or is not accurate enough there; take accountant='rdp', a sound upper bound"
         )
     return Bound(by_rdp, "rdp")
 
@@ -136,8 +136,12 @@ def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float
 
 
 def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
+    """PRV's bound; infinity where its numerics give up, as they do for tiny delta."""
     from distillkit.privacy.prv import prv_epsilon
 
     eps_error, delta_error = _prv_errors(by_rdp, delta)
     width = _prv_width(spends, delta_error)
-    return prv_epsilon(spends, delta, width=width, eps_error=eps_error, delta_error=delta_error)
+    try:
+        return prv_epsilon(spends, delta, width=width, eps_error=eps_error, delta_error=delta_error)
+    except (ArithmeticError, RuntimeError, ValueError):
+        return math.inf

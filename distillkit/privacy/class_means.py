@@ -32,7 +32,7 @@ def class_sums(
         chunk: images per forward pass; default by device and size.
 
     Returns:
-        float64 [maps, classes, F].
+        float64 [maps, classes, F]. A record whose embedding overflows adds zero, silently: that it does is private.
     """
     sums = []
     size = chunk_size(images, chunk)
@@ -41,7 +41,9 @@ def class_sums(
         total = torch.zeros(num_classes, maps.dim, dtype=torch.float64, device=images.device)
         for part, own in zip(images.split(size), labels.split(size)):
             if len(part):
-                total.index_add_(0, own, embed(part.contiguous(memory_format=torch.channels_last)).double())
+                vectors = embed(part.contiguous(memory_format=torch.channels_last)).double()
+                finite = torch.isfinite(vectors).all(1, keepdim=True)
+                total.index_add_(0, own, torch.where(finite, vectors, 0.0))
         sums.append(total)
     return torch.stack(sums)
 

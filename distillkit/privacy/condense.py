@@ -17,7 +17,7 @@ from distillkit.normalization import Normalization
 from distillkit.privacy.class_means import class_sums, match_sums, release
 from distillkit.privacy.events import Event
 from distillkit.privacy.gaussian import gaussian_sigma
-from distillkit.privacy.guards import private_set, public_start
+from distillkit.privacy.guards import ledger_at, private_set, public_start
 from distillkit.privacy.histogram import private_histogram
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMaps
@@ -70,7 +70,7 @@ def condense_private(
         images: a set, or float [N, C, H, W] in the normalised space. Private.
         labels: class indices int [N]; left out with a set. Private.
         epsilon: > 0, for the whole call.
-        delta: below 1 / N.
+        delta: below 1 / N; that of the ledger, if one is given.
         num_classes: K, public; must be given with tensors. A class without records gets images too, of noise.
         ipc: images per class.
         network: a factory of networks that are re-drawn, or a sampler; it must owe nothing to the private data.
@@ -115,10 +115,7 @@ def condense_private(
         network_sampler(network, real), networks, like=real, clip=clip, match=match, augment=augment, seed=seed
     )
     secret = as_secret(secret)
-    ledger = Ledger(delta=delta) if ledger is None else ledger
-
-    if ledger.delta != delta:
-        raise ValueError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
+    ledger = ledger_at(ledger, delta)
 
     share = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
     whole = gaussian_sigma(epsilon, delta)

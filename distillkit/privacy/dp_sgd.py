@@ -15,6 +15,7 @@ from distillkit.chunks import chunk_size
 from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
 from distillkit.privacy.events import Event
 from distillkit.privacy.gradient import PrivateGradient
+from distillkit.privacy.guards import ledger_at, refuse_large_delta
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.planning import plan
@@ -42,11 +43,11 @@ def require_per_example(model: nn.Module) -> None:
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise PrivacyError(f"{type(model).__name__} has no parameter that asks for a gradient")
-    training = model.training
+    training, model.training = model.training, True
     try:
-        errors = ModuleValidator.validate(model.train(), strict=False)
+        errors = ModuleValidator.validate(model, strict=False)
     finally:
-        model.train(training)
+        model.training = training
     if errors:
         raise PrivacyError(f"Opacus refuses {type(model).__name__}: {'; '.join(str(e) for e in errors)}")
 
@@ -154,7 +155,7 @@ def train_private(
         size: the public number of records: gradients are divided by rate * size, not by the batch.
         epsilon: for all steps of this call, from which sigma follows; or give `sigma`.
         sigma: noise standard deviation / clip.
-        delta: below 1 / N; the ledger's, if one is given.
+        delta: below 1 / N; that of the ledger, if one is given.
         clip: l2 norm of one example's gradient over all parameters.
         rate: probability with which a record takes part in a step.
         steps: all are charged before the first.
@@ -181,13 +182,14 @@ def train_private(
     if sigma is None:
         assert epsilon is not None
         sigma = plan(epsilon, delta, count=steps, rate=rate).sigma
-    ledger = Ledger(delta=delta) if ledger is None else ledger
+    refuse_large_delta(len(real), delta)
+    ledger = ledger_at(ledger, delta)
     secret = as_secret(secret)
     rows_of = loss if loss is not None else _cross_entropy
     parameters = [p for p in model.parameters() if p.requires_grad]
     step_of = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
     part = chunk_size(real.images, chunk) if len(real) else 1
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     model.train()
     try:
         with per_example_gradients(model) as gradients:
@@ -204,7 +206,8 @@ def train_private(
                 step_of.zero_grad(set_to_none=True)
             private.close()
     finally:
-        model.train(training)
+        for module, mode in modes.items():
+            module.training = mode
     return ledger
 
 

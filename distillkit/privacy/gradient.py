@@ -52,7 +52,13 @@ class PrivateGradient:
         self._optimizer.secret = secret
 
     def add(self, grad_samples: Sequence[Tensor]) -> None:
-        """Clip and add the gradients of some examples: for each parameter a tensor [n, *parameter.shape]."""
+        """Clip and add the gradients of some examples: for each parameter a tensor [n, *parameter.shape].
+
+        An example whose gradient is not finite adds zero, silently: how many there are is private.
+        """
+        finite = torch.stack([torch.isfinite(g.flatten(1).sum(1)) for g in grad_samples]).all(0)
+        if not bool(finite.all()):
+            grad_samples = [torch.where(finite.view(-1, *[1] * (g.ndim - 1)), g, 0.0) for g in grad_samples]
         self._accumulate(grad_samples)
         self._set_samples([None] * len(self._parameters))
 

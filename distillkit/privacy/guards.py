@@ -17,9 +17,18 @@ from distillkit.privacy.errors import (
     PrivateInitialization,
     PrivateStatistics,
 )
+from distillkit.privacy.ledger import Ledger
 from distillkit.sets import LabeledImages, as_set
 
-__all__ = ["private_set", "public_noise", "public_start", "refuse_batch_norm", "refuse_mixing"]
+__all__ = [
+    "ledger_at",
+    "private_set",
+    "public_noise",
+    "public_start",
+    "refuse_batch_norm",
+    "refuse_large_delta",
+    "refuse_mixing",
+]
 
 
 def private_set(
@@ -45,14 +54,26 @@ def private_set(
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
     if real.labels.ndim != 1:
         raise PrivacyError("labels must be class indices [N]: soft rows have no bounded contribution to one class")
-    if len(real) and delta >= 1 / len(real):
-        raise NotAccountable(
-            f"delta must be below one over the number of records (1/{len(real)}), got {delta:g}: at that delta even "
-            "publishing a random record passes"
-        )
+    refuse_large_delta(len(real), delta)
     if not public_statistics:
         _refuse_private_normalization(real)
     return real
+
+
+def refuse_large_delta(records: int, delta: float) -> None:
+    """Raise NotAccountable unless `delta` is below one over the number of records."""
+    if records and delta >= 1 / records:
+        raise NotAccountable(
+            f"delta must be below one over the number of records (1/{records}), got {delta:g}: at that delta even "
+            "publishing a random record passes"
+        )
+
+
+def ledger_at(ledger: Ledger | None, delta: float) -> Ledger:
+    """The ledger to charge: the one given, if it accounts at `delta`, or a new one in memory."""
+    if ledger is not None and ledger.delta != delta:
+        raise ValueError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
+    return Ledger(delta=delta) if ledger is None else ledger
 
 
 def _refuse_private_normalization(real: LabeledImages) -> None:

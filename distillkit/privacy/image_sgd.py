@@ -17,7 +17,7 @@ from distillkit.privacy.condense import network_sampler
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.events import Event
 from distillkit.privacy.gradient import PrivateGradient
-from distillkit.privacy.guards import private_set, public_noise, public_start
+from distillkit.privacy.guards import ledger_at, private_set, public_noise, public_start
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMap, PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
@@ -119,7 +119,7 @@ def image_sgd(
         size: the public number of records that the mean gradient is scaled by; not the private `len(images)`.
         epsilon: for all steps of this call, from which sigma follows; or give `sigma`.
         sigma: noise standard deviation / clip.
-        delta: below 1 / N.
+        delta: below 1 / N; that of the ledger, if one is given.
         match: `"embedding+logits"` is Eq. 8.
         loss: a separable loss; see `separable`.
         clip: l2 norm of one record's gradient. Default: the median norm on public smooth noise, which costs nothing.
@@ -152,7 +152,7 @@ def image_sgd(
         public_statistics=public_statistics,
         delta=delta,
     )
-    ledger = Ledger(delta=delta) if ledger is None else ledger
+    ledger = ledger_at(ledger, delta)
     secret = as_secret(secret)
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     start, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))

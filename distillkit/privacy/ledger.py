@@ -39,7 +39,7 @@ class Ledger:
             seeded rehearsal stops where the real run will.
         disjoint: whether no record lies with two clients. If False the events of all clients compose.
 
-    Threads and processes may share a ledger file.
+    Threads and processes may share a ledger file (a `.lock` file beside it keeps them apart).
 
     Raises:
         NotAccountable: delta out of range.

@@ -183,6 +183,13 @@ def test_prv_is_refused_where_it_would_not_fit() -> None:
     assert 3200 < bound.epsilon <= 3370
 
 
+def test_rdp_steps_in_where_the_numerics_of_prv_give_up() -> None:
+    spends, delta = [(1.0, 0.05, 200)], 1e-15
+    with pytest.raises(NotAccountable, match="not accurate enough"):
+        compose(spends, delta, accountant="prv")
+    assert compose(spends, delta) == compose(spends, delta, accountant="rdp")
+
+
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 2.0])
 def test_delta_out_of_range_is_refused(delta: float) -> None:
     with pytest.raises(NotAccountable, match="delta must be in"):

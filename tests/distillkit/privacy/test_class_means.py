@@ -81,6 +81,15 @@ def test_class_sums_equal_the_obvious_loop(toy_set: LabeledImages, toy_network: 
     assert not sums[:, 3:].any()
 
 
+def test_an_embedding_that_overflows_adds_nothing(toy_set: LabeledImages) -> None:
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3)).double()
+    maps = PublicMaps(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set)
+    images = torch.cat([toy_set.images, torch.full((1, 1, 4, 4), 1e308, dtype=torch.float64)])
+    labels = torch.cat([toy_set.labels, torch.tensor([0])])
+    sums = class_sums(images, labels, maps, num_classes=3)
+    torch.testing.assert_close(sums, class_sums(toy_set.images, toy_set.labels, maps, num_classes=3))
+
+
 @given(st.integers(0, 11), st.sampled_from([None, 0.7]))
 def test_one_record_moves_the_sums_by_at_most_the_sensitivity(index: int, clip: float | None) -> None:
     generator = torch.Generator().manual_seed(index)

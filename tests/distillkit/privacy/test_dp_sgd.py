@@ -12,6 +12,7 @@ from distillkit.privacy import (
     BatchStatistics,
     BudgetExhausted,
     Ledger,
+    NotAccountable,
     NotSeparable,
     PrivacyError,
     Secret,
@@ -128,6 +129,8 @@ def test_options(toy_set: LabeledImages) -> None:
     for wrong in ({"epsilon": 3.0}, {"sigma": None}):
         with pytest.raises(PrivacyError, match="either epsilon"):
             train(model, toy_set, **wrong)
+    with pytest.raises(NotAccountable, match="below one over the number"):
+        train(model, toy_set, delta=0.2)
     with pytest.raises(NotSeparable, match="one value for each example"):
         train(model, toy_set, rate=1.0, loss=lambda logits, labels: F.cross_entropy(logits, labels))
 

@@ -214,6 +214,13 @@ def test_several_parameters_share_one_clip_and_one_draw() -> None:
     assert secret.draws == 1
 
 
+def test_a_gradient_that_is_not_finite_adds_nothing() -> None:
+    parameter = torch.zeros(2, requires_grad=True)
+    gradient = PrivateGradient([parameter], sigma=0.0, clip=1.0, denominator=1.0, secret=Secret(0))
+    gradient.add([torch.tensor([[0.3, 0.0], [math.nan, 1.0], [math.inf, 0.0]])])
+    torch.testing.assert_close(gradient.take()[0], torch.tensor([0.3, 0.0]))
+
+
 def test_squared_distance_is_flagged() -> None:
     assert squared_distance.separable is True  # type: ignore[attr-defined]
     rows = squared_distance(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]))

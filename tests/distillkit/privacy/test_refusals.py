@@ -108,6 +108,11 @@ def test_delta_that_is_too_large(condense: Callable[..., LabeledImages], toy_set
         condense(toy_set, delta=0.0)
 
 
+def test_a_ledger_at_another_delta(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+    with pytest.raises(ValueError, match="delta must be the ledger's"):
+        condense(toy_set, ledger=Ledger(delta=1e-6))
+
+
 def test_epsilon_out_of_range(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(ValueError, match="epsilon must be greater than 0"):
         condense(toy_set, epsilon=0.0)
