@@ -1,0 +1,80 @@
+"""A generator of embeddings for given classes, the classifiers that it learns from, and how its optimiser is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from distillkit.networks import split
+from fl.message import Tensors
+
+__all__ = ["Head", "LatentGenerator", "adam", "diversity", "packed"]
+
+
+class Head(nn.Module):
+    """The classifier of a network as a module of its own.
+
+    Attributes:
+        embedding: d, what it takes.
+        names: its parameters' names in the network.
+    """
+
+    def __init__(self, model: nn.Module, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.model = model.eval()
+        named = dict(model.named_parameters())
+        with torch.no_grad():
+            z = split(model).features(torch.zeros(1, *shape, device=next(iter(named.values())).device))
+        self.embedding = z.shape[1]
+        reached = torch.autograd.grad(self(z).sum(), list(named.values()), allow_unused=True)
+        self.names = [n for n, g in zip(named, reached) if g is not None]
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """Logits [N, K] of embeddings [N, d]."""
+        return split(self.model).classifier(embedding)
+
+    def at(self, weights: Tensors, embedding: Tensor) -> Tensor:
+        """Logits by a classifier with other weights."""
+        return cast(Tensor, functional_call(self, {f"model.{n}": t for n, t in weights.items()}, (embedding,)))
+
+
+class LatentGenerator(nn.Module):
+    """FedGen's generator: noise and a one-hot class, one hidden layer with batch norm, an embedding."""
+
+    def __init__(self, num_classes: int, noise: int, hidden: int, embedding: int) -> None:
+        super().__init__()
+        self.num_classes, self.noise = num_classes, noise
+        self.body = nn.Sequential(nn.Linear(noise + num_classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
+        self.out = nn.Linear(hidden, embedding)
+
+    def forward(self, labels: Tensor, noise: Tensor) -> Tensor:
+        """Embeddings [N, d] of labels [N] and noise [N, noise]."""
+        return self.out(self.body(torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)))
+
+
+def diversity(noise: Tensor, embeddings: Tensor) -> Tensor:
+    """exp(-mean over pairs of (mean squared noise difference x mean absolute embedding difference)), in (0, 1]."""
+    apart = (noise[:, None] - noise).square().mean(2)
+    return torch.exp(-(apart * (embeddings[:, None] - embeddings).abs().mean(2)).mean())
+
+
+def adam(params: Iterable[nn.Parameter], lr: float, weight_decay: float, state: Tensors) -> torch.optim.Adam:
+    """An Adam that goes on from the packed state of another (an empty one: from the start)."""
+    optimizer = torch.optim.Adam(params, lr=lr, weight_decay=weight_decay, foreach=False)
+    found: dict[int, Tensors] = {}
+    for key, value in state.items():
+        index, name = key.split("/")
+        found.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": found, "param_groups": optimizer.state_dict()["param_groups"]})
+    return optimizer
+
+
+def packed(optimizer: torch.optim.Optimizer) -> Tensors:
+    """An optimiser's state as a group of tensors."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}/{name}": value.clone() for index, values in state.items() for name, value in values.items()}

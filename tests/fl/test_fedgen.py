@@ -1,0 +1,161 @@
+"""FedGen against a plain twin of its two loops, and its edges."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distillkit.networks import initialize
+from distillkit.rng import derive
+from fl import FedAvg, simulate
+from fl.addon import AddOn
+from fl.addons import SAM, FedGen, Nova, Proximal
+from fl.latent import LatentGenerator, diversity
+from tests.fl.laws import assert_lawful, assert_same
+from tests.fl.small import Tiny, federation, images
+
+SIZES: dict[str, Any] = {"noise": 4, "hidden": 6, "steps": 3, "batch": 8, "lr": 0.05}
+
+
+def loaded(net: Any, state: Any) -> Any:
+    net.load_state_dict(copy.deepcopy(state))
+    return net
+
+
+def client(state: Any, k: int, number: int, generator: Any, seen: Any, alpha: float, beta: float) -> Any:
+    """One epoch of batches of 6 with both terms."""
+    net, data = loaded(Tiny(3), state), federation()[k]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    draws = derive(0, number, k, "FedGen", "")
+    for index in torch.randperm(len(data), generator=derive(0, number, k, "batches0")).split(6):
+        x, y = data.images[index], data.labels[index]
+        logits = net(x)
+        loss = F.cross_entropy(logits, y)
+        if generator is not None:
+            noise = torch.randn(2, len(y), 4, generator=draws)
+            drawn = torch.multinomial(seen, len(y), replacement=True, generator=draws)
+            target = net.classifier(generator(y, noise[1])).softmax(1).detach()
+            kl = (target * (target.log() - logits.log_softmax(1))).sum(1).mean()
+            loss = loss + alpha * F.cross_entropy(net.classifier(generator(drawn, noise[0])), drawn) + beta * kl
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return net
+
+
+def test_rounds_follow_the_two_loops() -> None:
+    alpha, beta, decay, clients = 0.7, 0.4, 0.5, federation()[:2]
+    method = FedAvg(
+        FedGen(alpha, beta, decay, **SIZES), network=Tiny, lr=0.1, momentum=0.9, batch=6, initial=Tiny(3).state_dict()
+    )
+    first = simulate(method, clients, rounds=1, progress=False)
+    result = simulate(method, clients, rounds=3, progress=False)
+
+    state = method.initial
+    counts = torch.stack([torch.bincount(c.labels, minlength=3) for c in clients]).double()
+    shares = counts / counts.sum(0)
+    n = counts.sum(1)
+    assert bool((counts.sum(0) > 0).all())
+    generator, trained = LatentGenerator(3, 4, 6, 48), False
+    optimizer = torch.optim.Adam(generator.parameters(), lr=0.05, weight_decay=0.01)
+    initialize(generator, derive(0, 0, "server", "FedGen init"))
+    for number in (1, 2, 3):
+        factor = decay ** (number - 1)
+        frozen = copy.deepcopy(generator).eval().requires_grad_(False) if trained else None
+        nets = [client(state, k, number, frozen, torch.ones(3), alpha * factor, beta * factor) for k in range(2)]
+        state = {
+            name: sum(float(w) * net.state_dict()[name].double() for w, net in zip(n / n.sum(), nets)).float()
+            for name in nets[0].state_dict()
+        }
+        draws, trained = derive(0, number, "server", "FedGen"), True
+        optimizer.param_groups[0]["lr"] = 0.05 * factor
+        for _ in range(3):
+            y = torch.multinomial(torch.ones(3), 8, replacement=True, generator=draws)
+            noise = torch.randn(8, 4, generator=draws)
+            z = generator.train()(y, noise)
+            apart = torch.stack([torch.stack([(a - b).square().mean() for b in noise]) for a in noise])
+            far = torch.stack([torch.stack([(a - b).abs().mean() for b in z]) for a in z])
+            loss = torch.exp(-(apart * far).mean())
+            for k, net in enumerate(nets):
+                each = F.cross_entropy(net.classifier(z), y, reduction="none")
+                loss = loss + (shares[k][y].float() * each).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found = (first if number == 1 else result).server.state
+        if number != 2:
+            for name, value in state.items():
+                assert torch.allclose(found[FedAvg.model][name], value, atol=1e-5), (number, name)
+            for name, value in generator.state_dict().items():
+                assert torch.allclose(found[FedGen.generator][name], value, atol=1e-4), (number, name)
+
+
+def play(*addons: AddOn, rounds: int = 3, **options: Any) -> Any:
+    method = FedAvg(*addons, network=Tiny, lr=0.1, batch=6, **options)
+    return simulate(method, federation(), rounds=rounds, progress=False)
+
+
+def test_off_and_the_first_round_are_the_base() -> None:
+    assert_same(play(FedGen(0.0, 0.0)), play())
+    one, base = play(FedGen(**SIZES), rounds=1), play(rounds=1)
+    for name, value in base.server.state[FedAvg.model].items():
+        assert torch.equal(one.server.state[FedAvg.model][name], value)
+    near, base = play(FedGen(1e-9, 1e-9, **SIZES)), play()
+    for name, value in base.server.state[FedAvg.model].items():
+        assert torch.allclose(near.server.state[FedAvg.model][name], value, atol=1e-6)
+
+
+@pytest.mark.parametrize("others", [(), (Proximal(0.1), SAM(0.05))])
+def test_laws(tmp_path: Path, others: tuple[AddOn, ...]) -> None:
+    assert_lawful(lambda: [FedGen(**SIZES), *others], tmp_path)
+
+
+def test_what_travels(global_rng_untouched: None) -> None:
+    rows = play(FedGen(**SIZES), rounds=2).rows
+    weights = (4 + 3) * 6 + 6 + 2 * 6 + 6 * 48 + 48
+    statistics = 4 * 2 * 6 + 8
+    assert [r["up"]["FedGen.counts"] for r in rows] == [5 * 12, 5 * 12]
+    assert set(rows[0]["up"]) == {"FedAvg.samples", "FedAvg.update", "FedGen.counts"}
+    assert set(rows[0]["down"]) == {"FedAvg.model"}
+    assert rows[1]["down"]["FedGen.generator"] == 5 * (4 * weights + statistics)
+    assert rows[1]["down"]["FedGen.seen"] == 5 * 12
+
+
+def test_the_generator_learns_what_the_classifiers_call_each_class() -> None:
+    run = play(FedGen(**{**SIZES, "steps": 60}), rounds=6)
+    net = loaded(LatentGenerator(3, 4, 6, 48), run.server.state[FedGen.generator]).eval()
+    y = torch.arange(3).repeat(20)
+    z = net(y, torch.randn(60, 4, generator=torch.Generator().manual_seed(0)))
+    assert float((run.models[""].classifier(z).argmax(1) == y).float().mean()) > 0.9
+
+
+def test_classes_that_nobody_holds_are_never_generated_and_pull_at_nothing() -> None:
+    clients = [images(12, k).replace(num_classes=5) for k in range(2)]
+    run = simulate(FedAvg(FedGen(**SIZES), network=Tiny, lr=0.1), clients, rounds=2, progress=False)
+    assert run.server.state[FedGen.seen].tolist() == [1, 1, 1, 0, 0]
+
+
+def test_diversity_is_its_definition() -> None:
+    noise, z = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0, 1.0], [2.0, 4.0]])
+    assert float(diversity(noise, z)) == pytest.approx(float(torch.exp(torch.tensor(-(4 * 2 + 4 * 2) / 4))))
+    assert float(diversity(noise, z[:1].repeat(2, 1))) == 1.0
+
+
+def test_refusals() -> None:
+    for option, value in {
+        "alpha": -1.0, "beta": -1.0, "decay": 0.0, "lr": 0.0, "steps": 0, "batch": 1, "weight_decay": -1.0,
+        "diversity_weight": -1.0, "noise": 0, "hidden": 0,
+    }.items():  # fmt: skip
+        with pytest.raises(ValueError, match=option):
+            FedGen(**{option: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no personal parameters, one architecture"):
+        FedAvg(FedGen(), network=Tiny, personal="classifier.*")
+    with pytest.raises(ValueError, match="no personal parameters, one architecture"):
+        FedAvg(FedGen(), network={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
+    with pytest.raises(ValueError, match="FedGen needs the clients' classifiers, but Nova rescales"):
+        FedAvg(FedGen(), Nova(), network=Tiny)
