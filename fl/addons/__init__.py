@@ -5,7 +5,10 @@ from fl.addons.condensed import Condensed
 from fl.addons.decorr import FedDecorr
 from fl.addons.ditto import Ditto
 from fl.addons.fedcog import FedCOG
+from fl.addons.feddf import FedDF
 from fl.addons.fedexp import FedExP
+from fl.addons.fedgen import FedGen
+from fl.addons.fedreg import FedReg
 from fl.addons.finetune import FineTune
 from fl.addons.moon import MOON
 from fl.addons.nova import Nova
@@ -14,6 +17,7 @@ from fl.addons.sam import SAM
 from fl.addons.scaffold import Scaffold
 from fl.addons.server_adaptive import ServerAdagrad, ServerAdam, ServerYogi
 from fl.addons.server_momentum import ServerMomentum
+from fl.addons.shared_image import SharedImage
 from fl.addons.vfa import VFA
 from fl.addons.vftl import VFTL
 from fl.addons.vhl import VHL, NaiveVHL
@@ -28,8 +32,11 @@ __all__ = [
     "Condensed",
     "Ditto",
     "FedCOG",
+    "FedDF",
     "FedDecorr",
     "FedExP",
+    "FedGen",
+    "FedReg",
     "FineTune",
     "NaiveVHL",
     "Nova",
@@ -39,4 +46,5 @@ __all__ = [
     "ServerAdam",
     "ServerMomentum",
     "ServerYogi",
+    "SharedImage",
 ]
