@@ -125,17 +125,19 @@ class Engine:
         """Ask every client that has images once before round 1, if the method has a question."""
         if not self.method.asks:
             return
-        numbers = [k for k in numbers if len(holding(self.clients[k]).train)]
-        messages = self.pool.on_server(lambda: {k: self._message(k) for k in numbers})
 
         def work(number: int) -> tuple[Client, Message | None]:
             client = self._client(number)
-            return client, self.method.setup(client, messages[number])
+            if not len(client.data):
+                return client, None
+            return client, self.method.setup(client, self.pool.on_server(lambda: self._message(number)))
 
         reducer = Reducer(self.entries)
         bytes_up: dict[str, int] = {}
         failed: dict[str, str] = {}
         for number, outcome in zip(numbers, self.pool.run(numbers, work)):
+            if outcome.error is None and not len(outcome.client.data):
+                continue
             reason = outcome.error or self._fold(reducer, number, outcome, expected=False)
             if reason is not None:
                 failed[str(number)] = reason
@@ -184,7 +186,11 @@ class Engine:
         if wanted == count:
             return list(range(count))
         generator = derive(self.server.seed, self.server.round, "draw")
-        return sorted(torch.randperm(count, generator=generator)[:wanted].tolist())
+        chosen: set[int] = set()  # Floyd's algorithm: the cost is that of the clients drawn, not of all that exist
+        for last in range(count - wanted, count):
+            one = int(torch.randint(last + 1, (), generator=generator))
+            chosen.add(last if one in chosen else one)
+        return sorted(chosen)
 
     def round(self, number: int, participation: float | int, min_replies: int, evaluate: Any) -> dict[str, Any]:
         """Play one round, commit it, and return its row of the history."""
@@ -219,8 +225,7 @@ class Engine:
             self.store.append(row)
             self.store.commit(number, self.run_id, self.server.state, states)
         else:
-            self.memories.write(number)
-            self.memories.tidy(number)
+            self.memories.settle(number)
         self._committed = number
 
     def _exchange(self, min_replies: int) -> dict[str, Any]:
@@ -231,22 +236,26 @@ class Engine:
         by_client: dict[str, list[int]] = {}
         failed: dict[str, str] = {}
         noted: dict[str, float] = {}
-        drawn = [k for k in server.drawn if len(holding(self.clients[k]).train)]
-        empty = [k for k in server.drawn if k not in set(drawn)]
+        empty: list[int] = []
         costs: dict[int, dict[str, int]] = {}
 
         def work(number: int) -> tuple[Client, Message | None]:
-            message = self.pool.on_server(lambda: self._message(number))
             client = self._client(number)
+            if not len(client.data):
+                return client, None
+            message = self.pool.on_server(lambda: self._message(number))
             costs[number] = self._down(message, client)
             if self.store is not None and self.transcript:
                 self.store.record(server.round, number, "down", message)
             return client, method.local(client, message)
 
         reducer, seconds = Reducer(self.entries), 0.0
-        for number, outcome in zip(drawn, self.pool.run(drawn, work)):
+        for number, outcome in zip(server.drawn, self.pool.run(server.drawn, work)):
+            if outcome.error is None and not len(outcome.client.data):
+                empty.append(number)
+                continue
             seconds += outcome.seconds
-            cost = costs.get(number, {})
+            cost = costs.pop(number, {})
             sent = sizes(outcome.reply) if outcome.reply is not None else {}
             for total, part in ((down, cost), (up, sent)):
                 for key, count in part.items():
@@ -263,7 +272,7 @@ class Engine:
             if self.store is not None and self.transcript and outcome.reply is not None:
                 self.store.record(server.round, number, "up", outcome.reply)
             if len(outcome.client.memory):
-                self.memories.stage(number, outcome.client.memory)
+                self.memories.stage(number, outcome.client.memory, server.round)
         self._enough(reducer, failed, min_replies)
         return {
             "replies": reducer.result(),
@@ -296,14 +305,15 @@ class Engine:
             return {}
         panel = {"drawn": self.server.drawn, "all": range(self.server.clients)}
         numbers = panel[evaluate] if isinstance(evaluate, str) else evaluate
-        numbers = [k for k in numbers if holding(self.clients[k]).test is not None]
         found: dict[str, list[float]] = {}
-        bytes_down = bytes_up = 0
+        tested = bytes_down = bytes_up = 0
         failed: dict[str, str] = {}
 
         def work(number: int) -> tuple[Client, Message | None]:
-            message = self.pool.on_server(lambda: self._message(number))
             client = self._client(number)
+            if client.test is None:
+                return client, None
+            message = self.pool.on_server(lambda: self._message(number))
             known = client.memory.get(_Kept.digests)
             client.notes["bytes"] = sum(self._down(message, client).values())
             client.notes["new"] = client.memory.get(_Kept.digests) != known
@@ -313,9 +323,12 @@ class Engine:
             if outcome.error is not None:
                 failed[str(number)] = outcome.error
                 continue
+            if outcome.client.test is None:
+                continue
+            tested += 1
             bytes_down += outcome.client.notes["bytes"]
             if outcome.client.notes["new"]:
-                self.memories.stage(number, outcome.client.memory)
+                self.memories.stage(number, outcome.client.memory, self.server.round)
             bytes_up += sum(sizes(outcome.reply or Message()).values())
             for _, group in (outcome.reply or Message()).items():
                 assert isinstance(group, dict)
@@ -324,7 +337,7 @@ class Engine:
         row: dict[str, Any] = {}
         for name, accuracies in found.items():
             row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = history.clients_accuracy(accuracies)
-        if numbers:
+        if tested:
             row |= {"bytes_down_evaluation": bytes_down, "bytes_up_evaluation": bytes_up}
         if failed:
             row["failed_evaluation"] = failed

@@ -49,55 +49,66 @@ def _read(path: Path) -> tuple[Message, dict[str, str]]:
 class Memories:
     """Each client's memory: one value in RAM, or one file a client, read when the client is drawn.
 
-    What a round stages becomes visible with `commit`; files of a round that was never committed are ignored.
+    What a round stages becomes visible to other rounds with `commit`; files of a round that was never committed are
+    ignored. With a folder a staged memory goes to its file at once, so that a round needs no more RAM for more clients.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._ram: dict[int, Message] = {}
-        self._staged: dict[int, Message] = {}
+        self._staged: dict[int, Message | int] = {}
 
     def _file(self, client: int, round_number: int) -> Path:
         assert self._folder is not None
         return self._folder / str(client) / f"{round_number}.safetensors"
 
-    def _rounds(self, client: int) -> list[int]:
+    def _rounds(self, client: int | str) -> list[int]:
         assert self._folder is not None
         return sorted(int(p.stem) for p in (self._folder / str(client)).glob("[0-9]*.safetensors"))
 
     def load(self, client: int, committed: int) -> Message:
         """The client's memory, staged or as of the last committed round, as a copy that may be changed."""
-        if client in self._staged:
-            return self._staged[client].copy()
-        if self._folder is None:
-            return self._ram.get(client, Message()).copy()
+        staged = self._staged.get(client)
+        if isinstance(staged, int):
+            return _read(self._file(client, staged))[0]
+        if staged is not None or self._folder is None:
+            return (staged or self._ram.get(client, Message())).copy()
         known = [r for r in self._rounds(client) if r <= committed]
         return _read(self._file(client, known[-1]))[0] if known else Message()
 
-    def stage(self, client: int, memory: Message) -> None:
+    def stage(self, client: int, memory: Message, round_number: int) -> None:
         """Keep a pending memory until the round is committed."""
-        self._staged[client] = memory
+        if self._folder is None:
+            self._staged[client] = memory
+        else:
+            write_atomically(self._file(client, round_number), encode(memory, {"client": str(client)}))
+            self._staged[client] = round_number
 
     def drop(self) -> None:
         """Forget what is staged: the round failed."""
+        for client, staged in self._staged.items():
+            if isinstance(staged, int):
+                self._file(client, staged).unlink(missing_ok=True)
         self._staged.clear()
 
-    def write(self, round_number: int) -> None:
-        """Put the staged memories where `load` will find them once the round is committed."""
-        for client, memory in self._staged.items():
-            if self._folder is None:
-                self._ram[client] = memory
-            else:
-                write_atomically(self._file(client, round_number), encode(memory, {"client": str(client)}))
-
-    def tidy(self, round_number: int) -> None:
-        """Delete what the committed round replaced."""
-        if self._folder is not None:
-            for client in self._staged:
-                for old in self._rounds(client):
-                    if old != round_number:
-                        self._file(client, old).unlink(missing_ok=True)
+    def settle(self, round_number: int) -> None:
+        """After the commit: what was staged is what `load` finds, and what it replaced is deleted."""
+        for client, staged in self._staged.items():
+            if not isinstance(staged, int):
+                self._ram[client] = staged
+                continue
+            for old in self._rounds(client):
+                if old != round_number:
+                    self._file(client, old).unlink(missing_ok=True)
         self._staged.clear()
+
+    def cut(self, committed: int) -> None:
+        """Delete what a round left that was never committed: it must not pass for that round's when it is run again."""
+        folders = self._folder.iterdir() if self._folder is not None and self._folder.exists() else ()
+        for folder in folders:
+            for late in self._rounds(folder.name):
+                if late > committed:
+                    (folder / f"{late}.safetensors").unlink(missing_ok=True)
 
 
 class Store:
@@ -151,7 +162,6 @@ class Store:
 
     def commit(self, round_number: int, run: str, state: Message, models: Mapping[str, Message]) -> None:
         """Make a round the last completed one."""
-        self.memories.write(round_number)
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
         for name, model in models.items():
@@ -161,7 +171,7 @@ class Store:
         for old in self.folder.glob("server.*.safetensors"):
             if old.name != server:
                 old.unlink(missing_ok=True)
-        self.memories.tidy(round_number)
+        self.memories.settle(round_number)
 
     def restore(self, run: str) -> tuple[int, Message] | None:
         """The last completed round and the server's state after it, or None.
@@ -171,11 +181,13 @@ class Store:
         """
         manifest = self.manifest()
         if manifest is None:
+            self.memories.cut(0)
             return None
         path = self.folder / str(manifest["server"])
         state, facts = _read(path)
         if facts.get("run") != run or manifest.get("run") != run or facts.get("round") != str(manifest["round"]):
             raise CheckpointError(f"{path} belongs to another run or round than this one")
+        self.memories.cut(int(manifest["round"]))
         return int(manifest["round"]), state
 
     def state(self) -> Message:
