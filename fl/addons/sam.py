@@ -28,7 +28,7 @@ class SAM(AddOn):
 
     Both passes see the same images and draw the same dropout masks; the weights come back from a copy, bit by bit; and
     batch-norm statistics move once, in the pass at w. (The paper is silent on these; plain implementations of SAM let
-    the statistics move twice.) With a zero gradient there is no direction, and no second pass. A step costs two.
+    the statistics move twice.) With a zero gradient there is no direction, and the weights stay. A step costs two.
 
     Args:
         rho: radius of the perturbation, at least 0; with 0 it is not installed.
@@ -51,12 +51,11 @@ class SAM(AddOn):
         masks = local.dropout.get_state()
         grads = compute()
         norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
-        if float(norm) == 0:
-            return grads
+        reach = torch.where(norm > 0, self.rho / norm, 0.0)
         kept = [(t, t.detach().clone()) for t in (*step.moved.values(), *local.net.buffers())]
         with torch.no_grad():
             for name, param in step.moved.items():
-                param.add_(grads[name] * (self.rho / norm))
+                param.add_(grads[name] * reach)
         local.dropout.set_state(masks)
         grads = compute()
         with torch.no_grad():

@@ -92,7 +92,5 @@ class Scaffold(AddOn):
 
     def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
         """Line 17: c moves by 1/N sum of the changes."""
-        if self.drift not in replies:
-            return
         c, moved = server.state[self.control], replies[self.drift]
         server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}
