@@ -152,6 +152,7 @@ def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Tensor
         lr=0.0,
         ipc=1,
         steps=EACH,
+        match="embedding",
         network=FixedNetwork(linear()),
         callback=lambda step, g: seen.append(g.clone()),
     )
@@ -175,6 +176,7 @@ def image_sgd_sum(data: LabeledImages) -> Tensor:
     """The sum of the clipped gradients of all records, in units of the clip."""
     seen: list[Tensor] = []
     options = {"size": 2, "sigma": 0.0, "rate": 1.0, "clip": 0.1, "lr": 0.0, "ipc": 1, "steps": 1}
+    options |= {"match": "embedding"}
     network = FixedNetwork(linear())
     image_sgd(data, network=network, callback=lambda step, g: seen.append(g.clone()), **options)  # type: ignore[arg-type]
     return seen[0] / 0.1
