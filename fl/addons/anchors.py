@@ -32,18 +32,17 @@ class Anchors(AddOn):
     """FedLGD's global half (Huang et al., TMLR 2024, sections 3.2 and 3.3.2, Eqs. 2-6, Algorithm 1).
 
     The server keeps a set G of `ipc` labelled images a class. In the `selected` rounds clients train as without it
-    (line 17), and the server changes G so that its gradient at the weights that the round started from points where
-    the clients' mean update points (Eqs. 5-6, the cosine of each output row): the target is (w_before - mean of w_k)
-    / lr, whatever server step follows. In the other rounds each client adds G to its own data (Eq. 3) and `weight`
-    times the supervised contrastive loss over [the batch; all of G] (Eqs. 2 and 4, line 20). G travels only to a
-    client that uses it and does not hold it yet.
+    (line 17), and the server moves G so that its gradient at the weights w of before points to (w - mean of w_k) / lr,
+    whatever server step follows (Eqs. 5-6, by the cosine of each output row). In the others a client adds G to its own
+    data (Eq. 3), and `weight` times the supervised contrastive loss over [the batch; all of G] (Eqs. 2 and 4, line
+    20). G travels only to a client that uses it and does not hold it yet.
 
-    Deviations. The contrastive term is a mean over anchors as released; Eq. 4 prints a sum (`reduction="sum"`), which
-    needs another weight. Nothing is detached, as released. The release trains on G in the selected rounds too, so that
-    the gradient to be matched is partly G's own (`joined="always"`). Its G starts from the mean over clients of class
-    statistics, the paper's from noise (`init="statistics-whole-set"`, with its division by the whole set;
-    `"statistics"` divides by the class's pixels): then each client is asked once, before round 1, for 2C numbers a
-    class and which classes it owns. Noise fills classes that nobody owns.
+    Deviations. The contrastive term is a mean over its elements as released; Eq. 4 prints a sum (`reduction="sum"`),
+    which needs another weight. Nothing is detached, as released. The release trains on G in the selected rounds too, so
+    that the gradient to be matched is partly G's own (`joined="always"`). Its G starts from the clients' mean class
+    statistics (`init="statistics-whole-set"`: the sums divided by all of a client's pixels; `"statistics"`: by the
+    class's), the paper's from noise. For statistics each client is asked once, before round 1: 2C numbers a class, and
+    which classes it owns. Noise fills classes that nobody owns.
 
     Args:
         ipc: images per class in G; the paper takes 10. With 0 it is not installed.
@@ -103,8 +102,8 @@ class Anchors(AddOn):
 
     def start(self, server: Server) -> None:
         """G from noise, N(0, 1) a pixel."""
-        k, noise = server.task.num_classes, torch.zeros(server.task.num_classes, server.shape[0])
-        self._begin(server, noise, torch.ones_like(noise), k)
+        shape = (server.task.num_classes, server.shape[0])
+        self._draw(server, torch.zeros(shape), torch.ones(shape))
 
     def setup(self, local: Local, reply: Message) -> None:
         """Mean and standard deviation of each owned class and channel."""
@@ -117,15 +116,14 @@ class Anchors(AddOn):
         if self.asks:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
-            self._begin(server, means, stds.masked_fill(nobody, 1.0), server.task.num_classes)
+            self._draw(server, means, stds.masked_fill(nobody, 1.0))
 
-    def _begin(self, server: Server, means: Tensor, stds: Tensor, k: int) -> None:
+    def _draw(self, server: Server, means: Tensor, stds: Tensor) -> None:
         size, generator = server.shape[1:], server.generator(self.name)
         images = images_from_statistics(means, stds, ipc=self.ipc, size=size, generator=generator)
-        labels = torch.arange(k).repeat_interleave(self.ipc)
-        server.state[self.anchors] = LabeledImages(
-            images.to(server.device), labels.to(server.device), num_classes=k, normalization=server.normalization
-        )
+        labels = torch.arange(len(means)).repeat_interleave(self.ipc)
+        drawn = LabeledImages(images, labels, num_classes=len(means), normalization=server.normalization)
+        server.state[self.anchors] = drawn.to(server.device)
 
     def send(self, server: Server, client: int, message: Message) -> None:
         """G, to those who use it; its body travels only when it has changed."""
@@ -152,17 +150,10 @@ class Anchors(AddOn):
         """lambda L_Con over [the batch; all of G] (Eq. 4)."""
         if self.name not in step.own:
             return None
-        near, far = step.out(), step.out(self)
-        contrast = supervised_contrastive(
-            near.embedding,
-            step.batch.labels,
-            far.embedding,
-            step.of(self).labels,
-            temperature=self.temperature,
-            detach_other=False,
-            reduction=self.reduction,
-        )
-        return self.weight * contrast
+        return self.weight * supervised_contrastive(
+            step.out().embedding, step.batch.labels, step.out(self).embedding, step.of(self).labels,
+            temperature=self.temperature, detach_other=False, reduction=self.reduction,
+        )  # fmt: skip
 
     def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
         """Federated gradient matching (Eqs. 5-6) at the old weights, towards the mean update."""
@@ -173,11 +164,6 @@ class Anchors(AddOn):
         lr = core.lr * core.lr_decay ** (server.round - 1)
         target = {n: (-u / lr).to(server.device) for n, u in replies[FedAvg.update].items()}
         server.state[self.anchors] = match_gradient(
-            network,
-            server.state[self.anchors],
-            target,
-            steps=self.steps,
-            lr=self.lr,
-            momentum=self.momentum,
+            network, server.state[self.anchors], target, steps=self.steps, lr=self.lr, momentum=self.momentum,
             callback=lambda _: server.check_running(),
-        )
+        )  # fmt: skip
