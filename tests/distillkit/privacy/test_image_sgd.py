@@ -180,9 +180,7 @@ def test_the_default_clip_owes_nothing_to_the_data(toy_set: LabeledImages, toy_n
     assert clips.pop() > 0
 
 
-def test_the_gradient_is_clipped_by_the_secret_and_repeats_with_a_seed(
-    toy_set: LabeledImages, toy_network: Factory
-) -> None:
+def test_a_seed_repeats_without_a_claim_and_the_system_does_not(toy_set: LabeledImages, toy_network: Factory) -> None:
     first, second = (private(toy_set, toy_network, secret=3) for _ in range(2))
     assert torch.equal(first.images, second.images)
     assert first.info["epsilon"] is None
