@@ -18,6 +18,7 @@ from distillkit.rng import derive
 from fl import FedAvg, Holding, MultiLabel, simulate
 from fl.addon import AddOn
 from fl.addons import MOON, Anchors, Condensed, Nova, Proximal, Scaffold, ServerMomentum
+from fl.message import Entry
 from fl.methods import FedLGD
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation
@@ -127,6 +128,19 @@ def test_statistics_are_asked_once_and_averaged_over_owners(whole: bool) -> None
     want = torch.cat([a + a_std * unit[0], b + b_std * unit[1], unit[2]])
     assert torch.allclose(run.server.state[Anchors.anchors].images, want, atol=1e-5)
     assert run.rows[0]["setup"]["up"] == {"Anchors.statistics": 2 * 3 * 2 * 4, "Anchors.owned": 2 * 3 * 4}
+
+
+def test_noise_is_left_alone_when_somebody_else_asks() -> None:
+    class Asking(AddOn):
+        answer = Entry[float]("sum")
+
+        def setup(self, local: Any, reply: Any) -> None:
+            reply[self.answer] = 1.0
+
+    anchors = Anchors(ipc=2, selected=())
+    runs = [played(anchors, *others, rounds=1) for others in ((), (Asking(),))]
+    assert_same(*runs)
+    assert runs[1].rows[0]["setup"]["up"] == {"Asking.answer": 5 * 8}
 
 
 # Condensed.

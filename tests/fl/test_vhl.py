@@ -84,6 +84,16 @@ def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
     assert seen == [(5, 8)]
 
 
+def test_virtual_images_are_augmented_as_the_real_ones_are() -> None:
+    def twice(data: LabeledImages) -> LabeledImages:
+        return data.replace(images=2 * data.images)
+
+    client = toy(9, 1)
+    want = played(VHL(twice(VIRTUAL), 3), clients=[twice(client)], network=normed)
+    got = played(VHL(VIRTUAL, 3), clients=[client], network=normed, augment=lambda images, generator: 2 * images)
+    assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model], atol=0.0)
+
+
 def test_vfa_is_supcon_with_drawn_features() -> None:
     client, start = toy(7, 1), beginning(3)
     run = played(VFA(weight=1.5, std=0.1, batch=4), clients=[client], network=Small, initial=start, batch=7, steps=3)
