@@ -26,13 +26,14 @@ class Head(nn.Module):
 
     def __init__(self, model: nn.Module, shape: tuple[int, int, int]) -> None:
         super().__init__()
-        self.model = model.eval()
+        self.model = model.eval().requires_grad_()
         named = dict(model.named_parameters())
         with torch.no_grad():
-            z = split(model).features(torch.zeros(1, *shape, device=next(iter(named.values())).device))
+            z = split(model).features(next(iter(named.values())).new_zeros(1, *shape))
         self.embedding = z.shape[1]
         reached = torch.autograd.grad(self(z).sum(), list(named.values()), allow_unused=True)
         self.names = [n for n, g in zip(named, reached) if g is not None]
+        self.requires_grad_(False)
 
     def forward(self, embedding: Tensor) -> Tensor:
         """Logits [N, K] of embeddings [N, d]."""

@@ -152,12 +152,16 @@ class FedGen(AddOn):
 
     def digest(self, server: Server, reply: Message, out: Message) -> None:
         """h_k: the classifier's part of the client's model."""
+        if FedAvg.update not in reply:
+            return
         method, name = server.method, server.method.networks[0]
         old, update = (method.part(g, name) for g in (server.state[FedAvg.model], reply[FedAvg.update]))
         out[self.head] = {n: (old[n] + update[n].to(server.device))[None] for n in self._head(server).names}
 
     def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
         """Train G on the round's classifiers."""
+        if self.head not in replies:
+            return
         state, head, heads = server.state, self._head(server), replies[self.head]
         counts = replies[self.counts].to(server.device)
         shares, held = counts / counts.sum(0).clamp_min(1), (counts.sum(0) > 0).float()

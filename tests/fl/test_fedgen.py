@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from distillkit.networks import initialize
@@ -159,3 +161,35 @@ def test_refusals() -> None:
         FedAvg(FedGen(), network={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
     with pytest.raises(ValueError, match="FedGen needs the clients' classifiers, but Nova rescales"):
         FedAvg(FedGen(), Nova(), network=Tiny)
+
+
+def test_a_frozen_body_a_named_architecture_and_any_network_will_do() -> None:
+    """The classifier is found on a network without the split, whose other parameters are frozen."""
+
+    def network(outputs: int) -> nn.Module:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, outputs))
+        net[1].requires_grad_(False)
+        return net
+
+    method = FedAvg(FedGen(**SIZES), network={"only": network}, lr=0.1)
+    run = simulate(method, federation(), rounds=2, progress=False)
+    assert not run.rows[-1]["failed"]
+    assert run.server.state[FedGen.generator]["out.bias"].shape == (5,)
+
+
+def test_a_round_without_weights_leaves_the_generator_alone() -> None:
+    class Silent(AddOn):
+        @property
+        def name(self) -> str:
+            return "Z"
+
+        def expect(self, server: Any, client: int, schema: Any) -> None:
+            schema[FedAvg.update.key] = replace(schema[FedAvg.update.key], optional=True)
+
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            if local.round > 1:
+                del reply[FedAvg.update]
+
+    one, two = (play(FedGen(**SIZES), Silent(), rounds=n) for n in (1, 2))
+    for name, value in one.server.state[FedGen.generator].items():
+        assert torch.equal(two.server.state[FedGen.generator][name], value)
