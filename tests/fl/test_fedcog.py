@@ -52,8 +52,8 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
         targets = [F.one_hot(t, 3).float() for t in targets]
     start = beginning(3)
     task = MultiLabel(3) if multi else None
-    cog = FedCOG(**FEW, weight=weight, disagreement=0.5, batch=11)
-    method = FedAvg(cog, network=Small, initial=start, lr=0.1, momentum=0.5, batch=20, steps=3)
+    cog = FedCOG(**FEW, weight=weight, disagreement=20.0, divergence="jensen_shannon", batch=11)
+    method = FedAvg(cog, network=Small, initial=start, lr=0.3, momentum=0.5, batch=20, steps=6)
     run = simulate(method, clients, rounds=3, task=task, progress=False)
 
     def objective(logits: Tensor, labels: Tensor) -> Tensor:
@@ -74,8 +74,8 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
             made = None
             if t > 1:
                 made = invert(
-                    net, targets[k], shape=(1, 2, 2), student=previous[k], steps=3, lr=0.1, disagreement=0.5,
-                    generator=derive(0, t, k, "FedCOG", "generate"),
+                    net, targets[k], shape=(1, 2, 2), student=previous[k], steps=3, lr=0.1, disagreement=20.0,
+                    divergence="jensen_shannon", generator=derive(0, t, k, "FedCOG", "generate"),
                 )  # fmt: skip
 
             def loss(model: Any, data: Any = data, made: Any = made, k: int = k) -> Tensor:
@@ -84,7 +84,7 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
                     return own
                 return shares[k] * own + distilled[k] * distillation(model(made.images), made.columns["logits"])
 
-            nets.append(trained(net, loss, 3, 0.1, 0.5))
+            nets.append(trained(net, loss, 6, 0.3, 0.5))
         previous = dict(enumerate(nets))
         net = Small(3)
         net.load_state_dict(averaged(nets, [4, 7]))
