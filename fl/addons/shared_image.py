@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["SharedImage"]
 
 _WEIGHTS = (FedAvg.update, FedAvg.buffers, FedAvg.counters)
+_AVERAGES = ("normalise", "rescale", "server_step", "tested")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,18 +48,15 @@ class SharedImage(AddOn):
 
     Args:
         image: uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients' images.
-        keep: crops in a round.
-        count: crops to select from; equal to `keep`: no selection.
-        seed: of the crops.
-        size: side of a crop; None: of the clients' images, which must be square then.
+        keep, count: crops in a round, and crops to select them from; equal: no selection.
+        seed, size: of the crops; size None: that of the clients' images, which must be square then.
         rate: share of rounds with FedAvg initialisation, in [0, 1], evenly spaced; the paper has 1, 0.5 and 0.2.
         warm_rounds: that many first rounds have it too.
         steps, batch, lr: Adam on the server (the release's batch: 32 in Tables 1, 3 and 4, else 512).
         least_steps: the steps fall along half a cosine to this and begin anew every 1 / rate rounds (Table 4: 250).
         clip: norm of the students' logits (`losses.clip_logit_norm`), or None.
         returns: "last" or "best".
-        crops: further options of `generate.Patches`; the paper's text says rotation=35, flip=0.5.
-        selection: further options of `select.select`.
+        crops: further options of `generate.Patches` (the paper: rotation=35, flip=0.5); selection: of `select.select`.
     """
 
     image: Tensor = field(repr=False)
@@ -107,8 +105,7 @@ class SharedImage(AddOn):
         if method.personal:
             raise ValueError("SharedImage distils whole models on the server: nothing can be personal")
         for addon in method.addons if self.rate < 1 else ():
-            acts = [slot for slot in ("normalise", "rescale", "server_step", "tested") if fills(addon, slot)]
-            if acts or isinstance(addon, Scaffold):
+            if isinstance(addon, Scaffold) or any(fills(addon, slot) for slot in _AVERAGES):
                 raise ValueError(f"{addon.name} needs weights from the clients in every round: SharedImage(rate=1)")
 
     def warm(self, number: int) -> bool:
@@ -151,9 +148,10 @@ class SharedImage(AddOn):
         period = round(1 / self.rate) if self.rate else 1
         steps = falling_steps(self.steps, self.least_steps or self.steps, period, server.round)
         server.notes |= {"initialised": int(self.warm(server.round)), "distillation_steps": steps}
-        options: dict[str, Any] = {"steps": steps, "batch": self.batch, "lr": self.lr, "clip": self.clip}
-        best = self.returns == "best"
-        return distill_models(server, start, images, replies[self.logits], owner=self.name, best=best, **options)
+        return distill_models(
+            server, start, images, replies[self.logits], owner=self.name, best=self.returns == "best",
+            steps=steps, batch=self.batch, lr=self.lr, clip=self.clip,
+        )  # fmt: skip
 
     def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
         """Select for the next round (line 4)."""
