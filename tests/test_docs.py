@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,32 @@ def test_every_component_and_method_page_has_a_snippet() -> None:
         if p.parent.name in ("components", "methods") and ">>> " not in p.read_text()
     ]
     assert not bare
+
+
+PACKAGES = [
+    "distillkit", "distillkit.augment", "distillkit.condense", "distillkit.data", "distillkit.data.partition",
+    "distillkit.evaluate", "distillkit.generate", "distillkit.losses", "distillkit.networks",
+    "distillkit.normalization", "distillkit.plot", "distillkit.privacy", "distillkit.rng", "distillkit.select",
+    "distillkit.sets", "attacks.metrics", "fl", "fl.addons", "fl.methods",
+]  # fmt: skip
+
+
+def sections() -> list[str]:
+    """Every part of a page from one heading to the next."""
+    found: list[list[str]] = []
+    for page in PAGES:
+        fenced = False
+        found.append([])
+        for line in page.read_text().splitlines():
+            fenced ^= line.startswith("```")
+            if line.startswith("#") and not fenced:
+                found.append([])
+            found[-1].append(line)
+    return ["\n".join(lines) for lines in found]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_stands_in_a_section_with_a_snippet(package: str) -> None:
+    runnable = [s for s in sections() if ">>> " in s]
+    names = [n for n in importlib.import_module(package).__all__ if not n.startswith("__")]
+    assert [n for n in names if not any(re.search(rf"\b{re.escape(n)}\b", s) for s in runnable)] == []
