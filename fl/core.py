@@ -13,8 +13,8 @@ from distillkit import check
 from distillkit.rng import derive
 from fl.addon import SLOTS, AddOn, fills
 from fl.local import Phase
-from fl.message import Entry, Tensors, declared
-from fl.method import Client, Method, Server
+from fl.message import Entry, Tensors, declared, digest
+from fl.method import Client, Method, Server, described
 from fl.networks import Factory, Templates
 from fl.task import Task
 
@@ -110,9 +110,11 @@ class Core(Method):
             "lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay, "optimizer": self.optimizer,
             "lr_decay": self.lr_decay, "batch": self.batch, "phases": self.phases, "weights": self.weights,
             "buffers": self.buffer_rule, "personal": self.personal, "predict": self.predict,
-            "architectures": [n for n in self.networks if n],
+            "architectures": [n for n in self.networks if n], "objective": self.objective, "augment": self.augment,
+            "initial": digest("initial", self.initial) if self.initial is not None else None,
         }  # fmt: skip
-        said = [repr(a) for a in self.addons] + [f"{k}={v!r}" for k, v in options.items() if v not in ((), [])]
+        given = {k: v for k, v in options.items() if v not in ((), [], None)}
+        said = [repr(a) for a in self.addons] + [f"{k}={described(v)}" for k, v in given.items()]
         return f"FedAvg({', '.join(said)})"
 
     # Who has what.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,7 +19,16 @@ from fl.message import Entry, Message, declared
 from fl.reduce import Reduced, Schema
 from fl.task import Task
 
-__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Predictor", "Server"]
+__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Predictor", "Server", "described"]
+
+
+def described(value: Any) -> str:
+    """A repr that is the same in every process: functions by name instead of by address."""
+    if isinstance(value, functools.partial):
+        given = [*map(described, value.args), *(f"{k}={described(v)}" for k, v in value.keywords.items())]
+        return f"partial({', '.join([described(value.func), *given])})"
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
 
 
 class NoUsableReply(RuntimeError):

@@ -15,7 +15,7 @@ from distillkit.networks import NetworkBall
 from distillkit.sets import LabeledImages
 from fl.local import seed_dropout, shuffled
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, Method, Predictor, Server
+from fl.method import Client, Method, Predictor, Server, described
 from fl.networks import Factory, Templates
 from fl.reduce import Like, Reduced, Schema
 
@@ -95,7 +95,7 @@ class FedDM(Method):
 
     def __repr__(self) -> str:
         options = {k: v for k, v in vars(self).items() if k != "templates"}
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+        return f"{type(self).__name__}({', '.join(f'{k}={described(v)}' for k, v in options.items())})"
 
     def start(self, server: Server) -> None:
         """Draw w_0."""

@@ -298,6 +298,28 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+def flat(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return images * 0
+
+
+def test_another_objective_augmentation_or_start_is_another_run(tmp_path: Path) -> None:
+    start = {"classifier.bias": torch.ones(3)}
+    options: list[dict[str, Any]] = [
+        {},
+        {"augment": flat},
+        {"objective": torch.nn.CrossEntropyLoss()},
+        {"initial": start},
+    ]
+    said = [repr(FedAvg(network=Tiny, **o)) for o in options]
+    assert len(set(said)) == 4
+    assert all("0x" not in s for s in said)
+    simulate(FedAvg(network=Tiny), federation(), rounds=1, out=tmp_path, progress=False)
+    with pytest.raises(CheckpointError, match=r"now .*augment=.*\.flat"):
+        simulate(
+            FedAvg(network=Tiny, augment=flat), federation(), rounds=2, out=tmp_path, resume=True, progress=False
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "why"),
     [
