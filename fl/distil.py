@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.losses import clip_logit_norm, knowledge_distillation
-from fl.local import seed_dropout, shuffled
+from distillkit.networks.dropout import seed_dropout
+from fl.local import shuffled
 from fl.message import Tensors
 from fl.method import Predictor, Server
 

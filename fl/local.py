@@ -5,13 +5,14 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from distillkit.networks import split
+from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch, fills
@@ -23,7 +24,7 @@ from fl.step import Output, Step
 if TYPE_CHECKING:
     from fl.averaging import FedAvg
 
-__all__ = ["Local", "Output", "Phase", "Step", "seed_dropout", "shuffled"]
+__all__ = ["Local", "Output", "Phase", "Step", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -60,21 +61,6 @@ def _rows(data: LabeledImages, index: Tensor, device: torch.device) -> Batch:
         return column.index_select(0, index.to(column.device)).to(device)
 
     return Batch(taken(data.images), taken(data.labels), {n: taken(c) for n, c in data.columns.items()})
-
-
-def _dropped(module: nn.modules.dropout._DropoutNd, generator: torch.Generator, x: Tensor) -> Tensor:
-    if not module.training or module.p == 0:
-        return x
-    shape = x.shape if type(module) is nn.Dropout else (*x.shape[:2], *[1] * (x.ndim - 2))
-    keep = torch.rand(shape, generator=generator).to(x.device) >= module.p
-    return x * keep / (1 - module.p)
-
-
-def seed_dropout(net: nn.Module, generator: torch.Generator) -> None:
-    """Make the dropout layers of `net` draw from `generator` instead of the global random state."""
-    for module in net.modules():
-        if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            module.forward = partial(_dropped, module, generator)  # type: ignore[method-assign]
 
 
 class Local:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-__all__ = ["seeded_dropout"]
+__all__ = ["seed_dropout", "seeded_dropout"]
 
 _LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -24,15 +24,21 @@ def _drop(layer: nn.modules.dropout._DropoutNd, generator: torch.Generator, x: T
     return x * kept / (1 - layer.p)
 
 
-@contextlib.contextmanager
-def seeded_dropout(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """Inside, the `nn.Dropout` layers of `model` (1d to 3d too) draw from `generator`, not from the global state.
+def seed_dropout(model: nn.Module, generator: torch.Generator) -> list[nn.Module]:
+    """Make the `nn.Dropout` layers of `model` (1d to 3d too) draw from `generator`, for good; return these layers.
 
     Other layers that draw (alpha dropout, attention's own, `F.dropout` in a forward) are not reached.
     """
-    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, _LAYERS)]
     for layer in layers:
-        layer.forward = partial(_drop, layer, generator)  # type: ignore[method-assign]
+        layer.forward = partial(_drop, layer, generator)  # type: ignore[arg-type]
+    return layers
+
+
+@contextlib.contextmanager
+def seeded_dropout(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
+    """`seed_dropout` for the length of a `with` block."""
+    layers = seed_dropout(model, generator)
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit import check
+from distillkit.networks.dropout import seed_dropout
 from fl.addon import AddOn, fills
 from fl.message import Tensors
 
@@ -106,8 +107,6 @@ class FedReg(AddOn):
                 step.moved[name].copy_(local.start[name] + r)
 
     def _copy(self, local: Local) -> nn.Module:
-        from fl.local import seed_dropout
-
         copy = local.method.network_at(local.client, local.received).train()
         seed_dropout(copy, local.generator(self, "dropout"))
         return copy

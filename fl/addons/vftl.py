@@ -10,10 +10,11 @@ import torch
 from torch.nn import functional as F
 
 from distillkit import check
+from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn
 from fl.averaging import FedAvg
-from fl.local import seed_dropout, shuffled
+from fl.local import shuffled
 from fl.message import Tensors
 from fl.method import Server
 from fl.virtual import virtual_set

@@ -12,8 +12,9 @@ from distillkit import check
 from distillkit.condense import distribution_matching
 from distillkit.condense.coresets import random_subset
 from distillkit.networks import NetworkBall
+from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
-from fl.local import seed_dropout, shuffled
+from fl.local import shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, Predictor, Server, described
 from fl.networks import Factory, Templates

@@ -12,8 +12,9 @@ from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.losses import class_means, prototype_distance
 from distillkit.networks import split
+from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
-from fl.local import seed_dropout, shuffled
+from fl.local import shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, Predictor, Server
 from fl.networks import Factory, Templates
