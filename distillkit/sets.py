@@ -231,6 +231,30 @@ class LabeledImages:
             sheet[:, top : top + h, left : left + w] = image
         return sheet
 
+    def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The set as named tensors and JSON values, for files and messages; `from_parts` puts it together again."""
+        tensors = {"images": self.images, "labels": self.labels}
+        tensors |= {f"column.{name}": column for name, column in self.columns.items()}
+        zca = self.normalization.zca
+        if zca is not None:
+            tensors |= {"zca.center": zca.center, "zca.matrix": zca.matrix, "zca.inverse": zca.inverse}
+        return tensors, {"mean": self.mean, "std": self.std, "num_classes": self.num_classes, "info": self.info}
+
+    @staticmethod
+    def from_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> LabeledImages:
+        """The inverse of `parts`."""
+        zca = None
+        if "zca.matrix" in tensors:
+            zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
+        return LabeledImages(
+            tensors["images"],
+            tensors["labels"],
+            num_classes=facts["num_classes"],
+            normalization=Normalization(facts["mean"], facts["std"], zca),
+            columns={k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
+            info=facts["info"],
+        )
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write images, labels, columns and meaning to one `.safetensors` file, atomically; return its path.
 
@@ -241,12 +265,7 @@ class LabeledImages:
         from safetensors.torch import save_file
 
         path = Path(path)
-        tensors = {"images": self.images, "labels": self.labels}
-        tensors |= {f"column.{name}": column for name, column in self.columns.items()}
-        zca = self.normalization.zca
-        if zca is not None:
-            tensors |= {"zca.center": zca.center, "zca.matrix": zca.matrix, "zca.inverse": zca.inverse}
-        meta = {"mean": self.mean, "std": self.std, "num_classes": self.num_classes, "info": self.info}
+        tensors, meta = self.parts()
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
@@ -279,17 +298,7 @@ class LabeledImages:
         if meta.get("format") != _FORMAT:
             raise ValueError(f"{path} is not a saved LabeledImages (format {meta.get('format')!r}, want {_FORMAT!r})")
         try:
-            saved, zca = json.loads(meta["set"]), None
-            if "zca.matrix" in tensors:
-                zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
-            return LabeledImages(
-                tensors["images"],
-                tensors["labels"],
-                num_classes=saved["num_classes"],
-                normalization=Normalization(saved["mean"], saved["std"], zca),
-                columns={k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
-                info=saved["info"],
-            )
+            return LabeledImages.from_parts(tensors, json.loads(meta["set"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 

@@ -10,7 +10,6 @@ from typing import Any, Generic, Literal, TypeVar, cast, get_args, overload
 import torch
 from torch import Tensor
 
-from distillkit.normalization import ZCA, Normalization
 from distillkit.sets import LabeledImages
 
 __all__ = ["Entry", "Message", "Rule", "Tensors", "Value", "declared", "decode", "digest", "encode", "sizes"]
@@ -191,14 +190,9 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
             tensors[f"{key}{_SEPARATOR}{name}"] = tensor
         return {"kind": "group", "names": list(value)}
     if isinstance(value, LabeledImages):
-        parts = {"images": value.images, "labels": value.labels}
-        parts |= {f"column.{name}": column for name, column in value.columns.items()}
-        zca = value.normalization.zca
-        if zca is not None:
-            parts |= {"zca.center": zca.center, "zca.matrix": zca.matrix, "zca.inverse": zca.inverse}
+        parts, facts = value.parts()
         for name, tensor in parts.items():
             tensors[f"{key}{_SEPARATOR}{name}"] = tensor
-        facts = {"mean": value.mean, "std": value.std, "num_classes": value.num_classes, "info": value.info}
         return {"kind": "set", "names": list(parts), **facts}
     return {"kind": "plain", "value": value}
 
@@ -211,15 +205,7 @@ def _unpack(key: str, form: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     group = {name: tensors[f"{key}{_SEPARATOR}{name}"] for name in form["names"]}
     if form["kind"] == "group":
         return group
-    zca = ZCA(group["zca.center"], group["zca.matrix"], group["zca.inverse"]) if "zca.matrix" in group else None
-    return LabeledImages(
-        group["images"],
-        group["labels"],
-        num_classes=form["num_classes"],
-        normalization=Normalization(form["mean"], form["std"], zca),
-        columns={n.removeprefix("column."): t for n, t in group.items() if n.startswith("column.")},
-        info=form["info"],
-    )
+    return LabeledImages.from_parts(group, form)
 
 
 def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
