@@ -23,7 +23,7 @@ def options(
 ) -> argparse.ArgumentParser:
     """The command-line options that every example understands; `out` gets `-<preset>` appended by default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--preset", choices=("smoke", "cpu", "paper"), default="cpu", help="how much to compute")
+    parser.add_argument("--preset", choices=tuple(presets), default="cpu", help="how much to compute")
     parser.add_argument("--seeds", type=int, nargs="+", default=None, metavar="S", help="seeds; default: the preset's")
     parser.add_argument("--out", type=Path, default=None, help=f"folder of the results; default: {out}-<preset>")
     parser.add_argument("--workers", type=int, default=max(1, os.cpu_count() or 1), help="threads that run clients")
