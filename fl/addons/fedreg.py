@@ -86,13 +86,15 @@ class FedReg(AddOn):
     def after(self, step: Step) -> None:
         """Remove from the drift what raises the loss on pseudo, then on perturbed images."""
         local, scratch = step.local, step.local.of(self)
+        names = [n for n in step.moved if n in local.start]
+        if not names:
+            return
         if not scratch:
             scratch["batches"], scratch["copy"] = self._generated(local), self._copy(local)
         batches: list[tuple[Tensor, ...]] = scratch["batches"]
         pseudo, known, perturbed, labels = batches[local.steps % len(batches)]
         copy: nn.Module = scratch["copy"]
         places = dict(copy.named_parameters())
-        names = [n for n in step.moved if n in local.start]
         with torch.no_grad():
             for name in names:
                 places[name].copy_(0.5 * (step.moved[name] + local.start[name]))
