@@ -1,0 +1,244 @@
+"""Every add-on with every other and on every base, on digits: it runs, or it is refused with the reason."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fl.addons
+from distillkit import LabeledImages
+from distillkit.data import load
+from fl import FedAvg, Holding, Run, simulate
+from fl.addon import AddOn
+from fl.methods import FedLGD, fedrep, single_image
+from fl.task import MultiLabel
+from tests.fl.laws import assert_same, tensors
+
+NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
+PICTURE = torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(1))
+SHARED: dict[str, Any] = {"keep": 5, "count": 10, "rate": 0.5, "steps": 2, "batch": 4, "selection": {"clusters": 2}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "MOON": {}, "SAM": {}, "VFA": {}, "VFTL": {**NOISE, "epochs": 1}, "VHL": NOISE, "NaiveVHL": NOISE,
+    "Anchors": {"ipc": 1, "selected": (2,), "steps": 2}, "Condensed": {"ipc": 1, "steps": 2, "refine_steps": 1,
+    "selected": (2,), "batch_real": 4, "augment": None}, "Ditto": {"steps": 1}, "FedCOG": {"start_round": 2,
+    "images": 6, "steps": 2}, "FedDF": {"steps": 2, "batch": 4}, "FedDecorr": {}, "FedExP": {}, "FedGen": {"steps": 2,
+    "batch": 4, "noise": 4, "hidden": 8}, "FedReg": {"iterations": 1}, "FineTune": {"steps": 1}, "Nova": {},
+    "Proximal": {}, "Scaffold": {}, "ServerAdagrad": {}, "ServerAdam": {}, "ServerMomentum": {}, "ServerYogi": {},
+    "SharedImage": {"image": PICTURE, **SHARED},
+}  # fmt: skip
+"""A small setting of each public add-on: one without a line here fails the tests."""
+
+SLOT = "both fill the slot '{}'"
+STEPS = ("ServerAdagrad", "ServerAdam", "ServerMomentum", "ServerYogi")
+ROUNDS = "needs weights from the clients in every round"
+REFUSED: dict[tuple[str, str], str] = {
+    **dict.fromkeys(itertools.combinations(STEPS, 2), SLOT.format("server_step")),
+    **{(name, "SharedImage"): ROUNDS for name in ("FedExP", "Nova", "Scaffold", *STEPS)},
+    ("Ditto", "FineTune"): SLOT.format("personal"),
+    ("FedDF", "Nova"): "needs the clients' models",
+    ("FedDF", "SharedImage"): SLOT.format("refine"),
+    ("FedExP", "Nova"): SLOT.format("rescale"),
+    ("FedGen", "Nova"): "needs the clients' classifiers",
+    ("FedReg", "Nova"): "is not a sum of gradients",
+    ("FedReg", "SAM"): SLOT.format("gradient"),
+    ("FedReg", "Scaffold"): "is not a sum of gradients",
+    ("NaiveVHL", "VHL"): "both are VHL",
+}
+"""The pairs that make no sense, in alphabetical order, and a phrase of the reason; every other pair runs."""
+
+
+class Net(nn.Module):
+    """210 weights for ten classes of 8x8 digits."""
+
+    def __init__(self, outputs: int, width: int = 4, norm: bool = False) -> None:
+        super().__init__()
+        middle = nn.BatchNorm2d(width) if norm else nn.Identity()
+        self.body = nn.Sequential(nn.Conv2d(1, width, 3, 2, 1), middle, nn.ReLU(), nn.AvgPool2d(2), nn.Flatten())
+        self.classifier = nn.Linear(4 * width, outputs)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.body(images)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.body(images))
+
+
+def normed(outputs: int) -> Net:
+    return Net(outputs, norm=True)
+
+
+TWO: dict[str, Any] = {
+    "network": {"narrow": Net, "wide": lambda outputs: Net(outputs, width=6)},
+    "assign": lambda k: ("narrow", "wide")[k % 2],
+}
+
+
+@cache
+def digits() -> LabeledImages:
+    """120 digits of three classes."""
+    train, _ = load("digits", size=8)
+    index = (train.labels < 3).nonzero().flatten()[:120]
+    labels = train.labels[index]
+    return LabeledImages(train.images[index], labels, num_classes=3, normalization=train.normalization)
+
+
+@cache
+def federation(kind: str = "even") -> tuple[Holding, ...]:
+    """Three clients with their own tests; "uneven": one class only, one image, no image, and the rest."""
+    data = digits()
+    if kind == "even":
+        return tuple(Holding(data[10 * k : 10 * k + 10], data[60 + k : 64 + k]) for k in range(3))
+    ones = data[(data.labels == 1).nonzero().flatten()[:6]]
+    return (Holding(ones), Holding(data[:1]), Holding(data[:0]), Holding(data[20:30], data[60:64]))
+
+
+@cache
+def addon(name: str) -> AddOn:
+    return getattr(fl.addons, name)(**OPTIONS[name])
+
+
+Make = Callable[..., FedAvg]
+
+
+def plain(*addons: AddOn, **options: Any) -> FedAvg:
+    return FedAvg(*addons, **{"network": Net, "lr": 0.05, "steps": 2, "batch": 4, **options})
+
+
+def play(method: FedAvg, clients: tuple[Holding, ...] | None = None, **options: Any) -> Run:
+    """Two rounds, in which nothing fails and everything stays finite."""
+    server_data = {"proxy": digits()[90:96]}
+    run = simulate(
+        method, clients or federation(), rounds=2, test=digits()[100:110], server_data=server_data, seed=3,
+        **{"progress": False, **options},
+    )  # fmt: skip
+    for name, value in tensors(run.server.state).items():
+        assert value.isfinite().all(), name
+    for row in run.rows:
+        assert row["failed"] == {}
+        assert 0 <= row["accuracy"] <= 1
+        assert row["loss"] is None or math.isfinite(row["loss"])
+    return run
+
+
+NAMES = sorted(OPTIONS)
+PAIRS = list(itertools.combinations(NAMES, 2))
+
+
+def test_every_public_addon_has_its_row() -> None:
+    assert set(NAMES) == set(fl.addons.__all__)
+    assert set(REFUSED) <= set(PAIRS)
+
+
+@pytest.mark.parametrize(("one", "other"), [p for p in PAIRS if p not in REFUSED])
+def test_a_pair_runs(one: str, other: str) -> None:
+    play(plain(addon(one), addon(other)))
+
+
+@pytest.mark.parametrize(("one", "other"), REFUSED)
+def test_a_pair_that_makes_no_sense_is_refused_when_built(one: str, other: str) -> None:
+    for order in ((one, other), (other, one)):
+        with pytest.raises(ValueError, match=REFUSED[one, other]) as refusal:
+            plain(*map(addon, order))
+        assert all(name in str(refusal.value) for name in order)
+
+
+@pytest.mark.parametrize("name", ["FedExP", "Nova", "Scaffold", *STEPS])
+def test_a_shared_image_with_weights_in_every_round_takes_what_needs_them(name: str) -> None:
+    play(plain(fl.addons.SharedImage(PICTURE, **{**SHARED, "rate": 1.0}), addon(name)))
+
+
+@pytest.mark.parametrize(
+    "names", [("Scaffold", "VHL"), ("FedCOG", "MOON", "ServerMomentum"), ("Anchors", "Condensed", "FedExP", "SAM")]
+)
+def test_the_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
+    runs = [play(plain(*map(addon, order))) for order in (names, names[::-1], (*names[1:], names[0]))]
+    assert_same(runs[0], runs[1])
+    assert_same(runs[0], runs[2])
+
+
+# Bases: papers' compositions, and options of the core under which an add-on has to make sense.
+
+
+def representation(*addons: AddOn) -> FedAvg:
+    return fedrep(*addons, network=Net, head_epochs=1, lr=0.05, batch=4)
+
+
+def virtual(*addons: AddOn) -> FedAvg:
+    steps = {"condense_steps": 2, "refine_steps": 1, "match_steps": 2}
+    return FedLGD(*addons, network=Net, ipc=1, anchors=1, selected=(2,), augment=None, lr=0.05, batch=4, **steps)
+
+
+def pictured(*addons: AddOn) -> FedAvg:
+    return single_image(PICTURE, *addons, shared={**SHARED, "rate": 1.0}, network=Net, epochs=1, batch=4)
+
+
+ARCHITECTURE, SGD = "one architecture", "optimizer='sgd'"
+BASES: dict[str, tuple[Make, dict[str, str]]] = {
+    "FedAvg": (plain, {}),
+    "with momentum": (
+        lambda *a: plain(*a, momentum=0.9, weights="uniform", weight_decay=1e-3, lr_decay=0.9), {"FedReg": "plain SGD"}
+    ),
+    "with Adam": (lambda *a: plain(*a, optimizer="adam"), {"FedReg": "plain SGD", "Scaffold": SGD, "Anchors": SGD}),
+    "two architectures": (
+        lambda *a: plain(*a, **TWO), dict.fromkeys(("Anchors", "FedExP", "FedGen", "Scaffold"), ARCHITECTURE)
+    ),
+    "batch norm": (lambda *a: plain(*a, network=normed), {}),
+    "statistics that stay": (lambda *a: plain(*a, network=normed, buffers="local"), {}),
+    "FedRep": (
+        representation,
+        {"Anchors": "holds whole", "Ditto": "whole global model", "FedDF": "nothing can be personal",
+         "FedGen": "no personal parameters", "SharedImage": "nothing can be personal"},
+    ),
+    "FedLGD": (virtual, {"Anchors": "given twice", "Condensed": "given twice"}),
+    "single image": (
+        pictured,
+        {"FedDF": SLOT.format("refine"), "SharedImage": "given twice", "FedReg": "plain SGD", "Scaffold": SGD,
+         "Anchors": SGD},
+    ),
+}  # fmt: skip
+"""How each is built, and the add-ons that it refuses with a phrase of the reason; it runs with every other."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("base", BASES)
+def test_an_addon_runs_on_a_base_or_is_refused(base: str, name: str) -> None:
+    make, refused = BASES[base]
+    if name in refused:
+        with pytest.raises(ValueError, match=refused[name]) as refusal:
+            make(addon(name))
+        assert name in str(refusal.value)
+    else:
+        play(make(addon(name)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_addon_runs_with_clients_that_own_one_class_one_image_or_none(name: str) -> None:
+    run = play(plain(addon(name)), federation("uneven"))
+    assert [row["empty"] for row in run.rows] == [[2], [2]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_addon_runs_when_few_clients_are_drawn(name: str) -> None:
+    run = play(plain(addon(name), network=normed), participation=1, workers=2)
+    assert [len(row["drawn"]) for row in run.rows] == [1, 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_addon_trains_on_several_classes_an_image_or_says_why_not(name: str) -> None:
+    one_hot = [torch.nn.functional.one_hot(h.train.labels, 3).float() for h in federation()]
+    held = [h.train.replace(labels=labels) for h, labels in zip(federation(), one_hot)]
+    how: dict[str, Any] = {"rounds": 2, "task": MultiLabel(3), "progress": False}
+    if addon(name).single_label:
+        with pytest.raises(ValueError, match=f"{name} needs one class an image"):
+            simulate(plain(addon(name)), held, **how)
+    else:
+        run = simulate(plain(addon(name)), held, **how)
+        assert not run.rows[-1]["failed"]
+        assert all(t.isfinite().all() for t in tensors(run.server.state).values())
