@@ -27,6 +27,7 @@ def collapse(client: int, w: Any, variant: str) -> float:
     return float(((gram**2).sum() - (np.diag(gram) ** 2).sum()) / (d * (d - 1)) / n)
 
 
+@pytest.mark.golden("FedDecorr")
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rounds_follow_the_loss(variant: Any, momentum: float) -> None:

@@ -35,6 +35,7 @@ def toy_tiny(seed: int) -> LabeledImages:
     return data[data.labels != seed % 3]
 
 
+@pytest.mark.golden("FedCOG")
 @pytest.mark.parametrize("multi", [False, True])
 @pytest.mark.parametrize("weight", [None, 0.4])
 def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:

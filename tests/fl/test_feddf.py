@@ -40,6 +40,7 @@ def adam(f: Any, w: Any, steps: int, lr: float) -> Any:
     return w
 
 
+@pytest.mark.golden("FedDF")
 @pytest.mark.parametrize(("momentum", "participation"), [(0.0, 1.0), (0.9, 2)])
 def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) -> None:
     """Teachers are averaged by logits and uniformly, the student's start by samples."""

@@ -50,6 +50,7 @@ def client(state: Any, k: int, number: int, generator: Any, seen: Any, alpha: fl
     return net
 
 
+@pytest.mark.golden("FedGen")
 def test_rounds_follow_the_two_loops() -> None:
     alpha, beta, decay, clients = 0.7, 0.4, 0.5, federation()[:2]
     method = FedAvg(

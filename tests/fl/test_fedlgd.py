@@ -56,6 +56,7 @@ def matched(net: nn.Module, images: Tensor, labels: Tensor, target: list[Tensor]
     return images
 
 
+@pytest.mark.golden("Anchors")
 @pytest.mark.parametrize("joined", ["unselected", "always"])
 @pytest.mark.parametrize(("reduction", "weight"), [("mean", 0.3), ("sum", 0.02)])
 def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) -> None:
@@ -156,6 +157,7 @@ def sets(clients: list[LabeledImages]) -> list[LabeledImages]:
     ]  # fmt: skip
 
 
+@pytest.mark.golden("Condensed")
 def test_any_method_on_condensed_data_is_the_method_on_these_sets() -> None:
     """Same weights to the last bit, with one class fewer at a client that owns two."""
     clients = federation()
@@ -210,6 +212,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.golden("FedLGD")
 def test_the_composition_has_the_papers_defaults() -> None:
     method = FedLGD(network=Tiny)
     condensed, anchors = method.addons[1], method.addons[0]

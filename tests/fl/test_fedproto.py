@@ -44,6 +44,7 @@ def clients(classes: int = 3) -> list[LabeledImages]:
     ]
 
 
+@pytest.mark.golden("FedProto")
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_rounds_follow_algorithm_1(weights: Any) -> None:
     """theta stacks W and V (rows are outputs, as in nn.Linear); class 3 has no owner."""

@@ -47,6 +47,7 @@ def local(k: int, start: Any, steps: int, gamma: float, eta: float, lr: float) -
     return w
 
 
+@pytest.mark.golden("FedReg")
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 def test_rounds_follow_the_steps(gamma: float) -> None:
     result = linear.run(FedReg(gamma, eta=0.2, iterations=3), rounds=3, epochs=3, lr=0.3)

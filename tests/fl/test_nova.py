@@ -24,6 +24,7 @@ def normalizer(steps: int, momentum: float, pull: float) -> float:
     return sum((1 - pull) ** k for k in range(steps))
 
 
+@pytest.mark.golden("Nova")
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0)])
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_rounds_of_two_weights_follow_the_paper(momentum: float, mu: float, weights: str) -> None:

@@ -31,6 +31,7 @@ def follow(addon: AddOn, step: Callable[[int, Vector], Vector]) -> None:
     assert quadratic.weights(run) == pytest.approx(w, abs=2e-6)
 
 
+@pytest.mark.golden("ServerMomentum")
 @pytest.mark.parametrize("rule", ["heavy-ball", "nesterov", "fedcog"])
 def test_momentum_follows_its_formula(rule: Any) -> None:
     v = np.zeros(2)
@@ -55,6 +56,7 @@ def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float, tau: floa
     return step
 
 
+@pytest.mark.golden("ServerAdagrad", "ServerAdam", "ServerYogi")
 @pytest.mark.parametrize("initial", [None, 0.0, 0.3])
 def test_adaptive_steps_follow_algorithm_2(initial: float | None) -> None:
     start = 0.02**2 if initial is None else initial

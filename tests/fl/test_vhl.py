@@ -33,6 +33,7 @@ def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None 
     return simulate(method, clients or federation(), rounds=rounds, progress=False)
 
 
+@pytest.mark.golden("VHL", "NaiveVHL")
 @pytest.mark.parametrize(
     ("addon", "weights"),
     [
@@ -94,6 +95,7 @@ def test_virtual_images_are_augmented_as_the_real_ones_are() -> None:
     assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model], atol=0.0)
 
 
+@pytest.mark.golden("VFA")
 def test_vfa_is_supcon_with_drawn_features() -> None:
     client, start = toy(7, 1), beginning(3)
     run = played(VFA(weight=1.5, std=0.1, batch=4), clients=[client], network=Small, initial=start, batch=7, steps=3)
@@ -116,6 +118,7 @@ def test_vfa_is_supcon_with_drawn_features() -> None:
     assert_close(run.server.state[FedAvg.model], net.state_dict())
 
 
+@pytest.mark.golden("VFTL")
 def test_vftl_is_fedavg_from_pretrained_weights() -> None:
     start = beginning(3)
     addon = VFTL(epochs=4, lr=0.1, momentum=0.9, batch=8, source=VIRTUAL, classes=3)

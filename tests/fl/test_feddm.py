@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from distillkit import LabeledImages
+from distillkit.condense import initial_images
+from distillkit.rng import derive
+from fl import FedDM, Real, Run, simulate
+from tests.fl.small import Tiny, federation
+
+IPC, STEPS, EPOCHS = 2, 3, 4
+
+
+def learnt(data: LabeledImages, model: nn.Module, rho: float, client: int, number: int) -> LabeledImages:
+    """Algorithm 1, ClientUpdate: SGD with momentum .5 on the distances of mean embeddings and mean logits (Eq. 8)."""
+    seed = int(torch.randint(2**62, (), generator=derive(0, number, client, "images")))
+    classes = data.labels.unique().tolist()
+    start = initial_images(data, IPC, init="real", classes=classes, generator=derive(seed, "init"))
+    images, velocity = start.images, torch.zeros(())
+    for step in range(STEPS):
+        net = copy.deepcopy(model)
+        center = parameters_to_vector(net.parameters()).detach()
+        noise = torch.empty(len(center)).normal_(generator=derive(seed, step, "network"))
+        vector_to_parameters(center + rho * noise / noise.norm(), net.parameters())
+        leaf, distance = images.clone().requires_grad_(), torch.zeros(())
+        for c in classes:
+            for seen in (net.features, net):
+                gap = seen(data.images[data.labels == c]).mean(0) - seen(leaf[start.labels == c]).mean(0)
+                distance = distance + gap.square().sum()
+        velocity = 0.5 * velocity + torch.autograd.grad(distance, leaf)[0]
+        images = images - 0.2 * velocity
+    return start.replace(images=images)
+
+
+def taught(model: nn.Module, sets: list[LabeledImages], counts: list[int], rho: float, weights: str) -> float:
+    """The server's SGD on all images at once, momentum .9 and decay .01, inside the ball (section 4.4)."""
+    center, velocity, reached = parameters_to_vector(model.parameters()).detach(), torch.zeros(()), 0.0
+    for _ in range(EPOCHS):
+        losses = [F.cross_entropy(model(s.images), s.labels) for s in sets]
+        share = counts if weights == "samples" else [len(s) for s in sets]
+        loss = sum(n * one for n, one in zip(share, losses)) / sum(share)
+        grads = torch.autograd.grad(loss, list(model.parameters()))  # type: ignore[arg-type]
+        at = parameters_to_vector(model.parameters()).detach()
+        velocity = 0.9 * velocity + parameters_to_vector(grads) + 0.01 * at
+        moved = at - 0.3 * velocity - center
+        reached = max(reached, float(moved.norm()))
+        vector_to_parameters(center + moved * min(1.0, rho / float(moved.norm())), model.parameters())
+    return reached
+
+
+def run(kind: type[FedDM], clients: list[LabeledImages], rounds: int, **options: Any) -> Run:
+    method = kind(
+        network=Tiny, ipc=IPC, steps=STEPS, lr=0.2, server_epochs=EPOCHS, server_batch=999, server_lr=0.3,
+        server_weight_decay=0.01, **options,
+    )  # fmt: skip
+    return simulate(method, clients, rounds=rounds, progress=False)
+
+
+def beginning() -> Tiny:
+    start = run(Real, federation()[:1], rounds=1, rho=1e-12)
+    net = Tiny(3)
+    net.load_state_dict(start.server.state[FedDM.model])
+    return net
+
+
+@pytest.mark.golden("FedDM")
+@pytest.mark.parametrize(("rho", "weights"), [(5.0, "synthetic"), (0.4, "synthetic"), (5.0, "samples")])
+def test_rounds_follow_algorithm_1(rho: float, weights: Any) -> None:
+    """Three clients, one of which lacks a class; a small ball stops the server, a large one does not."""
+    clients = federation()[:3]
+    clients[1] = clients[1][clients[1].labels != 2]
+    found, net = run(FedDM, clients, rounds=2, rho=rho, weights=weights), beginning()
+    for number in (1, 2):
+        sets = [learnt(data, net, rho, k, number) for k, data in enumerate(clients)]
+        reached = taught(net, sets, [len(c) for c in clients], rho, weights)
+        assert (reached > rho) == (rho < 1)
+    union = found.server.state[FedDM.images]
+    assert torch.allclose(union.images, torch.cat([s.images for s in sets]), atol=1e-5)
+    for name, value in net.state_dict().items():
+        assert torch.allclose(found.server.state[FedDM.model][name], value, atol=1e-5), name
+
+
+@pytest.mark.golden("Real")
+@pytest.mark.parametrize("weights", ["synthetic", "samples"])
+def test_real_images_train_the_same_server(weights: Any) -> None:
+    """Clients own as many images of a class as they may send: what the server sees are their data."""
+    clients = [data[torch.cat([(data.labels == c).nonzero().flatten()[:IPC] for c in (0, 1)])] for data in federation()]
+    found, net = run(Real, clients, rounds=2, rho=5.0, weights=weights), beginning()
+    for _ in (1, 2):
+        taught(net, clients, [len(c) for c in clients], 5.0, weights)
+    for name, value in net.state_dict().items():
+        assert torch.allclose(found.server.state[FedDM.model][name], value, atol=1e-5), name
+
+
+def test_images_labels_and_weights_are_all_that_travels() -> None:
+    clients, weights = federation()[:2], sum(4 * p.numel() for p in Tiny(3).parameters())
+    row = run(FedDM, clients, rounds=1, weights="samples").rows[0]
+    images = 2 * 3 * IPC
+    assert row["up"] == {"FedDM.images": images * 16 * 4, "FedDM.images:labels": images * 8, "FedDM.samples": 2 * 4}
+    assert row["down"] == {"FedDM.model": 2 * weights}
+    assert "FedDM.samples" not in run(FedDM, clients, rounds=1).rows[0]["up"]
