@@ -17,7 +17,7 @@ __all__ = ["FedAvg"]
 
 
 class FedAvg(Core):
-    """Federated averaging (McMahan et al., 2017, Algorithm 1), and the ground on which add-ons stand.
+    """Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1), and the ground on which add-ons stand.
 
     In each round every drawn client starts from the server's weights, trains on its own data, and sends its change
     w_k - w; the server adds the mean change, weighted by the clients' sample counts. (Sending the change instead of

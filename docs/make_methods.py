@@ -1,0 +1,107 @@
+"""Write the table of methods in the README: every public add-on and method of `fl`, its paper, card and golden test.
+
+python docs/make_methods.py
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import fl.addons
+import fl.methods
+from fl import FedAvg, Method
+from fl.addon import AddOn
+
+ROOT = Path(__file__).parents[1]
+START, END = "<!-- methods -->", "<!-- end of methods -->"
+KNOWN_AS = {
+    "Anchors": "FedLGD's global half", "Condensed": "FedLGD's local half", "FineTune": "fine-tuned FedAvg",
+    "NaiveVHL": "naive VHL", "Nova": "FedNova", "Proximal": "FedProx", "Real": "FedDM's control", "SAM": "FedSAM",
+    "Scaffold": "SCAFFOLD", "ServerAdagrad": "FedAdagrad", "ServerAdam": "FedAdam", "ServerMomentum": "FedAvgM",
+    "ServerYogi": "FedYogi", "SharedImage": "single shared image", "fedrep": "FedRep",
+    "single_image": "single shared image, as published",
+}  # fmt: skip
+"""What the field calls it, where that is not our name."""
+
+CITATION = re.compile(
+    r"(?P<authors>[A-Z][A-Za-z\- ]+(?: et al\.|, [A-Z][a-z]+ and [A-Z][a-z]+| and [A-Z][a-z]+)),"
+    r'(?: "[^"]+",?)? \(?(?P<where>(?:[A-Z][A-Za-z]+ )?20\d\d)'
+)
+
+
+def public() -> dict[str, Any]:
+    """Add-ons and methods by name: what is neither (an objective, say) has no row."""
+    found: dict[str, Any] = {"FedAvg": FedAvg}
+    for module in (fl.addons, fl.methods):
+        found |= {name: getattr(module, name) for name in module.__all__}
+
+    def runs(thing: Any) -> bool:
+        return issubclass(thing, AddOn | Method) if inspect.isclass(thing) else inspect.isfunction(thing)
+
+    return {name: thing for name, thing in found.items() if runs(thing)}
+
+
+def paper(thing: Any) -> str:
+    """The first citation of its docstring, or else of its base's."""
+    for place in inspect.getmro(thing) if inspect.isclass(thing) else (thing,):
+        cited = CITATION.search(" ".join((place.__doc__ or "").split()))
+        if cited:
+            return f"{cited['authors']}, {cited['where']}"
+    raise ValueError(f"the docstring of {thing.__name__} cites no paper")
+
+
+def card(name: str) -> str:
+    """The page that introduces it: the one that names it as code first."""
+    word = re.compile(rf"`(?:[^`]*\W)?{name}\b[^`]*`")
+    places = {p: word.search(p.read_text().split("```")[0]) for p in sorted((ROOT / "docs" / "methods").glob("*.md"))}
+    found = [(place.start(), path) for path, place in places.items() if place]
+    if not found:
+        raise ValueError(f"no page of docs/methods introduces {name}")
+    path = min(found)[1]
+    return f"[{path.stem}](docs/methods/{path.name})"
+
+
+def golden_tests() -> dict[str, Path]:
+    """Name -> the test file in which a test function is marked `@pytest.mark.golden(name, ...)`."""
+    found: dict[str, Path] = {}
+    for path in sorted((ROOT / "tests" / "fl").glob("test_*.py")):
+        functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+        for mark in (m for f in functions if f.name.startswith("test_") for m in f.decorator_list):
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.golden":
+                found |= {ast.literal_eval(name): path for name in mark.args}
+    return found
+
+
+def composed(name: str, thing: Any) -> str:
+    """How it is written."""
+    return f"`FedAvg({name}())`" if inspect.isclass(thing) and issubclass(thing, AddOn) else f"`{name}()`"
+
+
+def table() -> str:
+    """One row a name; a name without citation, card or golden test is an error."""
+    tests = golden_tests()
+    rows = []
+    for name, thing in public().items():
+        if name not in tests:
+            raise ValueError(f"no test of tests/fl is marked golden for {name}")
+        said = f"{KNOWN_AS.get(name, name)}: {composed(name, thing)}" if name != "FedAvg" else composed(name, thing)
+        test = f"[{tests[name].stem}](tests/fl/{tests[name].name})"
+        rows.append(f"| {said} | {paper(thing)} | {card(name)} | {test} |")
+    head = ["| method | paper | card | golden test |", "|---|---|---|---|"]
+    return "\n".join([*head, *sorted(rows, key=str.lower)])
+
+
+def main() -> None:
+    """Replace the table between the marks."""
+    page = ROOT / "README.md"
+    before, _, rest = page.read_text().partition(START)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{START}\n\n{table()}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
