@@ -83,7 +83,7 @@ TUNED: dict[str, Settings] = {
 """What `--tune` chose on images held out of the training set (see TRIES); FedAvg keeps the quickstart's rate, which its
 best try beat by three images."""
 
-PERSONAL = ("FedProto", "FedRep", "Ditto", "Fine-tuned FedAvg")
+PERSONAL = ("FedProto", "FedProto, distance as released", "FedRep", "Ditto", "Fine-tuned FedAvg")
 """Methods made for the clients' own tests, not for a global model."""
 
 
@@ -147,6 +147,7 @@ def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[
         "Fine-tuned FedAvg": averaging(FineTune()),
         "FedRep": lambda: fedrep(head_epochs=5, **{k: v for k, v in common.items() if k != "epochs"}),
         "FedProto": lambda: FedProto(**common),
+        "FedProto, distance as released": lambda: FedProto(**common, lam=1 / 512),
         "VHL": averaging(VHL(**noise)),
         "FedCOG": averaging(cog),
         "FedLGD": lambda: FedLGD(**lgd, **tuned["FedLGD"], **common),

@@ -40,7 +40,9 @@ class FedProto(Method):
     Args:
         network: called with the number of classes, gives the network; or a mapping architecture -> such a factory.
         assign: with several architectures, client number -> architecture.
-        lam: weight of the distance, at least 0; the paper takes 1. With 0 the networks are trained locally only.
+        lam: weight of the distance, at least 0. The paper takes 1, and its released code averages the distance over
+            the d dimensions of the embedding as well, which is 1 / d here: with large embeddings 1 crushes them. With 0
+            the networks are trained locally only.
         lr, momentum, weight_decay: SGD on the clients; the released code takes 0.01 and momentum 0.5.
         epochs, batch: passes over the local data in a round, and images a step.
         weights: "samples" or "uniform".
