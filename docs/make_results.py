@@ -3,7 +3,7 @@
 python docs/make_results.py [SUMMARY]
 
 With SUMMARY, a `summary.json` that `examples/condense.py` wrote, its rows are first taken into `results/condense.json`
-(a row of the same run and epochs is replaced).
+(a row of the same run, epochs and nets is replaced).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def take(summary: Path) -> None:
     for row in json.loads(summary.read_text()):
         row["command"] = re.sub(r" --(out|data) \S+", "", row["command"])
         taken.append(row)
-    rows = {(row["run"], row["epochs"]): row for row in taken}
+    rows = {(row["run"], row["epochs"], row["nets"]): row for row in taken}
     ordered = sorted(rows.values(), key=lambda r: (r["dataset"], r["epochs"], ORDER.index(r["method"]), r["seed"]))
     path.write_text(json.dumps(ordered, indent=2) + "\n")
 
@@ -50,15 +50,17 @@ def take(summary: Path) -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """One line a row: what it cost, what it gave, what was published."""
     lines = [
-        "| dataset | method | image updates | epochs x batch | nets | accuracy % | CPU s | published, full budget |",
-        "|---|---|---|---|---|---|---|---|",
+        "| dataset | method | seed | image updates | epochs x batch | nets | accuracy % | CPU s | published |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        accuracy = f"{100 * r['accuracy_mean']:.1f} ± {100 * r['accuracy_std']:.1f}"
+        accuracy = f"{100 * r['accuracy_mean']:.1f}"
+        if r["nets"] > 1:
+            accuracy += f" ± {100 * r['accuracy_std']:.1f}"
         published = PUBLISHED.get(r["dataset"], {}).get(r["method"], "–") if r["ipc"] == 10 else "–"
         schedule = f"{r['epochs']} x {r['batch']}"
         cost = f"{r['seconds_cpu']:.0f}"
-        cells = (r["dataset"], r["method"], r["steps"], schedule, r["nets"], accuracy, cost, published)
+        cells = (r["dataset"], r["method"], r["seed"], r["steps"], schedule, r["nets"], accuracy, cost, published)
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
