@@ -12,7 +12,9 @@ import itertools
 import json
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,17 @@ def pictures(out: Path, experiment: Experiment, lines: list[dict[str, Any]], tra
         plot.partition(train.labels, parts).savefig(out / f"partition_{name.split()[1]}.png", dpi=150)
 
 
+def one(experiment: Experiment, preset: dict[str, Any], task: tuple[str, int, str]) -> dict[str, Any]:
+    """One run, in a process of its own (a run is the same whatever runs beside it); finished ones are only read."""
+    split, seed, name = task
+    train, test = load("digits", size=16)
+    held = clients(train, partition.dirichlet(train.labels, CLIENTS, SPLITS[split], generator=seed))
+    facts = {"method": name, "task": "digits", "split": split, "seed": seed}
+    make = partial(method, name, preset)
+    run = f"{name.lower()}-{SPLITS[split]}-{seed}"
+    return experiment.run(run, make, held, facts=facts, rounds=preset["rounds"], test=test, progress=False)
+
+
 def equal_seconds(experiment: Experiment, lines: list[dict[str, Any]], preset: dict[str, Any]) -> str:
     """FedAvg with as many rounds as fit into the client seconds of FedDM's run, for every split and seed."""
     train, test = load("digits", size=16)
@@ -176,20 +189,18 @@ def main() -> None:
         tune(out, preset, arguments.workers)
         return
     began = time.perf_counter()
-    train, test = load("digits", size=16)
-    experiment = Experiment(out, resume=arguments.resume, device=arguments.device, workers=arguments.workers)
+    train, _ = load("digits", size=16)
+    seeds = arguments.seeds or preset["seeds"]
+    tasks = [(split, seed, name) for split in SPLITS for seed in seeds for name in METHODS]
+    experiment = Experiment(out, resume=arguments.resume, device=arguments.device)
     lines = []
-    for split, alpha in SPLITS.items():
-        for seed in arguments.seeds or preset["seeds"]:
-            held = clients(train, partition.dirichlet(train.labels, CLIENTS, alpha, generator=seed))
-            for name in METHODS:
-                run = f"{name.lower()}-{alpha}-{seed}"
-                facts = {"method": name, "task": "digits", "split": split, "seed": seed}
-                make = partial(method, name, preset)
-                line = experiment.run(run, make, held, facts=facts, rounds=preset["rounds"], test=test)
-                lines.append(line)
-                accuracy = f"{100 * line['accuracy_last']:.1f} % after round {line['rounds']}"
-                print(f"{split}, seed {seed}, {name}: {accuracy}", flush=True)
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as processes:
+        for line in processes.map(partial(one, experiment, preset), tasks):
+            lines.append(line)
+            accuracy = f"{100 * line['accuracy_last']:.1f} % after round {line['rounds']}"
+            print(f"{line['split']}, seed {line['seed']}, {line['method']}: {accuracy}", flush=True)
+    for line in lines:
+        one(experiment, preset, (line["split"], line["seed"], line["method"]))  # reads the finished histories
     pictures(out, experiment, lines, train)
     text = table(lines)
     if arguments.equal_seconds:

@@ -67,14 +67,15 @@ class Experiment:
         self._commit = git_commit()
 
     def summary(self) -> list[dict[str, Any]]:
-        """The objects of the runs finished so far in this folder."""
-        path = self.out / "summary.json"
-        if not path.exists():
-            return []
-        try:
-            return list(json.loads(path.read_text()))
-        except json.JSONDecodeError as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
+        """The lines of the runs finished so far in this folder, in the order of their names."""
+        found: dict[str, dict[str, Any]] = {}
+        for path in sorted(self.out.glob("*/summary.json")):
+            try:
+                line = json.loads(path.read_text())
+            except json.JSONDecodeError as error:
+                raise CheckpointError(f"{path} is damaged: {error}") from error
+            found[line["run"]] = line
+        return list(found.values())
 
     def run(
         self, name: str, make: Callable[[], Method], clients: Sequence[Any], *, facts: dict[str, Any], **simulation: Any
@@ -88,19 +89,20 @@ class Experiment:
             facts: method, task, split, seed: what tells this run from the others.
             simulation: the other arguments of `simulate`.
         """
-        done = {line["run"]: line for line in self.summary()}
         folder = self.out / name
-        if name in done:
+        done = {line["run"]: line for line in self.summary()}.get(name)
+        if done is not None:
             self.rows[name] = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-            if done[name]["rounds"] != simulation["rounds"]:
-                raise ValueError(f"{folder} has {done[name]['rounds']} rounds, want {simulation['rounds']}: give --out")
-            return done[name]
+            if done["rounds"] != simulation["rounds"]:
+                raise ValueError(f"{folder} has {done['rounds']} rounds, want {simulation['rounds']}: give --out")
+            return done
         options = {"workers": self.workers, "device": self.device, "seed": facts["seed"], "resume": self.resume}
         run = simulate(make(), clients, out=folder, **{**options, **simulation})
         self.rows[name] = run.rows
         line = history.summary(run.rows, run=name, **facts, commit=self._commit)
-        lines = [*self.summary(), line]
-        write_atomically(self.out / "summary.json", (json.dumps(lines, indent=1) + "\n").encode())
+        # Each run writes its own line first, so that processes that share the folder lose none.
+        write_atomically(folder / "summary.json", (json.dumps(line, indent=1) + "\n").encode())
+        write_atomically(self.out / "summary.json", (json.dumps(self.summary(), indent=1) + "\n").encode())
         return line
 
 

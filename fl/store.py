@@ -26,7 +26,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         CheckpointError: the folder is unwritable or the disk is full; the old file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(data)
