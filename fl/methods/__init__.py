@@ -1,9 +1,10 @@
 """Methods that are not weight averaging, and the papers as compositions."""
 
-from fl.methods.feddm import FedDM, Real
+from fl.methods.feddm import FedDM
 from fl.methods.fedlgd import FedLGD
 from fl.methods.fedproto import FedProto
 from fl.methods.fedrep import fedrep
+from fl.methods.real import Real
 from fl.methods.single_image import ClippedCrossEntropy, single_image
 
 __all__ = [

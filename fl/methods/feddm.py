@@ -10,17 +10,15 @@ from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.condense import distribution_matching
-from distillkit.condense.coresets import random_subset
 from distillkit.networks import NetworkBall
-from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
-from fl.local import shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, Predictor, Server, described
 from fl.networks import Factory, Templates
 from fl.reduce import Like, Reduced, Schema
+from fl.union import train_on_union
 
-__all__ = ["FedDM", "Real"]
+__all__ = ["FedDM"]
 
 
 class FedDM(Method):
@@ -135,13 +133,8 @@ class FedDM(Method):
     def expect(self, server: Server, client: int) -> Schema:
         """At most ipc images of every class."""
         most = self.ipc * server.task.num_classes
-        like = torch.empty(0, *server.shape)
-        empty = LabeledImages(
-            like,
-            torch.empty(0, dtype=torch.int64),
-            num_classes=server.task.num_classes,
-            normalization=server.normalization,
-        )
+        nothing = torch.empty(0, *server.shape), torch.empty(0, dtype=torch.int64)
+        empty = LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
         schema: Schema = {self.images.key: Like(empty, rows=most)}
         if self.weights == "samples":
             schema[self.samples.key] = Like(torch.zeros(1))
@@ -157,21 +150,11 @@ class FedDM(Method):
                 weight[client == number] = count / int((client == number).sum())
             weight *= len(weight) / weight.sum()
         net = self.templates.at("", server.task.num_classes, start, server.device).train()
-        seed_dropout(net, server.generator("dropout"))
         optimizer = torch.optim.SGD(
             net.parameters(), lr=self.server_lr, momentum=self.server_momentum, weight_decay=self.server_weight_decay
         )
-        center = [p.detach().clone() for p in net.parameters()]
-        order = shuffled(len(union), self.server_batch, server.generator("train"), self.server_epochs, None)
-        for index in order:
-            server.check_running()
-            images, labels = union.images.index_select(0, index), union.labels.index_select(0, index)
-            losses = nn.functional.cross_entropy(net(images), labels, reduction="none")
-            optimizer.zero_grad()
-            (losses * weight.index_select(0, index)).mean().backward()
-            optimizer.step()
-            if self.project:
-                _project(list(net.parameters()), center, self.rho)
+        radius = self.rho if self.project else None
+        train_on_union(server, net, union, weight, optimizer, self.server_epochs, self.server_batch, radius=radius)
         server.state[self.model] = {n: t.detach().clone() for n, t in net.state_dict().items()}
         server.state[self.images] = union
         server.notes["synthetic_images"] = len(union)
@@ -187,24 +170,3 @@ class FedDM(Method):
             return Message()
         net = self.templates.at("", client.task.num_classes, message[self.model], client.device)
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
-
-
-@torch.no_grad()
-def _project(params: list[nn.Parameter], center: list[Tensor], radius: float) -> None:
-    """Move the parameters to the nearest point of the ball around `center`."""
-    moved = [p - c for p, c in zip(params, center)]
-    distance = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
-    if float(distance) > radius:
-        for param, c, m in zip(params, center, moved):
-            param.copy_(c + m * (radius / distance))
-
-
-class Real(FedDM):
-    """The honest control of FedDM's Table 5: each round, `ipc` random raw images per owned class travel instead.
-
-    The same bytes and the same server; the images are the private data themselves.
-    """
-
-    def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
-        """Random real images, drawn afresh in each round."""
-        return random_subset(client.data, ipc=self.ipc, generator=client.generator("images"))

@@ -1,0 +1,23 @@
+"""REAL: FedDM's control, whose clients send raw images."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from distillkit.condense import random_subset
+from distillkit.sets import LabeledImages
+from fl.method import Client
+from fl.methods.feddm import FedDM
+
+__all__ = ["Real"]
+
+
+class Real(FedDM):
+    """The honest control of FedDM's Table 5: each round, `ipc` random raw images per owned class travel instead.
+
+    The same bytes and the same server; the images are the private data themselves.
+    """
+
+    def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
+        """Random real images, drawn afresh in each round."""
+        return random_subset(client.data, ipc=self.ipc, generator=client.generator("images"))

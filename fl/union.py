@@ -1,0 +1,55 @@
+"""Training a server's network on the union of what clients sent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from distillkit.networks.dropout import seed_dropout
+from distillkit.sets import LabeledImages
+from fl.local import shuffled
+from fl.method import Server
+
+__all__ = ["train_on_union"]
+
+
+def train_on_union(
+    server: Server,
+    net: nn.Module,
+    union: LabeledImages,
+    weight: Tensor,
+    optimizer: torch.optim.Optimizer,
+    epochs: int,
+    batch: int,
+    *,
+    radius: float | None,
+) -> None:
+    """Train `net` in place: shuffled passes over the set, cross-entropy weighted image by image.
+
+    Args:
+        weight: float [N], with mean 1.
+        radius: after every step the parameters are projected to the ball of this radius around where they began; None
+            leaves them free.
+    """
+    seed_dropout(net, server.generator("dropout"))
+    params = list(net.parameters())
+    center = [p.detach().clone() for p in params]
+    for index in shuffled(len(union), batch, server.generator("train"), epochs, None):
+        server.check_running()
+        images, labels = union.images.index_select(0, index), union.labels.index_select(0, index)
+        losses = nn.functional.cross_entropy(net(images), labels, reduction="none")
+        optimizer.zero_grad()
+        (losses * weight.index_select(0, index)).mean().backward()
+        optimizer.step()
+        if radius is not None:
+            _project(params, center, radius)
+
+
+@torch.no_grad()
+def _project(params: list[nn.Parameter], center: list[Tensor], radius: float) -> None:
+    """Move the parameters to the nearest point of the ball around `center`."""
+    moved = [p - c for p, c in zip(params, center)]
+    distance = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
+    if float(distance) > radius:
+        for param, c, m in zip(params, center, moved):
+            param.copy_(c + m * (radius / distance))
