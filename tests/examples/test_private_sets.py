@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from distillkit import LabeledImages
+from distillkit.privacy import Ledger
+
+FAST = ["--preset", "smoke", "--set", "test.images=50", "records=200"]
+
+
+@pytest.fixture(scope="module")
+def private_sets() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("private_sets", Path("examples/private_sets.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_row_of_the_table_and_nothing_run_twice(
+    private_sets: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*FAST, "image_sgd.rate=0.1", "--epsilons", "8", "1", "--out", str(tmp_path)]
+    records = private_sets.main(argv)
+    assert [r["method"] for r in records] == ["class_means", *private_sets.METHODS]
+    assert json.loads((tmp_path / "summary.json").read_text()) == records
+    for record in records:
+        assert 0 <= record["accuracy"] <= 1
+        assert {"seconds_make", "seconds_test", "command", "commit", "settings"} <= set(record)
+        private = record["method"] in ("class_means", "image_sgd")
+        if private:
+            ledger = Ledger(tmp_path / record["run"] / "ledger.jsonl")
+            assert record["epsilon"] == ledger.epsilon() <= record["epsilon_wanted"]
+            assert (record["noise"], record["delta"]) == ("operating system", 1e-5)
+            assert not any(event.seeded for event in ledger.events)
+        else:
+            assert record["epsilon"] is record["noise"] is None
+        if record["method"] != "all":
+            made = LabeledImages.load(tmp_path / record["run"] / "set.safetensors")
+            assert made.counts().tolist() == [2] * 10
+            assert made.info.get("epsilon") == record["epsilon"]
+    shown = (tmp_path / "table.md").read_text()
+    assert shown in capsys.readouterr().out
+    assert private_sets.main(argv) == records
+    with pytest.raises(SystemExit, match="other settings"):
+        private_sets.main([*argv, "--set", "ipc=3"])
+
+
+def test_without_noise_it_is_the_private_set_at_an_epsilon_without_end(
+    private_sets: ModuleType, tmp_path: Path
+) -> None:
+    argv = [*FAST, "--methods", "class_means", "class_means_clean", "--epsilons", "1e12", "--out", str(tmp_path)]
+    noised, clean = (
+        LabeledImages.load(tmp_path / r["run"] / "set.safetensors").images for r in private_sets.main(argv)
+    )
+    torch.testing.assert_close(noised, clean, rtol=0.0, atol=0.1)
+
+
+def test_a_set_that_is_there_is_only_tested_again(private_sets: ModuleType, tmp_path: Path) -> None:
+    argv = [*FAST, "--methods", "class_means", "--out", str(tmp_path)]
+    (record,) = private_sets.main(argv)
+    folder = tmp_path / record["run"]
+    (folder / "record.json").unlink()
+    (again,) = private_sets.main([*argv, "--resume"])
+    assert {**again, "seconds_test": 0, "command": 0} == {**record, "seconds_test": 0, "command": 0}
+    (folder / "record.json").unlink()
+    (charged_again,) = private_sets.main(argv)
+    assert charged_again["epsilon"] > 8.001
+
+
+def test_settings(private_sets: ModuleType) -> None:
+    options = private_sets.arguments(["--preset", "paper", "--set", "dm.lr=2", "class_means.networks=7"])
+    assert (options.settings["dm"]["lr"], options.settings["class_means"]["networks"]) == (2, 7)
+    assert private_sets.DATASETS["digits"]["class_means"]["networks"] != 7
+    assert options.seeds == list(range(10))
+    with pytest.raises(SystemExit, match="there is only"):
+        private_sets.arguments(["--set", "dm.size=2"])
