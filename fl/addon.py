@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from fl.reduce import Reduced, Schema
 
 if TYPE_CHECKING:
     from fl.core import Core
-    from fl.local import Local, Step
+    from fl.local import Local, Phase, Step
 
 __all__ = ["SLOTS", "AddOn", "Batch", "fills"]
 
@@ -38,6 +38,13 @@ class Batch:
     labels: Tensor
     columns: dict[str, Tensor] = field(default_factory=dict)
     joint: bool = False
+
+    def rows(self, index: Tensor) -> Batch:
+        """Some of the images, with all that belongs to them."""
+        columns = {n: c.index_select(0, index) for n, c in self.columns.items()}
+        return replace(
+            self, images=self.images.index_select(0, index), labels=self.labels.index_select(0, index), columns=columns
+        )
 
 
 class AddOn:
@@ -73,6 +80,11 @@ class AddOn:
     @property
     def off(self) -> bool:
         """Its terms are off (a weight of 0): then it is not installed at all."""
+        return False
+
+    @property
+    def private(self) -> bool:
+        """Whether it noises what the client releases and charges a ledger; see `Method.private`."""
         return False
 
     def check(self, method: Core) -> None:
@@ -129,7 +141,7 @@ class AddOn:
         """The set to train on instead of the client's own."""
         return local.client.data
 
-    def batches(self, local: Local, data: LabeledImages) -> Iterator[Batch]:
+    def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
         """The real batches of a phase."""
         return iter(())
 

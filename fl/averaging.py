@@ -94,6 +94,11 @@ class FedAvg(Core):
         return schema
 
     @property
+    def private(self) -> bool:
+        """Whether an add-on makes it so."""
+        return any(a.private for a in self.addons)
+
+    @property
     def asks(self) -> bool:
         """Whether an add-on has a question before round 1."""
         return any(a.asks for a in self.addons)

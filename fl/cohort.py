@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from distillkit.privacy import BudgetExhausted
 from fl.message import Message
 from fl.method import Client, Interrupted
 
@@ -85,7 +86,7 @@ def _attempt(work: Callable[[int], tuple[Client, Message | None]], client: int) 
     try:
         who, reply = work(client)
         return Outcome(who, reply, None, time.thread_time() - started)
-    except Interrupted:
+    except (Interrupted, BudgetExhausted):
         raise
     except Exception as error:  # a client that fails in any way is counted, named and left out
         reason = f"raised {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.privacy import BudgetExhausted, Secret
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl import history
@@ -67,9 +68,10 @@ class Engine:
         *,
         run_id: str,
         transcript: bool = False,
+        secret: int | None = None,
     ) -> None:
         self.method, self.clients, self.server, self.pool, self.store = method, clients, server, pool, store
-        self.run_id, self.transcript = run_id, transcript
+        self.run_id, self.transcript, self.secret = run_id, transcript, secret
         self.test = test.to(server.device) if test is not None else None
         self.memories = store.memories if store is not None else Memories(None)
         self.entries = {e.key: e for e in method.entries()}
@@ -78,13 +80,23 @@ class Engine:
 
     # One client.
 
+    def _secret(self, owner: int | str) -> Secret:
+        """Where the noise of a client, or of the server, comes from in this round."""
+        if self.secret is None:
+            return Secret()
+        return Secret(int(torch.randint(2**62, (), generator=derive(self.secret, self.server.round, owner, "secret"))))
+
     def _client(self, number: int) -> Client:
         server, held = self.server, holding(self.clients[number])
         memory = self.memories.load(number, self._committed)
         return Client(
             number, held.train, held.test, server.task, server.round, server.seed,
-            memory=memory, stop=self.pool.stop, device=server.device,
+            memory=memory, stop=self.pool.stop, device=server.device, ledger=server.ledger, secret=self._secret(number),
         )  # fmt: skip
+
+    def _absent(self, client: Client) -> bool:
+        """A client without images is not asked, unless that it has none is private."""
+        return not self.method.private and not len(client.data)
 
     def _digest(self, key: str, value: Any) -> str:
         known = self._digests.get(key)
@@ -128,7 +140,7 @@ class Engine:
 
         def work(number: int) -> tuple[Client, Message | None]:
             client = self._client(number)
-            if not len(client.data):
+            if self._absent(client):
                 return client, None
             return client, self.method.setup(client, self.pool.on_server(lambda: self._message(number)))
 
@@ -136,7 +148,7 @@ class Engine:
         bytes_up: dict[str, int] = {}
         failed: dict[str, str] = {}
         for number, outcome in zip(numbers, self.pool.run(numbers, work)):
-            if outcome.error is None and not len(outcome.client.data):
+            if outcome.error is None and self._absent(outcome.client):
                 continue
             reason = outcome.error or self._fold(reducer, number, outcome, expected=False)
             if reason is not None:
@@ -197,17 +209,24 @@ class Engine:
         started, server = time.perf_counter(), self.server
         self._committed = number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
-        server.drawn = self._draw(participation)
+        server.secret = self._secret("server")
         before = server.state.copy()
         try:
-            row = self._exchange(min_replies)
+            drawn = self.pool.on_server(lambda: self.method.draw(server))
+            server.drawn = self._draw(participation) if drawn is None else drawn
+            row = self._exchange(min_replies if drawn is None else 0)
+            if drawn is not None:
+                row |= {"drawn": None, "bytes_by_client": None}
             cpu = time.thread_time
             spent = self.pool.on_server(lambda: (cpu(), self.method.receive(server, row.pop("replies")), cpu()))
             row["server_seconds"] += spent[2] - spent[0]
-            row |= self._test() | self._test_clients(evaluate)
-        except BaseException:
+            row |= self._test() | self._test_clients(evaluate) | self._spent()
+        except BaseException as error:
             server.state, server.round = before, self._committed
             self.memories.drop()
+            if isinstance(error, BudgetExhausted):
+                kept = f"round {number} was not finished; the state after round {self._committed} is kept"
+                raise BudgetExhausted(f"{error}; {kept}", fits=error.fits) from error
             raise
         if row["accuracy"] is None:
             own = row.get("accuracy_personal") or row.get("accuracy_clients")
@@ -241,7 +260,7 @@ class Engine:
 
         def work(number: int) -> tuple[Client, Message | None]:
             client = self._client(number)
-            if not len(client.data):
+            if self._absent(client):
                 return client, None
             message = self.pool.on_server(lambda: self._message(number))
             costs[number] = self._down(message, client)
@@ -251,7 +270,7 @@ class Engine:
 
         reducer, seconds = Reducer(self.entries), 0.0
         for number, outcome in zip(server.drawn, self.pool.run(server.drawn, work)):
-            if outcome.error is None and not len(outcome.client.data):
+            if outcome.error is None and self._absent(outcome.client):
                 empty.append(number)
                 continue
             seconds += outcome.seconds
@@ -285,10 +304,16 @@ class Engine:
             "failed": failed,
             "empty": empty,
             **({"noted": noted} if noted else {}),
-            "epsilon": None,
             "client_seconds": seconds,
             "server_seconds": 0.0,
         }
+
+    def _spent(self) -> dict[str, Any]:
+        """What the ledger guarantees so far: epsilon for whoever paid most, and all that belongs to it."""
+        if self.server.ledger is None:
+            return {"epsilon": None}
+        guarantee = self.server.ledger.guarantee()
+        return {"epsilon": guarantee.epsilon, "privacy": guarantee.info()}
 
     # Testing.
 

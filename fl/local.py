@@ -161,7 +161,7 @@ class Local:
         for number, phase in enumerate(self.method.phases):
             moved = {n: p for n, p in self._named.items() if p.requires_grad and phase.moves(n)}
             optimizer = self.optimizer(list(moved.values()))
-            real = slot.batches(self, self.data) if slot else self.batches(self.data, phase, f"batches{number}")
+            real = slot.batches(self, self.data, phase) if slot else self.batches(self.data, phase, f"batches{number}")
             self.net.train()
             before = self.steps
             for batch in real:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from distillkit.normalization import Normalization
+from distillkit.privacy import Event, Ledger, PrivacyError, Secret
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, declared
@@ -55,6 +56,7 @@ class Server:
         drawn: the clients drawn in this round.
         notes: numbers and strings that a method adds to this round's line of the history.
         method: the method that runs; through it an add-on reaches the networks (`Core.network_on`).
+        ledger, secret: where a private run charges what it releases, and where its noise comes from.
     """
 
     task: Task
@@ -70,6 +72,8 @@ class Server:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stop: threading.Event = field(default_factory=threading.Event)
     method: Any = None
+    ledger: Ledger | None = None
+    secret: Secret = field(default_factory=Secret)
 
     def generator(self, purpose: str) -> torch.Generator:
         """The generator of (seed, round, server, purpose)."""
@@ -87,6 +91,7 @@ class Client:
 
     `memory` is a pending copy: it becomes the client's memory only if its reply is folded. `notes` are counts for the
     round's line of the history, name -> number, summed over the clients as "noted"; they are no part of the reply.
+    In a private run `ledger` is charged (`spend`) before anything is released, and the noise comes from `secret`.
     """
 
     id: int
@@ -99,10 +104,24 @@ class Client:
     stop: threading.Event = field(default_factory=threading.Event)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     notes: dict[str, Any] = field(default_factory=dict)
+    ledger: Ledger | None = None
+    secret: Secret = field(default_factory=Secret)
 
     def generator(self, purpose: str) -> torch.Generator:
         """The generator of (seed, round, client, purpose)."""
         return derive(self.seed, self.round, self.id, purpose)
+
+    def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Ledger:
+        """Charge this client's records for Gaussian releases (see `privacy.Event`); call it before drawing the noise.
+
+        Raises:
+            BudgetExhausted: they would exceed the budget; the run ends with its last round.
+            PrivacyError: the run has no ledger, because the method does not say that it is `private`.
+        """
+        if self.ledger is None:
+            raise PrivacyError(f"{mechanism}: there is no ledger; the method must say `private = True`")
+        self.ledger.spend(Event(mechanism, sigma, rate, count, self.id, self.round, seeded=self.secret.seeded))
+        return self.ledger
 
     def check_running(self) -> None:
         """Raise `Interrupted` if the run is being stopped; long loops call it now and then."""
@@ -132,6 +151,24 @@ class Method(ABC):
 
     A subclass declares its entries as class attributes and writes `start`, `send`, `local` and `receive`.
     """
+
+    @property
+    def inner(self) -> Method:
+        """The method itself, without what is wrapped around it."""
+        return self
+
+    @property
+    def private(self) -> bool:
+        """Whether what is released is noised and charged to a ledger.
+
+        Then the run has one, clients without images are asked like all others (that they have none is private), and
+        nothing is measured on the clients' own test images unless asked for.
+        """
+        return False
+
+    def draw(self, server: Server) -> list[int] | None:
+        """The clients that take part in this round; None leaves it to the engine. A drawn list stays secret."""
+        return None
 
     def entries(self) -> list[Entry[Any]]:
         """Every entry that may travel or be kept."""

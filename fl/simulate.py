@@ -15,6 +15,7 @@ from torch import nn
 
 import distillkit
 from distillkit import check
+from distillkit.privacy import Ledger
 from distillkit.sets import LabeledImages
 from fl import history
 from fl.cohort import Pool
@@ -59,8 +60,10 @@ def simulate(
     server_data: Mapping[str, LabeledImages] | None = None,
     participation: float | int = 1.0,
     min_replies: int = 1,
-    evaluate: Literal["drawn", "all", "none"] | Sequence[int] = "drawn",
+    evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None = None,
     seed: int = 0,
+    ledger: Ledger | None = None,
+    secret: int | None = None,
     workers: int = 1,
     server_threads: int = 1,
     device: torch.device | str = "cpu",
@@ -73,7 +76,7 @@ def simulate(
     """Run a federated method in this process.
 
     The result is a function of the arguments above `workers` alone: any number of workers, and any number of kills
-    and resumptions, give the same bits.
+    and resumptions, give the same bits. Only the noise of a private method is the operating system's.
 
     Args:
         method: what to run.
@@ -86,8 +89,11 @@ def simulate(
         participation: share in (0, 1] or number of the clients drawn in a round, without replacement.
         min_replies: fewer usable replies than this end the run with `NoUsableReply` (the last round is kept).
         evaluate: whose own test images are used after a round: the drawn clients', all clients', nobody's, or a fixed
-            panel's.
-        seed: everything random follows from it.
+            panel's. Default: the drawn clients', and nobody's in a private run, because these are exact numbers.
+        seed: everything random follows from it, but for the noise of a private method.
+        ledger: what a private method charges, with its delta and budget. Default: `out`'s ledger.jsonl (in memory
+            without `out`), delta 1e-5, no budget. It is never rolled back: a round that is run again is charged again.
+        secret: a seed for the noise of a private method, so that the run repeats; recorded as no guarantee.
         workers: threads that run clients, each with one intra-op thread.
         server_threads: intra-op threads of the server's work; part of the result (rounding), so it is recorded.
         device: where clients and server compute.
@@ -101,6 +107,7 @@ def simulate(
         ValueError, TypeError: bad arguments.
         NoUsableReply: a round left too little; raised after the state of the last good round is safe.
         fl.store.CheckpointError: `out` is unusable, torn, or holds another run.
+        BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is safe.
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
     """
     check.positive_int(rounds, "rounds")
@@ -113,16 +120,23 @@ def simulate(
     first = holding(clients[0]).train
     task = task or Classification(first.num_classes)
     device = torch.device(device)
+    if evaluate is None:
+        evaluate = "none" if method.private else "drawn"
+    if method.private and ledger is None:
+        ledger = Ledger(Path(out) / "ledger.jsonl" if out is not None else None)
     store = Store(Path(out)) if out is not None else None
     with Pool(workers, server_threads) as pool:
         server = Server(
             task, first.shape, first.normalization, len(clients), seed,
-            data=dict(server_data or {}), device=device, stop=pool.stop, method=method,
+            data=dict(server_data or {}), device=device, stop=pool.stop, method=method.inner,
+            ledger=ledger,
         )  # fmt: skip
         config = _config(method, clients, server, participation, min_replies, evaluate, server_threads, test, rounds)
+        if ledger is not None:
+            config["privacy"] = {"delta": ledger.delta, "secret": secret, "disjoint": ledger.disjoint}
         identity = {k: v for k, v in config.items() if k not in _FREE}
         run_id = hashlib.blake2b(json.dumps(identity).encode(), digest_size=8).hexdigest()
-        engine = Engine(method, clients, server, pool, store, test, run_id=run_id, transcript=transcript)
+        engine = Engine(method, clients, server, pool, store, test, run_id=run_id, transcript=transcript, secret=secret)
         rows: list[dict[str, Any]] = []
         if store is not None and store.exists():
             if not resume:

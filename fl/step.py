@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,10 +61,33 @@ class Step:
     def loss(self) -> Tensor:
         """The weighted base objective plus every add-on's term, from a fresh forward."""
         self._forward()
+        return self._sum(self._objective(), self.local.method.addons)
+
+    def example_loss(self, rows: Tensor) -> Tensor:
+        """The mean over some rows of the batch of what each has in the loss, from a fresh forward of these alone.
+
+        These are the objective and the terms of the add-ons that read one "example" at a time.
+        """
+        addons = [a for a in self.local.method.addons if a.reads == "example"]
+        part = Step(self.local, self.batch.rows(rows), {}, self.moved)
+        part._forward()
+        return part._sum(part._objective(), addons)
+
+    def public_gradient(self) -> Tensors:
+        """The gradient of the terms that read "nothing" of the private data; empty if there are none."""
+        total = self._sum(torch.zeros(()), [a for a in self.local.method.addons if a.reads == "nothing"])
+        if not total.requires_grad:
+            return {}
+        names, params = list(self.moved), list(self.moved.values())
+        grads = torch.autograd.grad(total, params, allow_unused=True)
+        return {n: g for n, g in zip(names, grads) if g is not None}
+
+    def _objective(self) -> Tensor:
         total = self.local.method.objective_of(self.local.task)(self.out().logits, self.batch.labels)
-        if self.local.weight != 1.0:
-            total = self.local.weight * total
-        for addon in self.local.method.addons:
+        return total if self.local.weight == 1.0 else self.local.weight * total
+
+    def _sum(self, total: Tensor, addons: Iterable[AddOn]) -> Tensor:
+        for addon in addons:
             term = addon.loss(self)
             if term is not None:
                 total = total + term

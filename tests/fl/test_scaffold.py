@@ -132,9 +132,9 @@ def test_a_client_that_takes_no_step_keeps_its_variate() -> None:
     class Lazy(AddOn):
         """Client 0 trains in the first round alone."""
 
-        def batches(self, local: Any, data: Any) -> Iterator[Batch]:
+        def batches(self, local: Any, data: Any, phase: Any) -> Iterator[Batch]:
             if local.client.id or local.round == 1:
-                yield from local.batches(data, Phase(), "lazy")
+                yield from local.batches(data, phase, "lazy")
 
     run = quadratic.run(Lazy(), Scaffold(), rounds=2)
     first = [-quadratic.train(i, quadratic.START, 1, 0.1) / 0.1 for i in range(3)]
