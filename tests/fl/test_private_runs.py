@@ -1,0 +1,228 @@
+"""What every private run owes its ledger, with a method of three lines: noised pixel sums."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillkit import LabeledImages
+from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, Secret, compose
+from fl import CheckpointError, Client, Entry, FedAvg, Holding, Message, Method, NoUsableReply, Run, Server, simulate
+from tests.fl.small import Tiny, images
+
+SIGMA = 2.0
+DELTA = 1e-5
+
+
+class NoisySum(Method):
+    """The sum of every client's images, noised on the client; `fatal` = (round, client) dies after it has paid."""
+
+    total = Entry[Tensor]("sum")
+    private = True
+
+    def __init__(self, fatal: tuple[int, int] | None = None) -> None:
+        self.fatal = fatal
+
+    def __repr__(self) -> str:
+        return "NoisySum()"
+
+    def start(self, server: Server) -> None:
+        server.state[self.total] = torch.zeros(server.shape, dtype=torch.float64)
+
+    def send(self, server: Server, client: int) -> Message:
+        return Message({self.total: server.state[self.total]})
+
+    def local(self, client: Client, message: Message) -> Message:
+        client.spend("pixel_sum", SIGMA)
+        if self.fatal == (client.round, client.id):
+            signal.raise_signal(signal.SIGKILL)
+        whole = client.data.images.clamp(-1, 1).double().sum(0)
+        return Message({self.total: whole + client.secret.normal(whole.shape, SIGMA)})
+
+    def receive(self, server: Server, replies: Any) -> None:
+        server.state[self.total] = replies[self.total]
+
+
+def nobody() -> LabeledImages:
+    return images(1, seed=9)[torch.zeros(0, dtype=torch.int64)]
+
+
+def holders() -> list[LabeledImages]:
+    return [images(4, seed=1), images(6, seed=2), nobody()]
+
+
+def play(rounds: int = 3, method: Method | None = None, **how: Any) -> Run:
+    return simulate(method or NoisySum(), holders(), rounds=rounds, progress=False, **how)
+
+
+def paid(ledger: Ledger) -> dict[Any, list[int]]:
+    """Client -> the rounds it was charged for."""
+    found: dict[Any, list[int]] = {}
+    for event in ledger.events:
+        found.setdefault(event.client, []).append(event.round)
+    return {k: sorted(found[k]) for k in sorted(found)}
+
+
+def test_epsilon_stands_in_every_row_and_is_the_largest_of_any_client(tmp_path: Path) -> None:
+    ledger = Ledger(delta=DELTA)
+    ledger.spend(Event("earlier", SIGMA, count=2, client=1))
+    run = play(ledger=ledger, out=tmp_path)
+    exact = [compose([(SIGMA, 1.0, n + 2)], DELTA).epsilon for n in (1, 2, 3)]
+    assert [row["epsilon"] for row in run.rows] == pytest.approx(exact)
+    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert [row["privacy"]["relation"] for row in rows] == ["add or remove one record"] * 3
+    assert rows[-1]["privacy"]["accountant"] == "exact"
+
+
+def test_the_ledger_of_a_run_lies_in_its_folder(tmp_path: Path) -> None:
+    play(out=tmp_path)
+    assert paid(Ledger(tmp_path / "ledger.jsonl")) == {0: [1, 2, 3], 1: [1, 2, 3], 2: [1, 2, 3]}
+
+
+def test_a_run_without_privacy_has_no_ledger(tmp_path: Path) -> None:
+    run = simulate(FedAvg(network=Tiny), holders(), rounds=1, out=tmp_path, progress=False)
+    assert run.rows[0]["epsilon"] is None
+    assert "privacy" not in run.rows[0]
+    assert not list(tmp_path.glob("ledger*"))
+    assert run.server.ledger is None
+
+
+def test_a_client_without_records_answers_like_all_others() -> None:
+    run = play(rounds=1)
+    assert run.rows[0]["empty"] == []
+    assert run.rows[0]["bytes_by_client"].keys() == {"0", "1", "2"}
+
+
+def test_private_clients_are_not_measured_unless_asked() -> None:
+    class Tested(NoisySum):
+        def evaluate(self, client: Client, message: Message) -> Message:
+            return Message({self.tested: {"global": torch.ones(3 + 9, dtype=torch.float64)}})
+
+        tested = Entry[Any]("sum")
+
+    held = [Holding(h, images(3, seed=7)) for h in holders()]
+    rows = [simulate(Tested(), held, rounds=1, progress=False, evaluate=who).rows[0] for who in (None, "drawn")]
+    assert ["accuracy_clients" in row for row in rows] == [False, True]
+
+
+def test_the_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path: Path) -> None:
+    budget = compose([(SIGMA, 1.0, 2)], DELTA).epsilon
+    rows: list[Any] = []
+    with pytest.raises(BudgetExhausted, match="round 3 was not finished; the state after round 2 is kept") as caught:
+        play(rounds=9, ledger=Ledger(delta=DELTA, budget=budget), out=tmp_path, on_round=rows.append)
+    assert caught.value.fits == 0
+    assert [row["round"] for row in rows] == [1, 2]
+    assert rows[-1]["epsilon"] == pytest.approx(budget)
+    more = play(rounds=3, ledger=Ledger(delta=DELTA), out=tmp_path, resume=True)
+    assert [row["round"] for row in more.rows] == [1, 2, 3]
+
+
+def test_nothing_is_drawn_once_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    normal = Secret.normal
+    monkeypatch.setattr(Secret, "normal", lambda *a: (drawn.append(a), normal(*a))[1])
+    ledger = Ledger(delta=DELTA, budget=compose([(SIGMA, 1.0, 2)], DELTA).epsilon)
+    with pytest.raises(BudgetExhausted):
+        play(rounds=9, ledger=ledger)
+    assert len(drawn) == len(ledger.events) == 6
+
+
+CHILD = """
+import sys; sys.path.insert(0, {root!r})
+from tests.fl.test_private_runs import NoisySum, play
+play(rounds=4, method=NoisySum(fatal=(3, 1)), out={out!r})
+"""
+
+
+def test_a_killed_round_is_charged_again_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert child.returncode == -signal.SIGKILL
+    before = paid(Ledger(tmp_path / "ledger.jsonl"))
+    assert before[0] == before[1] == [1, 2, 3]
+    run = play(rounds=4, out=tmp_path, resume=True)
+    after = paid(Ledger(tmp_path / "ledger.jsonl"))
+    assert after[0] == after[1] == [1, 2, 3, 3, 4]
+    assert run.rows[-1]["epsilon"] == pytest.approx(compose([(SIGMA, 1.0, 5)], DELTA).epsilon)
+
+
+def test_a_failed_reply_has_paid_all_the_same() -> None:
+    class Lost(NoisySum):
+        def local(self, client: Client, message: Message) -> Message:
+            reply = super().local(client, message)
+            if client.id == 1:
+                raise RuntimeError("lost")
+            return reply
+
+    ledger = Ledger(delta=DELTA)
+    run = play(rounds=2, method=Lost(), ledger=ledger)
+    assert [list(row["failed"]) for row in run.rows] == [["1"], ["1"]]
+    assert paid(ledger)[1] == [1, 2]
+
+
+def test_the_noise_is_the_systems_unless_seeded_and_a_seeded_run_has_no_guarantee(tmp_path: Path) -> None:
+    first, second = (play(rounds=1).server.state[NoisySum.total] for _ in range(2))
+    assert not torch.equal(first, second)
+    runs = [play(rounds=2, secret=5, workers=w) for w in (1, 3)]
+    assert torch.equal(*(r.server.state[NoisySum.total] for r in runs))
+    assert runs[0].rows[-1]["epsilon"] is None
+    assert "seeded" in runs[0].rows[-1]["privacy"]["reason"]
+    assert runs[0].rows[-1]["privacy"]["nominal_epsilon"] > 0
+    assert not torch.equal(runs[0].server.state[NoisySum.total], play(secret=6).server.state[NoisySum.total])
+
+
+def test_seeded_noise_differs_between_clients_and_rounds() -> None:
+    class Pure(NoisySum):
+        each = Entry[Tensor]("union")
+
+        def local(self, client: Client, message: Message) -> Message:
+            return Message({self.each: client.secret.normal((1, 4), 1.0), self.total: torch.zeros(1)})
+
+        def receive(self, server: Server, replies: Any) -> None:
+            server.state[self.each] = torch.cat([server.state.get(self.each, torch.zeros(0, 4)), replies[self.each]])
+
+    rows = play(rounds=3, method=Pure(), secret=5).server.state[Pure.each]
+    assert len(rows.unique(dim=0)) == 9
+
+
+def test_a_run_is_not_resumed_with_another_source_of_noise_or_delta(tmp_path: Path) -> None:
+    play(rounds=1, out=tmp_path, secret=1)
+    with pytest.raises(CheckpointError, match="privacy"):
+        play(rounds=2, out=tmp_path, resume=True)
+    with pytest.raises(CheckpointError, match="privacy"):
+        play(rounds=2, out=tmp_path, resume=True, secret=1, ledger=Ledger(delta=1e-6))
+
+
+def test_who_does_not_say_that_it_is_private_cannot_spend() -> None:
+    class Silent(NoisySum):
+        private = False
+
+    with pytest.raises(NoUsableReply, match="the method must say `private = True`"):
+        simulate(Silent(), holders()[:2], rounds=1, progress=False)
+    client = Client(0, nobody(), None, None, 1, 0)  # type: ignore[arg-type]
+    with pytest.raises(PrivacyError, match="there is no ledger"):
+        client.spend("x", 1.0)
+
+
+class Chosen(NoisySum):
+    """Draws its clients itself: nobody in round 2."""
+
+    def draw(self, server: Server) -> list[int]:
+        return [] if server.round == 2 else [0, 2]
+
+    def receive(self, server: Server, replies: Any) -> None:
+        server.notes["replies"] = len(replies.clients)
+
+
+def test_a_secret_draw_stays_out_of_the_history_and_may_be_empty() -> None:
+    run = play(method=Chosen())
+    assert [row["replies"] for row in run.rows] == [2, 0, 2]
+    assert [(row["drawn"], row["bytes_by_client"]) for row in run.rows] == [(None, None)] * 3
