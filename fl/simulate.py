@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from fl import history
 from fl.cohort import Pool
 from fl.engine import Engine, Holding, holding
 from fl.method import Method, Server
-from fl.store import Store
+from fl.store import CheckpointError, Store
 from fl.task import Classification, Task
 
 __all__ = ["Holding", "Run", "simulate"]
@@ -124,6 +125,8 @@ def simulate(
         evaluate = "none" if method.private else "drawn"
     if method.private and ledger is None:
         ledger = Ledger(Path(out) / "ledger.jsonl" if out is not None else None)
+    if ledger is not None and ledger.path is None and out is not None:
+        raise ValueError("ledger must outlive the process as the run in `out` does: give it a file, Ledger(path, ...)")
     store = Store(Path(out)) if out is not None else None
     with Pool(workers, server_threads) as pool:
         server = Server(
@@ -146,6 +149,7 @@ def simulate(
             if restored is not None:
                 server.round, server.state = restored
                 rows = store.history(server.round)
+                _require_whole(ledger, rows[-1])
         if not rows:
             pool.on_server(lambda: method.start(server))
             if store is not None:
@@ -163,6 +167,21 @@ def simulate(
                     on_round(row)
         models = {name: p.network for name, p in pool.on_server(lambda: method.predictors(server)).items()}
     return Run(rows, server, models)
+
+
+def _require_whole(ledger: Ledger | None, row: dict[str, Any]) -> None:
+    """Refuse to go on with a ledger that knows of less than the run has spent."""
+    if ledger is None:
+        return
+    stated = row["privacy"]
+    spent = stated["epsilon"] if stated["epsilon"] is not None else stated["nominal_epsilon"]
+    spent = math.inf if spent is None else spent
+    known = ledger.guarantee().nominal
+    if known < spent * (1 - 1e-6):
+        raise CheckpointError(
+            f"the ledger {ledger.path} knows of epsilon {known:.4g}, but the run had spent {spent:.4g} after round "
+            f"{row['round']}: go on with the ledger that it was begun with"
+        )
 
 
 def _bar(remaining: range, progress: bool, done: int) -> Any:

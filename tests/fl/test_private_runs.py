@@ -63,6 +63,11 @@ def play(rounds: int = 3, method: Method | None = None, **how: Any) -> Run:
     return simulate(method or NoisySum(), holders(), rounds=rounds, progress=False, **how)
 
 
+def book(folder: Path, **how: Any) -> Ledger:
+    """The ledger of a run in this folder."""
+    return Ledger(folder / "ledger.jsonl", delta=DELTA, **how)
+
+
 def paid(ledger: Ledger) -> dict[Any, list[int]]:
     """Client -> the rounds it was charged for."""
     found: dict[Any, list[int]] = {}
@@ -72,7 +77,7 @@ def paid(ledger: Ledger) -> dict[Any, list[int]]:
 
 
 def test_epsilon_stands_in_every_row_and_is_the_largest_of_any_client(tmp_path: Path) -> None:
-    ledger = Ledger(delta=DELTA)
+    ledger = book(tmp_path)
     ledger.spend(Event("earlier", SIGMA, count=2, client=1))
     run = play(ledger=ledger, out=tmp_path)
     exact = [compose([(SIGMA, 1.0, n + 2)], DELTA).epsilon for n in (1, 2, 3)]
@@ -117,12 +122,21 @@ def test_the_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path
     budget = compose([(SIGMA, 1.0, 2)], DELTA).epsilon
     rows: list[Any] = []
     with pytest.raises(BudgetExhausted, match="round 3 was not finished; the state after round 2 is kept") as caught:
-        play(rounds=9, ledger=Ledger(delta=DELTA, budget=budget), out=tmp_path, on_round=rows.append)
+        play(rounds=9, ledger=book(tmp_path, budget=budget), out=tmp_path, on_round=rows.append)
     assert caught.value.fits == 0
     assert [row["round"] for row in rows] == [1, 2]
     assert rows[-1]["epsilon"] == pytest.approx(budget)
-    more = play(rounds=3, ledger=Ledger(delta=DELTA), out=tmp_path, resume=True)
+    more = play(rounds=3, ledger=book(tmp_path), out=tmp_path, resume=True)
     assert [row["round"] for row in more.rows] == [1, 2, 3]
+
+
+def test_a_run_does_not_go_on_with_a_ledger_that_forgot(tmp_path: Path) -> None:
+    play(rounds=2, out=tmp_path)
+    (tmp_path / "ledger.jsonl").unlink()
+    with pytest.raises(CheckpointError, match="knows of epsilon 0, but the run had spent 2.943"):
+        play(rounds=3, out=tmp_path, resume=True)
+    with pytest.raises(ValueError, match="ledger must outlive the process"):
+        play(rounds=3, out=tmp_path / "other", ledger=Ledger(delta=DELTA))
 
 
 def test_nothing_is_drawn_once_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +212,7 @@ def test_a_run_is_not_resumed_with_another_source_of_noise_or_delta(tmp_path: Pa
     with pytest.raises(CheckpointError, match="privacy"):
         play(rounds=2, out=tmp_path, resume=True)
     with pytest.raises(CheckpointError, match="privacy"):
-        play(rounds=2, out=tmp_path, resume=True, secret=1, ledger=Ledger(delta=1e-6))
+        play(rounds=2, out=tmp_path, resume=True, secret=1, ledger=Ledger(tmp_path / "other.jsonl", delta=1e-6))
 
 
 def test_who_does_not_say_that_it_is_private_cannot_spend() -> None:
