@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -140,9 +141,30 @@ def test_division_by_the_count_gives_the_record_away(worlds: tuple[Tensor, Tenso
         assert leaks(advantage(there, absent, median, 0.0), 0.0) is verdict
 
 
-def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Tensor:
-    """`EACH` released gradients at the same images: steps of learning rate 0."""
+class Told(Secret):
+    """The operating system's noise, and a list of who was drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[Tensor] = []
+
+    def poisson(self, count: int, rate: float) -> Tensor:
+        self.drawn.append(super().poisson(count, rate))
+        return self.drawn[-1]
+
+
+@dataclass
+class Steps:
+    """`EACH` released gradients [EACH, 2, 4] in units of the clip, and which of the two records each one drew."""
+
+    released: Tensor
+    drawn: Tensor
+
+
+def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Steps:
+    """Gradients at the same images: steps of learning rate 0."""
     seen: list[Tensor] = []
+    secret = Told()
     image_sgd(
         data,
         size=2,
@@ -154,19 +176,34 @@ def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Tensor
         steps=EACH,
         match="embedding",
         network=FixedNetwork(linear()),
+        secret=secret,
         callback=lambda step, g: seen.append(g.clone()),
     )
-    return torch.stack(seen)
+    drawn = torch.stack([(rows[:, None] == torch.arange(2)).any(0) for rows in secret.drawn])
+    return Steps((torch.stack(seen) * (rate * 2 / 2) / 0.1).view(EACH, 2, 4), drawn)
 
 
 @pytest.fixture(scope="module")
-def gradients() -> tuple[Tensor, Tensor]:
-    """Along the record's clipped gradient, in units of the clip, with the record and without."""
-    unnoised = [image_sgd_sum(tiny(n)) for n in (2, 1)]
-    direction = unnoised[0] - unnoised[1]
-    assert float(direction.norm()) == pytest.approx(1.0, rel=1e-4)
-    first, second = (image_gradients(tiny(n), rate=RATE, sigma=IMAGE_SIGMA) * (RATE * 2 / 2) / 0.1 for n in (2, 1))
-    return (first * direction).flatten(1).sum(1), (second * direction).flatten(1).sum(1)
+def steps() -> tuple[Steps, Steps]:
+    """With the record, which is the one of class 1, and without it."""
+    there, absent = (image_gradients(tiny(n), rate=RATE, sigma=IMAGE_SIGMA) for n in (2, 1))
+    return there, absent
+
+
+@pytest.fixture(scope="module")
+def directions() -> tuple[Tensor, Tensor]:
+    """The clipped gradients [2, 4] of the record and of the other one, in units of the clip."""
+    both, other = (image_sgd_sum(tiny(n)).view(2, 4) for n in (2, 1))
+    for direction in (both - other, other):
+        assert float(direction.norm()) == pytest.approx(1.0, rel=1e-4)
+    return both - other, other
+
+
+@pytest.fixture(scope="module")
+def gradients(steps: tuple[Steps, Steps], directions: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The likelihood ratio's statistic: the release along the record's gradient, with the record and without."""
+    there, absent = ((world.released * directions[0]).sum((1, 2)) for world in steps)
+    return there, absent
 
 
 RATE, IMAGE_SIGMA = 0.6, 0.7
@@ -206,3 +243,40 @@ def test_image_gradients_do_not_agree_with_a_smaller_rate_or_more_noise(
     ratios = [(1 - RATE + RATE * ((2 * g - 1) / (2 * IMAGE_SIGMA**2)).exp()).log() for g in gradients]
     there, absent = (ratio.view(2, -1).sum(0) for ratio in ratios)
     assert leaks(advantage(there, absent, epsilon, epsilon), subsampled(epsilon, IMAGE_SIGMA, RATE)[1])
+
+
+def without_noise_where_nobody_was_drawn(world: Steps) -> Tensor:
+    return world.released * world.drawn[:, :, None]
+
+
+def divided_by_the_records_drawn(world: Steps) -> Tensor:
+    return world.released / world.drawn.sum(1).clamp_min(1).view(-1, 1, 1)
+
+
+def as_it_is(world: Steps) -> Tensor:
+    return world.released
+
+
+def test_a_block_without_noise_gives_the_record_away(steps: tuple[Steps, Steps]) -> None:
+    """Drawn class by class, and only for the classes that were drawn."""
+    claimed = subsampled(1.0, IMAGE_SIGMA, RATE)[1]
+    for mechanism, verdict in ((without_noise_where_nobody_was_drawn, True), (as_it_is, False)):
+        there, absent = (mechanism(world)[:, 1].ne(0).any(1).double() for world in steps)
+        assert leaks(advantage(there, absent, 0.5, 1.0), claimed) is verdict
+
+
+def test_division_by_the_records_drawn_gives_the_record_away(
+    steps: tuple[Steps, Steps], directions: tuple[Tensor, Tensor]
+) -> None:
+    """Only noise lies across both records' gradients: its size must say nothing."""
+
+    def across(mechanism: Callable[[Steps], Tensor], world: Steps) -> Tensor:
+        noise = mechanism(world).clone()
+        for direction in directions:
+            noise -= (noise * direction).sum((1, 2), keepdim=True) * direction
+        return -noise.flatten(1).norm(dim=1)
+
+    for mechanism, verdict in ((divided_by_the_records_drawn, True), (as_it_is, False)):
+        there, absent = (across(mechanism, world) for world in steps)
+        small = float(absent.quantile(0.9))
+        assert leaks(advantage(there, absent, small, 0.0), 0.0) is verdict
