@@ -67,6 +67,20 @@ def check_support_does_not_depend_on_the_data(toy_set: LabeledImages, toy_networ
         assert bool((torch.stack(seen) != 0).all())
 
 
+def check_the_data_enter_through_the_released_sums_alone(toy_set: LabeledImages, toy_network: Factory) -> None:
+    """With the sums held fixed and the sizes public, two data sets give the same images to the bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        fixed = torch.randn(2, 3, 16, generator=derive(5), dtype=torch.float64)
+        patch.setattr(condense, "class_sums", lambda *_, **__: fixed.clone())
+        sizes = torch.full((3,), 4.0)
+        first, *others = (
+            condensed(data, toy_network, sizes=sizes, secret=7)
+            for data in (toy_set, toy_set[:5], toy_set[toy_set.labels != 2], toy_set[:0])
+        )
+        for other in others:
+            assert torch.equal(first.images, other.images)
+
+
 def check_one_record_moves_a_step_by_at_most_the_clip(toy_set: LabeledImages, toy_network: Factory) -> None:
     """In units of the noise that is added, so that dividing by what was drawn is seen."""
     for count in (1, 2, 7):
@@ -155,6 +169,21 @@ def leave_blocks_without_records_out(patch: Patch) -> None:
     patch.setattr(gradient.PrivateGradient, "take", only_drawn)
 
 
+def divide_by_the_class_count(patch: Patch) -> None:
+    private_set, match_sums = condense.private_set, condense.match_sums
+    seen: list[Tensor] = []
+
+    def keep(*args: Any, **options: Any) -> LabeledImages:
+        real = private_set(*args, **options)
+        seen.append(real.counts().clamp_min(1).view(1, -1, 1) / 4)
+        return real
+
+    patch.setattr(condense, "private_set", keep)
+    patch.setattr(
+        condense, "match_sums", lambda start, maps, targets, **o: match_sums(start, maps, targets / seen[-1], **o)
+    )
+
+
 def divide_by_the_records_drawn(patch: Patch) -> None:
     add, take = gradient.PrivateGradient.add, gradient.PrivateGradient.take
 
@@ -190,6 +219,7 @@ SET_CHECKS: list[tuple[Callable[[LabeledImages, Factory], None], Callable[[Patch
     (check_every_step_is_charged, forget_a_step),
     (check_support_does_not_depend_on_the_data, leave_absent_classes_out),
     (check_support_does_not_depend_on_the_data, leave_blocks_without_records_out),
+    (check_the_data_enter_through_the_released_sums_alone, divide_by_the_class_count),
     (check_one_record_moves_a_step_by_at_most_the_clip, divide_by_the_records_drawn),
     (check_steps_see_the_network_of_their_own, keep_the_first_network),
 ]
