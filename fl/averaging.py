@@ -47,6 +47,8 @@ class FedAvg(Core):
 
     def _sent_buffers(self, net: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
         """Which buffers travel back, and under which rule: floats by their mean, integers by their maximum."""
+        if self.buffer_rule == "drop":
+            return []
         floating = self.floating_buffers(net) if self.buffer_rule == "mean" else []
         integer = [n for n, b in net.named_buffers() if not b.is_floating_point()]
         return [(e, names) for e, names in ((self.buffers, floating), (self.counters, integer)) if names]

@@ -40,7 +40,7 @@ class Core(Method):
         objective: `objective(logits, labels)`; default: the task's loss.
         weights: "samples" or "uniform".
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
-            at their initial values on the server ("drop"). Integer buffers take the maximum.
+            at their initial values on the server ("drop", integers too). Else integer buffers take the maximum.
         personal: patterns of parameter names that stay with the client (FedRep: "classifier.*").
         predict: with extra outputs, test the argmax over the "real" classes or over "all" outputs.
 

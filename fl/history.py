@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl.task import Task
 
-__all__ = ["accuracy_best", "accuracy_last", "clients_accuracy", "global_metrics", "summary"]
+__all__ = ["accuracy_best", "accuracy_last", "clients_accuracy", "global_metrics", "masked", "summary"]
 
 Row = Mapping[str, Any]
 
@@ -48,6 +48,15 @@ def accuracy_best(rows: Sequence[Row]) -> float | None:
     """The best accuracy after any round, a fraction. It was chosen on the test set: quote it as such."""
     known = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     return max(known, default=None)
+
+
+def masked(row: Row) -> dict[str, Any]:
+    """The row of a round whose clients were drawn in secret: nobody is named, and how many failed and why stays."""
+    hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
+    for key in ("failed", "failed_evaluation"):
+        if key in row:
+            hidden[key] = {f"#{i + 1}": why for i, why in enumerate(sorted(row[key].values()))}
+    return hidden | ({"noted": None} if "noted" in row else {})
 
 
 def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:

@@ -166,9 +166,14 @@ class Method(ABC):
         """
         return False
 
-    def draw(self, server: Server) -> list[int] | None:
-        """The clients that take part in this round; None leaves it to the engine. A drawn list stays secret."""
-        return None
+    @property
+    def draws(self) -> bool:
+        """Whether `draw` says who takes part in a round, and not the engine."""
+        return type(self).draw is not Method.draw
+
+    def draw(self, server: Server) -> list[int]:
+        """The clients that take part in this round. The draw is secret: the history does not say who they were."""
+        raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 
     def entries(self) -> list[Entry[Any]]:
         """Every entry that may travel or be kept."""

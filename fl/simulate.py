@@ -20,8 +20,9 @@ from distillkit.privacy import Ledger
 from distillkit.sets import LabeledImages
 from fl import history
 from fl.cohort import Pool
-from fl.engine import Engine, Holding, holding
+from fl.engine import Engine
 from fl.method import Method, Server
+from fl.post import Holding, holding
 from fl.store import CheckpointError, Store
 from fl.task import Classification, Task
 
@@ -88,7 +89,8 @@ def simulate(
         task: default `Classification` with the first client's class count.
         server_data: sets that only the server holds, by name.
         participation: share in (0, 1] or number of the clients drawn in a round, without replacement.
-        min_replies: fewer usable replies than this end the run with `NoUsableReply` (the last round is kept).
+        min_replies: fewer usable replies than this end the run with `NoUsableReply` (the last round is kept). Neither
+            is for a method that draws its clients itself: that is done in secret, and may draw nobody.
         evaluate: whose own test images are used after a round: the drawn clients', all clients', nobody's, or a fixed
             panel's. Default: the drawn clients', and nobody's in a private run, because these are exact numbers.
         seed: everything random follows from it, but for the noise of a private method.
@@ -116,6 +118,11 @@ def simulate(
     check.positive_int(min_replies, "min_replies")
     if not len(clients):
         raise ValueError("clients must hold at least one client, got none")
+    if method.draws and (participation != 1.0 or min_replies != 1):
+        raise ValueError(
+            "the method draws its clients itself, and every round counts: leave participation at 1.0 and min_replies "
+            f"at 1, got {participation} and {min_replies} (a privacy filter has a rate of its own)"
+        )
     if transcript and out is None:
         raise ValueError("transcript needs a folder: give out")
     first = holding(clients[0]).train
