@@ -19,10 +19,13 @@ from fl.addon import AddOn
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- methods -->", "<!-- end of methods -->"
 KNOWN_AS = {
-    "Anchors": "FedLGD's global half", "Condensed": "FedLGD's local half", "FineTune": "fine-tuned FedAvg",
-    "NaiveVHL": "naive VHL", "Nova": "FedNova", "Proximal": "FedProx", "Real": "FedDM's control", "SAM": "FedSAM",
+    "Anchors": "FedLGD's global half", "Condensed": "FedLGD's local half", "DPSGD": "DP-SGD",
+    "FineTune": "fine-tuned FedAvg", "NaiveVHL": "naive VHL", "Nova": "FedNova",
+    "PrivateFedDM": "FedDM with differential privacy", "Proximal": "FedProx", "Real": "FedDM's control",
+    "SAM": "FedSAM",
     "Scaffold": "SCAFFOLD", "ServerAdagrad": "FedAdagrad", "ServerAdam": "FedAdam", "ServerMomentum": "FedAvgM",
-    "ServerYogi": "FedYogi", "SharedImage": "single shared image", "fedrep": "FedRep",
+    "ServerYogi": "FedYogi", "SharedImage": "single shared image",
+    "SummedFedDM": "FedDM by noised class sums", "fedrep": "FedRep",
     "single_image": "single shared image, as published",
 }  # fmt: skip
 """What the field calls it, where that is not our name."""

@@ -57,7 +57,8 @@ class AddOn:
         outputs: extra rows of the classifier; `local.offset(self)` is the first one's index.
         previous: wants this client's last trained weights, `local.previous`.
         damping: strength of a pull to the start of the round, which enters `local.path`.
-        reads: what its loss terms read of private data: "nothing", one "example" at a time, or the "batch" together.
+        reads: what it reads of private data besides trained weights, in its loss terms and for what it sends:
+            "nothing"; in its terms alone, one "example" at a time; or anything, the "batch" together.
         single_label: its terms make sense for one class an image only.
     """
 

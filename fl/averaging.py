@@ -210,6 +210,10 @@ class FedAvg(Core):
             states["personal"] = {**states["global"], **slot.personal(Local(self, client, message))}
         elif self.personal or self.buffer_rule == "local":
             states = {"personal": states["global"]}
+        noised = self.private and slot is None
+        ledger = client.ledger
+        if "personal" in states and not noised and ledger is not None and ledger.epsilon(client.id) is not None:
+            ledger.void("its personal model, which has no noise, was tested and the result sent", client=client.id)
         sums: Tensors = {}
         for name, state in states.items():
             net = self.network_at(client, state).eval().requires_grad_(False)

@@ -24,7 +24,7 @@ from fl.step import Output, Step
 if TYPE_CHECKING:
     from fl.averaging import FedAvg
 
-__all__ = ["Local", "Output", "Phase", "Step", "shuffled"]
+__all__ = ["Local", "Output", "Phase", "Step", "rows", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, st
         done += 1
 
 
-def _rows(data: LabeledImages, index: Tensor, device: torch.device) -> Batch:
+def rows(data: LabeledImages, index: Tensor, device: torch.device) -> Batch:
+    """Some images of a set as a batch on a device."""
+
     def taken(column: Tensor) -> Tensor:
         return column.index_select(0, index.to(column.device)).to(device)
 
@@ -104,6 +106,10 @@ class Local:
         """The shared parameters in training, by name."""
         return self._shared
 
+    def moved(self, phase: Phase) -> dict[str, nn.Parameter]:
+        """The parameters that a phase trains, by name."""
+        return {n: p for n, p in self._named.items() if p.requires_grad and phase.moves(n)}
+
     def of(self, addon: AddOn) -> dict[str, Any]:
         """An add-on's scratch values for this training."""
         return self._scratch.setdefault(addon.name, {})
@@ -137,7 +143,7 @@ class Local:
         """Shuffled (and augmented) batches of a set for one phase."""
         generator, method, device = self.client.generator(purpose), self.method, self.client.device
         for index in shuffled(len(data), method.batch, generator, phase.epochs, phase.steps):
-            batch = _rows(data, index, device)
+            batch = rows(data, index, device)
             yield batch if method.augment is None else replace(batch, images=method.augment(batch.images, generator))
 
     def stream(
@@ -150,8 +156,8 @@ class Local:
         generator, change = self.generator(addon, "stream"), self.method.augment if augment else None
         while True:
             for index in shuffled(len(data), batch or self.method.batch, generator, 1, None):
-                rows = replace(_rows(data, index, self.client.device), joint=joint)
-                yield rows if change is None else replace(rows, images=change(rows.images, generator))
+                part = replace(rows(data, index, self.client.device), joint=joint)
+                yield part if change is None else replace(part, images=change(part.images, generator))
 
     def train(self) -> None:
         """Run every phase; `net` then holds the trained weights."""
@@ -159,7 +165,7 @@ class Local:
         streams = {name: stream for name, stream in streams.items() if stream is not None}
         slot = self.method.slot("batches")
         for number, phase in enumerate(self.method.phases):
-            moved = {n: p for n, p in self._named.items() if p.requires_grad and phase.moves(n)}
+            moved = self.moved(phase)
             optimizer = self.optimizer(list(moved.values()))
             real = slot.batches(self, self.data, phase) if slot else self.batches(self.data, phase, f"batches{number}")
             self.net.train()

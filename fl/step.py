@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from distillkit.networks.base import Network, SplitNetwork
 from fl.addon import AddOn, Batch
 from fl.message import Tensors
 
 if TYPE_CHECKING:
     from fl.local import Local
 
-__all__ = ["Output", "Step"]
+__all__ = ["Output", "Step", "outputs"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,14 @@ class Output:
 
     embedding: Tensor
     logits: Tensor
+
+
+def outputs(network: Network, images: Tensor) -> Output:
+    """One forward pass, in which every layer runs once."""
+    if isinstance(network, SplitNetwork):
+        return Output(*network.outputs(images))
+    embedding = network.features(images)
+    return Output(embedding, network.classifier(embedding))
 
 
 class Step:
@@ -42,12 +52,7 @@ class Step:
         return self.own[addon.name]
 
     def _forward(self) -> None:
-        net = self.local.network
-
-        def run(images: Tensor) -> Output:
-            embedding = net.features(images)
-            return Output(embedding, net.classifier(embedding))
-
+        run = partial(outputs, self.local.network)
         joint = [name for name, batch in self.own.items() if batch.joint]
         parts = [self.batch.images, *(self.own[name].images for name in joint)]
         together = run(torch.cat(parts) if joint else self.batch.images)
@@ -66,10 +71,12 @@ class Step:
     def example_loss(self, rows: Tensor) -> Tensor:
         """The mean over some rows of the batch of what each has in the loss, from a fresh forward of these alone.
 
-        These are the objective and the terms of the add-ons that read one "example" at a time.
+        These are the objective and the terms of the add-ons that read one "example" at a time. The images ask for a
+        gradient too, without which PyTorch warns about hooks that collect per-example gradients.
         """
         addons = [a for a in self.local.method.addons if a.reads == "example"]
         part = Step(self.local, self.batch.rows(rows), {}, self.moved)
+        part.batch.images.requires_grad_()
         part._forward()
         return part._sum(part._objective(), addons)
 

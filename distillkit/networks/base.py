@@ -46,7 +46,11 @@ class SplitNetwork(nn.Module):
         self._name = name
 
     def features(self, images: Tensor) -> Tensor:
-        """Run the model up to the classifier; return the classifier's input, flattened to [N, d]."""
+        """Run the model; return the classifier's input, flattened to [N, d]."""
+        return self.outputs(images)[0]
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings [N, d] and logits [N, K] from one run."""
         seen: list[Tensor] = []
 
         def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -54,12 +58,12 @@ class SplitNetwork(nn.Module):
 
         hook = self.model.get_submodule(self._name).register_forward_pre_hook(note)
         try:
-            self.model(images)
+            logits = self.model(images)
         finally:
             hook.remove()
         if len(seen) != 1:
             raise ValueError(f"classifier {self._name!r} ran {len(seen)} times in one forward, want exactly once")
-        return seen[0].flatten(1)
+        return seen[0].flatten(1), logits
 
     def classifier(self, embedding: Tensor) -> Tensor:
         """Logits of embeddings [N, d]."""

@@ -87,24 +87,34 @@ def per_example_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], list[
 
     (PyTorch warns about Opacus' hooks if the images ask for no gradient; the result is the same.)
 
-    Yields a function of the losses [n] of one forward pass; it returns, for each parameter that asks for a gradient
-    and in the order of `model.parameters()`, a tensor [n, *parameter.shape]. The model must be in training mode.
+    Yields a function of the losses [n] of one forward pass, of which only the sum matters; it returns, for each
+    parameter that asks for a gradient and in the order of `model.parameters()`, a tensor [n, *parameter.shape]. The
+    model must be in training mode.
 
     Raises:
-        BatchStatistics, PrivacyError: see `require_per_example`.
+        BatchStatistics, PrivacyError: see `require_per_example`; or, from the function, a parameter of which Opacus'
+            hooks saw nothing.
     """
     from opacus.grad_sample import GradSampleModule
 
     require_per_example(model)
     wrapped = GradSampleModule(model, loss_reduction="sum")
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
 
     def gradients(losses: Tensor) -> list[Tensor]:
         if losses.ndim != 1:
             raise NotSeparable(f"the loss must give one value for each example [n], got shape {list(losses.shape)}")
+        wrapped.zero_grad(set_to_none=True)
         losses.sum().backward()
         grads = [p.grad_sample for p in parameters]  # type: ignore[attr-defined]
+        unseen = [n for (n, p), g in zip(named.items(), grads) if g is None and p.grad is not None]
         wrapped.zero_grad(set_to_none=True)
+        if unseen:
+            raise PrivacyError(
+                f"parameter {unseen[0]} has a gradient but none per example: use it in its module's forward alone, "
+                "called once for each batch"
+            )
         return [p.new_zeros((len(losses), *p.shape)) if g is None else g for p, g in zip(parameters, grads)]
 
     try:

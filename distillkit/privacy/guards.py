@@ -13,6 +13,7 @@ from distillkit.normalization import IDENTITY, Normalization
 from distillkit.privacy.errors import (
     BatchStatistics,
     NotAccountable,
+    NotSeparable,
     PrivacyError,
     PrivateInitialization,
     PrivateStatistics,
@@ -28,6 +29,8 @@ __all__ = [
     "refuse_batch_norm",
     "refuse_large_delta",
     "refuse_mixing",
+    "refuse_mixing_augmentation",
+    "refuse_mixing_loss",
 ]
 
 
@@ -126,21 +129,22 @@ def public_start(
 
 
 def public_noise(
-    count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 4, spread: float = 0.25
+    count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2
 ) -> Tensor:
     """Smooth noise images that owe nothing to the data, [count, C, H, W] in the set's normalised space.
 
-    Gaussian noise about mid-grey, drawn at a `coarse`-th of the resolution and enlarged bilinearly, clamped to [0, 1].
+    Gaussian noise with the mean and standard deviation that the normalisation, a public constant, says pixels have; it
+    is drawn at a `coarse`-th of the resolution, enlarged bilinearly and clamped to [0, 1].
 
     Args:
         like: gives shape, normalisation, dtype and device, and nothing else.
-        spread: standard deviation before the enlargement, in pixel units.
     """
     c, h, w = like.shape
     small_h, small_w = (min(side, max(2, side // coarse)) for side in (h, w))
     small = torch.randn(count, c, small_h, small_w, generator=generator, dtype=like.images.dtype)
     smooth = torch.nn.functional.interpolate(small, size=(h, w), mode="bilinear", align_corners=False)
-    return like.normalization.encode((0.5 + spread * smooth).clamp(0, 1).to(like.images.device))
+    mean, std = (smooth.new_tensor(values).view(-1, 1, 1) for values in (like.mean, like.std))
+    return like.normalization.encode((mean + std * smooth).clamp(0, 1).to(like.images.device))
 
 
 def refuse_batch_norm(network: object) -> None:
@@ -169,4 +173,47 @@ def refuse_mixing(embed: Callable[[Tensor], Tensor], public: Tensor, what: str) 
         raise BatchStatistics(
             f"{what} makes something else of an image when other images are in the batch, so one record changes more "
             "than its own contribution; every example must be treated by itself"
+        )
+
+
+def refuse_mixing_augmentation(
+    augment: Callable[[Tensor, torch.Generator], Tensor], public: Tensor, *, tries: int = 8
+) -> None:
+    """Raise BatchStatistics if what `augment` makes of the first image depends on the images that follow.
+
+    Args:
+        augment: maps [N, C, H, W] to as many images, drawing from the generator. Two batches of equal size and equal
+            draws are compared, because an image may have a draw of its own.
+        public: a few images to try it on, at least two.
+        tries: with so many seeds, because it may act on some draws alone.
+    """
+    others = torch.cat([public[:1], 3 * public[1:] + 1])
+    for seed in range(tries):
+        one, other = (augment(x.clone(), torch.Generator().manual_seed(seed)) for x in (public, others))
+        if len(one) != len(public):
+            raise BatchStatistics(f"the augmentation makes {len(one)} images of {len(public)}; each must stay one")
+        moved = (one[0] - other[0]).abs().mean() / (one[0].abs().mean() + 1e-12)
+        if not bool(moved <= torch.finfo(moved.dtype).eps ** 0.5):
+            raise BatchStatistics(
+                "the augmentation makes something else of an image when other images are in the batch, so one record "
+                "changes more than its own contribution; augment every image by itself"
+            )
+
+
+def refuse_mixing_loss(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
+    """Raise NotSeparable unless `loss` of several rows is the mean of the losses of each.
+
+    Args:
+        loss: a scalar of logits [N, K] and labels.
+        logits, labels: public rows to try it on, several of one class among them.
+    """
+    together = loss(logits, labels)
+    if together.ndim:
+        raise NotSeparable(f"the objective must be one number, the mean over examples, got {list(together.shape)}")
+    alone = torch.stack([loss(z[None], y[None]) for z, y in zip(logits, labels)]).mean()
+    if not bool((together - alone).abs() <= together.abs() * torch.finfo(logits.dtype).eps ** 0.5):
+        raise NotSeparable(
+            f"the objective of a batch is {float(together):.5g}, the mean of its examples' own {float(alone):.5g}: an "
+            "example has no contribution of its own to clip. Take the mean over examples, without weights that "
+            "depend on the batch"
         )

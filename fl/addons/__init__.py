@@ -4,6 +4,7 @@ from fl.addons.anchors import Anchors
 from fl.addons.condensed import Condensed
 from fl.addons.decorr import FedDecorr
 from fl.addons.ditto import Ditto
+from fl.addons.dp_sgd import DPSGD
 from fl.addons.fedcog import FedCOG
 from fl.addons.feddf import FedDF
 from fl.addons.fedexp import FedExP
@@ -23,6 +24,7 @@ from fl.addons.vftl import VFTL
 from fl.addons.vhl import VHL, NaiveVHL
 
 __all__ = [
+    "DPSGD",
     "MOON",
     "SAM",
     "VFA",

@@ -25,6 +25,7 @@ NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
 PICTURE = torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(1))
 SHARED: dict[str, Any] = {"keep": 5, "count": 10, "rate": 0.5, "steps": 2, "batch": 4, "selection": {"clusters": 2}}
 OPTIONS: dict[str, dict[str, Any]] = {
+    "DPSGD": {"sigma": 1.0, "rate": 0.5, "size": 10},
     "MOON": {}, "SAM": {}, "VFA": {}, "VFTL": {**NOISE, "epochs": 1}, "VHL": NOISE, "NaiveVHL": NOISE,
     "Anchors": {"ipc": 1, "selected": (2,), "steps": 2}, "Condensed": {"ipc": 1, "steps": 2, "refine_steps": 1,
     "selected": (2,), "batch_real": 4, "augment": None}, "Ditto": {"steps": 1}, "FedCOG": {"start_round": 2,
@@ -38,9 +39,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 SLOT = "both fill the slot '{}'"
 STEPS = ("ServerAdagrad", "ServerAdam", "ServerMomentum", "ServerYogi")
 ROUNDS = "needs weights from the clients in every round"
+TOGETHER, JOINS = "reads the images of a batch together", "adds images of its own"
 REFUSED: dict[tuple[str, str], str] = {
     **dict.fromkeys(itertools.combinations(STEPS, 2), SLOT.format("server_step")),
     **{(name, "SharedImage"): ROUNDS for name in ("FedExP", "Nova", "Scaffold", *STEPS)},
+    ("Anchors", "DPSGD"): "adds records to the private set",
+    ("Condensed", "DPSGD"): "a set derived from the private images",
+    **{("DPSGD", name): JOINS for name in ("FedCOG", "NaiveVHL", "VHL")},
+    **{("DPSGD", name): TOGETHER for name in ("FedDecorr", "FedGen", "VFA")},
+    ("DPSGD", "FedReg"): SLOT.format("gradient"),
+    ("DPSGD", "SAM"): SLOT.format("gradient"),
     ("Ditto", "FineTune"): SLOT.format("personal"),
     ("FedDF", "Nova"): "needs the clients' models",
     ("FedDF", "SharedImage"): SLOT.format("refine"),
@@ -107,8 +115,13 @@ def addon(name: str) -> AddOn:
 Make = Callable[..., FedAvg]
 
 
+def private(addons: tuple[AddOn, ...]) -> dict[str, Any]:
+    """What the core must be asked for if records are to be private."""
+    return {"weights": "uniform"} if any(a.private for a in addons) else {}
+
+
 def plain(*addons: AddOn, **options: Any) -> FedAvg:
-    return FedAvg(*addons, **{"network": Net, "lr": 0.05, "steps": 2, "batch": 4, **options})
+    return FedAvg(*addons, **{"network": Net, "lr": 0.05, "steps": 2, "batch": 4, **private(addons), **options})
 
 
 def play(method: FedAvg, clients: tuple[Holding, ...] | None = None, **options: Any) -> Run:
@@ -176,7 +189,8 @@ def virtual(*addons: AddOn) -> FedAvg:
 
 
 def pictured(*addons: AddOn) -> FedAvg:
-    return single_image(PICTURE, *addons, shared={**SHARED, "rate": 1.0}, network=Net, epochs=1, batch=4)
+    shared = {**SHARED, "rate": 1.0}
+    return single_image(PICTURE, *addons, shared=shared, network=Net, epochs=1, batch=4, **private(addons))
 
 
 ARCHITECTURE, SGD = "one architecture", "optimizer='sgd'"
@@ -189,14 +203,16 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "two architectures": (
         lambda *a: plain(*a, **TWO), dict.fromkeys(("Anchors", "FedExP", "FedGen", "Scaffold"), ARCHITECTURE)
     ),
-    "batch norm": (lambda *a: plain(*a, network=normed), {}),
-    "statistics that stay": (lambda *a: plain(*a, network=normed, buffers="local"), {}),
+    "batch norm": (lambda *a: plain(*a, network=normed), {"DPSGD": "without_batch_norm"}),
+    "statistics that stay": (
+        lambda *a: plain(*a, network=normed, buffers="local"), {"DPSGD": "without_batch_norm"}
+    ),
     "FedRep": (
         representation,
         {"Anchors": "holds whole", "Ditto": "whole global model", "FedDF": "nothing can be personal",
          "FedGen": "no personal parameters", "SharedImage": "nothing can be personal"},
     ),
-    "FedLGD": (virtual, {"Anchors": "given twice", "Condensed": "given twice"}),
+    "FedLGD": (virtual, {"Anchors": "given twice", "Condensed": "given twice", "DPSGD": "adds records"}),
     "single image": (
         pictured,
         {"FedDF": SLOT.format("refine"), "SharedImage": "given twice", "FedReg": "plain SGD", "Scaffold": SGD,
@@ -215,18 +231,18 @@ def test_an_addon_runs_on_a_base_or_is_refused(base: str, name: str) -> None:
             make(addon(name))
         assert name in str(refusal.value)
     else:
-        play(make(addon(name)))
+        play(make(addon(name)), evaluate="drawn")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_addon_runs_with_clients_that_own_one_class_one_image_or_none(name: str) -> None:
     run = play(plain(addon(name)), federation("uneven"))
-    assert [row["empty"] for row in run.rows] == [[2], [2]]
+    assert [row["empty"] for row in run.rows] == ([[], []] if addon(name).private else [[2], [2]])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_addon_runs_when_few_clients_are_drawn(name: str) -> None:
-    run = play(plain(addon(name), network=normed), participation=1, workers=2)
+    run = play(plain(addon(name), network=Net if addon(name).private else normed), participation=1, workers=2)
     assert [len(row["drawn"]) for row in run.rows] == [1, 1]
 
 

@@ -1,0 +1,552 @@
+"""DP-SGD on the clients: the steps in NumPy, the noise, what is charged and when, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from distillkit import LabeledImages
+from distillkit.privacy import (
+    BatchStatistics,
+    BudgetExhausted,
+    Ledger,
+    NotAccountable,
+    NotSeparable,
+    PrivacyError,
+    Secret,
+    compose,
+    without_batch_norm,
+)
+from distillkit.rng import derive
+from fl import Entry, FedAvg, Holding, Run, simulate
+from fl.addon import AddOn
+from fl.addons import (
+    DPSGD,
+    MOON,
+    SAM,
+    VHL,
+    Anchors,
+    Condensed,
+    Ditto,
+    FedDecorr,
+    FedExP,
+    FedGen,
+    FedReg,
+    FineTune,
+    NaiveVHL,
+    Nova,
+    Proximal,
+    Scaffold,
+    ServerMomentum,
+)
+from fl.local import Phase
+from fl.methods import fedrep
+from tests.fl import linear, quadratic
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, images
+
+DELTA = 1e-5
+
+
+class Linear(nn.Module):
+    """Logits x W^T; the embedding is x."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(2, outputs, bias=False)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(x))
+
+
+def secret_of(seed: int, number: int, client: int) -> Secret:
+    """A client's seeded source of noise in a round."""
+    return Secret(int(torch.randint(2**62, (), generator=derive(seed, number, client, "secret"))))
+
+
+@pytest.mark.golden("DPSGD")
+@pytest.mark.parametrize(
+    ("clip", "sigma", "momentum", "mu"), [(0.3, 0.7, 0.0, 0.0), (50.0, 0.01, 0.9, 0.0), (0.6, 0.7, 0.9, 0.5)]
+)
+def test_rounds_follow_algorithm_1(clip: float, sigma: float, momentum: float, mu: float) -> None:
+    rate, size, lr, rounds, epochs = 0.4, 5, 0.1, 3, 2
+    dp = DPSGD(sigma=sigma, clip=clip, rate=rate, size=size, chunk=2)
+    start = {"classifier.weight": torch.tensor(linear.START, dtype=torch.float32)}
+    method = FedAvg(
+        dp, Proximal(mu), network=Linear, objective=linear.squares, initial=start, lr=lr, momentum=momentum,
+        epochs=epochs, weights="uniform",
+    )  # fmt: skip
+    result = simulate(method, linear.clients(), rounds=rounds, secret=8, progress=False)
+    w, clipped, empty = linear.START, 0, 0
+    for number in range(1, rounds + 1):
+        trained = []
+        for k in range(3):
+            secret, here, velocity = secret_of(8, number, k), w.copy(), np.zeros_like(w)
+            secret.uniform(2)  # the seeds of dropout and augmentation
+            for _ in range(round(epochs / rate)):
+                drawn = secret.poisson(len(linear.YS[k]), rate).numpy()
+                empty += not len(drawn)
+                total = np.zeros_like(w)
+                for x, y in zip(linear.XS[k][drawn], linear.YS[k][drawn]):
+                    grad = np.outer(here @ x - np.eye(2)[y], x)
+                    clipped += np.linalg.norm(grad) > clip
+                    total += grad * min(1, clip / np.linalg.norm(grad))
+                noise = secret.normal((4,), sigma * clip).numpy().reshape(2, 2)
+                velocity = momentum * velocity + (total + noise) / (rate * size) + mu * (here - w)
+                here = here - lr * velocity
+            trained.append(here)
+        w = np.mean(trained, axis=0)
+    assert result.server.state[FedAvg.model]["classifier.weight"].double().numpy() == pytest.approx(w, abs=2e-5)
+    assert (clipped > 0) == (clip < 50)
+    assert empty
+
+
+def network(outputs: int) -> nn.Module:
+    return Tiny(outputs)
+
+
+def sequential(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.0), nn.Linear(8, outputs))
+
+
+SIZE = 9
+CLIENTS = [images(SIZE, seed=k) for k in range(3)]
+
+
+def play(*addons: AddOn, rounds: int = 3, clients: list[Any] | None = None, how: Any = None, **options: Any) -> Run:
+    chosen = {"network": network, "lr": 0.1, "weights": "uniform", "batch": SIZE, **options}
+    return simulate(FedAvg(*addons, **chosen), clients or CLIENTS, rounds=rounds, progress=False, **(how or {}))
+
+
+def noisy(**options: Any) -> DPSGD:
+    return DPSGD(**{"sigma": 1.5, "rate": 0.5, "size": SIZE, **options})
+
+
+SILENT = DPSGD(sigma=0.0, clip=math.inf, rate=1.0, size=SIZE)
+BESIDE: dict[str, tuple[list[AddOn], dict[str, Any]]] = {
+    "alone": ([], {}),
+    "momentum and decay": ([], {"momentum": 0.9, "weight_decay": 0.01, "lr_decay": 0.9}),
+    "Adam": ([], {"optimizer": "adam", "lr": 0.01}),
+    "a network without the split": ([], {"network": sequential}),
+    "several architectures": ([], {"network": {"a": network, "b": sequential}, "assign": lambda k: "ab"[k % 2]}),
+    "phases": ([], {"phases": [Phase(2, train="classifier.*"), Phase(steps=1, train="!classifier.*")]}),
+    "personal parameters": ([], {"personal": "classifier.*"}),
+    "Proximal": ([Proximal(0.5)], {}),
+    "Scaffold": ([Scaffold()], {"momentum": 0.5}),
+    "MOON": ([MOON(2.0)], {}),
+    "MOON without the split": ([MOON(2.0)], {"network": sequential}),
+    "MOON, Proximal and Nova": ([MOON(1.0), Proximal(0.1), Nova()], {}),
+    "FedExP": ([FedExP()], {}),
+    "ServerMomentum": ([ServerMomentum(0.5)], {}),
+    "Ditto": ([Ditto(0.1)], {}),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_without_noise_clip_and_sampling_it_is_the_base_on_whole_batches(name: str) -> None:
+    addons, options = BESIDE[name]
+    base = play(*addons, epochs=2, **options)
+    ours = play(*addons, SILENT, epochs=2, **options)
+    start = play(*addons, rounds=1, epochs=1, **{**options, "lr": 1e-12})
+    for key, value in base.server.state[FedAvg.model].items():
+        torch.testing.assert_close(ours.server.state[FedAvg.model][key], value, rtol=1e-4, atol=2e-6)
+        if not key.endswith("bias") and "personal" not in options:
+            assert not torch.allclose(start.server.state[FedAvg.model][key], value, atol=1e-4), key
+    assert ours.rows[-1]["privacy"]["reason"] == "dp_sgd was released without noise"
+
+
+def test_a_class_share_of_examples_is_clipped_before_the_sum_not_after() -> None:
+    """One step of rate 1 on n copies of one image: n times a clipped gradient, whatever n."""
+    one = images(1, seed=3)
+    moved = []
+    for count in (1, 4):
+        held = one[torch.zeros(count, dtype=torch.int64)]
+        dp = DPSGD(sigma=0.0, clip=0.05, rate=1.0, size=4)
+        run = play(dp, clients=[held], rounds=1, lr=1.0)
+        drawn = play(dp, clients=[held], rounds=1, lr=1e-12).server.state[FedAvg.model]
+        after = run.server.state[FedAvg.model]
+        moved.append(math.sqrt(sum(float((after[n] - drawn[n]).square().sum()) for n in after)))
+    assert moved == pytest.approx([0.05 / 4, 0.05], rel=1e-3)
+
+
+def wide(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 700), nn.ReLU(), nn.Linear(700, outputs))
+
+
+@pytest.mark.parametrize("empty", ["client", "batch"])
+def test_nobody_gives_pure_noise_on_every_parameter(empty: str) -> None:
+    held = images(3, seed=1)
+    rate = 0.25 if empty == "client" else 1e-9
+    clients = [held[torch.zeros(0, dtype=torch.int64)] if empty == "client" else held]
+    dp = DPSGD(sigma=2.0, clip=0.5, rate=rate, size=8)
+    after = play(dp, clients=clients, rounds=1, steps=1, lr=rate, network=wide).server.state[FedAvg.model]
+    before = play(SILENT, rounds=1, lr=1e-30, network=wide).server.state[FedAvg.model]
+    noise = {n: after[n] - before[n] for n in after}
+    for name in ("1.weight", "3.weight"):
+        assert float(noise[name].std()) == pytest.approx(2.0 * 0.5 / 8, rel=0.05), name
+    assert all(bool((t != 0).all()) for t in noise.values())
+
+
+def paid(ledger: Ledger) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = {}
+    for event in ledger.events:
+        found.setdefault(event.client, []).append(event.round)
+    return {k: sorted(found[k]) for k in sorted(found)}
+
+
+@pytest.mark.parametrize(
+    "options", [{"epochs": 2}, {"steps": 3}, {"phases": [Phase(1, train="classifier.*"), Phase(steps=2)]}]
+)
+def test_every_noise_tensor_and_every_batch_is_accounted(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise: list[float] = []
+    batches: list[tuple[int, ...]] = []
+    normal, poisson = Secret.normal, Secret.poisson
+
+    def spied(self: Secret, shape: Any, std: float) -> Any:
+        noise.append(std)
+        return normal(self, shape, std)
+
+    def drawn(self: Secret, count: int, rate: float) -> Any:
+        batches.append((count, rate, *poisson(self, count, rate).tolist()))
+        return torch.tensor(batches[-1][2:], dtype=torch.int64)
+
+    monkeypatch.setattr(Secret, "normal", spied)
+    monkeypatch.setattr(Secret, "poisson", drawn)
+    ledger = Ledger(delta=DELTA)
+    play(noisy(clip=0.3), rounds=2, how={"ledger": ledger}, **options)
+    charged = sum(e.count for e in ledger.events)
+    steps = {"epochs": 4, "steps": 3, "phases": 4}[next(iter(options))]
+    assert charged == len(noise) == len(batches) == 2 * 3 * steps
+    assert {(e.mechanism, e.sigma, e.rate, e.sampling) for e in ledger.events} == {("dp_sgd", 1.5, 0.5, "poisson")}
+    assert set(noise) == {1.5 * 0.3}
+    assert {b[:2] for b in batches} == {(SIZE, 0.5)}
+    assert len(set(batches)) > len(batches) // 2
+
+
+def test_epsilon_is_that_of_all_steps_of_one_client(tmp_path: Path) -> None:
+    run = play(noisy(), rounds=3, steps=4, how={"out": tmp_path})
+    wanted = [compose([(1.5, 0.5, 4 * n)], DELTA).epsilon for n in (1, 2, 3)]
+    assert [row["epsilon"] for row in run.rows] == pytest.approx(wanted)
+    few = play(noisy(), rounds=4, steps=4, how={"participation": 1, "seed": 1})
+    times = max(sum(k in row["drawn"] for row in few.rows) for k in range(3))
+    assert times < 4
+    assert few.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 4 * times)], DELTA).epsilon)
+
+
+def test_the_budget_stops_before_the_round_and_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    uniform = Secret.uniform
+    monkeypatch.setattr(Secret, "uniform", lambda self, n: (drawn.append(n), uniform(self, n))[1])
+    rows: list[dict[str, Any]] = []
+    ledger = Ledger(delta=DELTA, budget=compose([(1.5, 0.5, 6)], DELTA).epsilon)
+    with pytest.raises(BudgetExhausted, match="the state after round 2 is kept") as caught:
+        play(noisy(), rounds=5, steps=3, how={"ledger": ledger, "on_round": rows.append})
+    assert caught.value.fits == 0
+    assert [row["round"] for row in rows] == [1, 2]
+    assert paid(ledger) == {k: [1, 2] for k in range(3)}
+    before = len(drawn)
+    with pytest.raises(BudgetExhausted):
+        play(noisy(), rounds=1, steps=3, how={"ledger": ledger})
+    assert len(drawn) == before
+
+
+class Broken(AddOn):
+    """Fails, or kills the process, in the third step of client 1 in round 2."""
+
+    reads = "nothing"
+
+    def __init__(self, how: str = "") -> None:
+        self.how = how
+
+    def __repr__(self) -> str:
+        return "Broken()"
+
+    def after(self, step: Any) -> None:
+        local = step.local
+        if self.how and (local.round, local.client.id, local.steps) == (2, 1, 2):
+            if self.how == "kill":
+                signal.raise_signal(signal.SIGKILL)
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_round_is_charged_again(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(noisy(), Broken("raise"), rounds=3, steps=4, how={"out": tmp_path, "secret": 3})
+    assert paid(Ledger(tmp_path / "ledger.jsonl"))[1] == [1, 2]
+    again = play(noisy(), Broken(), rounds=3, steps=4, how={"out": tmp_path, "resume": True, "secret": 3})
+    assert paid(Ledger(tmp_path / "ledger.jsonl"))[1] == [1, 2, 2, 3]
+    assert again.rows[-1]["privacy"]["nominal_epsilon"] == pytest.approx(compose([(1.5, 0.5, 16)], DELTA).epsilon)
+    assert_same(again, play(noisy(), Broken(), rounds=3, steps=4, how={"secret": 3}))
+
+
+CHILD = """
+import sys; sys.path.insert(0, {root!r})
+from tests.fl.test_dp_sgd import Broken, noisy, play
+play(noisy(), Broken("kill"), rounds=3, steps=4, how={{"out": {out!r}}})
+"""
+
+
+def test_a_killed_round_is_charged_again(tmp_path: Path) -> None:
+    code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    run = play(noisy(), Broken(), rounds=3, steps=4, how={"out": tmp_path, "resume": True})
+    assert paid(Ledger(tmp_path / "ledger.jsonl"))[1] == [1, 2, 2, 3]
+    assert run.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 16)], DELTA).epsilon)
+
+
+def dropping(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, outputs))
+
+
+def jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x + 0.5 * torch.rand(len(x), 1, 1, 1, generator=generator)
+
+
+@pytest.mark.parametrize("options", [{}, {"augment": jitter}, {"network": dropping}, {"momentum": 0.9}])
+def test_a_seeded_run_repeats_with_any_number_of_workers_and_has_no_guarantee(
+    options: dict[str, Any], tmp_path: Path, global_rng_untouched: None
+) -> None:
+    def seeded(*addons: AddOn, **how: Any) -> Run:
+        return play(noisy(), *addons, how={"secret": 4, **how}, **options)
+
+    run = seeded(Scaffold(), MOON())
+    assert_same(run, seeded(MOON(), Scaffold(), workers=3))
+    seeded(Scaffold(), MOON(), out=tmp_path, workers=2)
+    assert_same(run, seeded(Scaffold(), MOON(), out=tmp_path, resume=True))
+    assert run.rows[-1]["epsilon"] is None
+    assert "seeded" in run.rows[-1]["privacy"]["reason"]
+    assert not torch.equal(*(weights_of(r) for r in (run, seeded(Scaffold(), MOON(), secret=5))))
+    assert not torch.equal(*(weights_of(play(noisy(), rounds=1, **options)) for _ in range(2)))
+
+
+def weights_of(run: Run) -> torch.Tensor:
+    return next(iter(run.server.state[FedAvg.model].values()))
+
+
+@pytest.mark.parametrize("options", [{"augment": jitter}, {"network": dropping}])
+def test_augmentation_and_dropout_draw_from_the_secret_not_from_the_public_seed(options: dict[str, Any]) -> None:
+    def moved(**how: Any) -> torch.Tensor:
+        return weights_of(play(SILENT, rounds=1, how=how, **options))
+
+    assert torch.equal(moved(secret=1), moved(secret=1))
+    assert not torch.equal(moved(secret=1), moved(secret=2))
+    assert not torch.equal(moved(), moved())
+
+
+def test_the_number_of_examples_held_at_once_changes_nothing_but_rounding() -> None:
+    one, other = (
+        play(noisy(chunk=c, clip=0.1), MOON(), how={"secret": 1}).server.state[FedAvg.model] for c in (2, 100)
+    )
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_left_on_the_network_and_no_warning_is_given() -> None:
+    class Looks(AddOn):
+        reads = "nothing"
+
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            assert not any(m._forward_hooks or m._backward_hooks for m in local.net.modules())
+            assert not any(hasattr(m, "activations") for m in local.net.modules())
+            assert not any(hasattr(p, "grad_sample") or hasattr(p, "summed_grad") for p in local.net.parameters())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = play(noisy(), Looks(), MOON(), phases=[Phase(1, train="classifier.*"), Phase(1)])
+    assert not any(row["failed"] for row in run.rows)
+
+
+def test_what_is_not_trained_in_a_phase_has_neither_gradient_nor_noise() -> None:
+    run = play(noisy(), rounds=1, phases=[Phase(1, train="classifier.*")])
+    start = play(SILENT, rounds=1, lr=1e-30).server.state[FedAvg.model]
+    same = {n: torch.equal(t, start[n]) for n, t in run.server.state[FedAvg.model].items()}
+    assert same == {n: not n.startswith("classifier") for n in same}
+
+
+def test_fedrep_runs_under_it() -> None:
+    run = simulate(
+        fedrep(noisy(), network=network, head_epochs=1, weights="uniform"), CLIENTS, rounds=2, progress=False
+    )
+    assert run.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 8)], DELTA).epsilon)
+
+
+@pytest.mark.parametrize("addon", [Ditto(0.1), FineTune()])
+def test_a_personal_model_without_noise_costs_the_claim_only_if_its_test_is_sent(addon: AddOn) -> None:
+    held = [Holding(c, images(4, seed=9)) for c in CLIENTS]
+    quiet = play(noisy(), addon, clients=held)
+    assert quiet.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 6)], DELTA).epsilon)
+    asked = play(noisy(), addon, clients=held, how={"evaluate": [1]})
+    assert asked.rows[-1]["epsilon"] is None
+    assert "personal model" in asked.rows[-1]["privacy"]["reason"]
+    assert asked.server.ledger is not None
+    assert asked.server.ledger.epsilon(0) == pytest.approx(quiet.rows[-1]["epsilon"])
+    shared = play(noisy(), clients=held, personal="classifier.*", how={"evaluate": "all"})
+    assert shared.rows[-1]["epsilon"] == pytest.approx(quiet.rows[-1]["epsilon"])
+
+
+# What is refused.
+
+
+class Terms(AddOn):
+    """A term of one's own, and more that one fills."""
+
+    def __init__(self, reads: Any) -> None:
+        self.reads = reads
+
+    def loss(self, step: Any) -> torch.Tensor:
+        return step.out().logits.square().mean()
+
+
+class Sends(Terms):
+    hardship = Entry[float]("sum")
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        reply[self.hardship] = float(local.client.data.images.sum())
+
+
+class Records(Terms):
+    def records(self, local: Any) -> LabeledImages:
+        return CLIENTS[0]
+
+
+class Asks(Terms):
+    def setup(self, local: Any, reply: Any) -> None:
+        """Asks."""
+
+
+REFUSED: dict[str, tuple[AddOn, str]] = {
+    "SAM": (SAM(), "DPSGD and SAM cannot be combined: both fill the slot 'gradient'"),
+    "FedReg": (FedReg(), "DPSGD and FedReg cannot be combined: both fill the slot 'gradient'"),
+    "FedDecorr": (FedDecorr(), "FedDecorr, which reads the images of a batch together"),
+    "FedGen": (FedGen(), "FedGen, which reads the images of a batch together"),
+    "VHL": (VHL(), "VHL, which adds images of its own"),
+    "NaiveVHL": (NaiveVHL(), "NaiveVHL, which adds images of its own"),
+    "Condensed": (Condensed(), "Condensed, which trains on a set derived from the private images"),
+    "Anchors": (Anchors(), "Anchors, which adds records"),
+    "statistics": (Anchors(init="statistics"), "Anchors, which asks the clients for statistics"),
+    "records": (Records("nothing"), "Records, which adds records"),
+    "setup": (Asks("nothing"), "Asks, which asks the clients"),
+    "a user's": (Terms("batch"), r"Terms, which reads .* \(reads = 'batch'\)"),
+    "what it sends": (Sends("example"), "Sends, which reads private examples .* and fills 'end'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_addon_that_lets_private_data_out_is_refused_in_any_order(name: str) -> None:
+    addon, why = REFUSED[name]
+    for addons in ((noisy(), addon), (addon, noisy()), (Proximal(), addon, Scaffold(), noisy())):
+        with pytest.raises(ValueError, match=why):
+            FedAvg(*addons, network=network, weights="uniform")
+
+
+def test_a_term_of_single_examples_runs_and_is_clipped_with_the_objective() -> None:
+    run = play(Terms("example"), SILENT)
+    for key, value in play(Terms("example")).server.state[FedAvg.model].items():
+        torch.testing.assert_close(run.server.state[FedAvg.model][key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_counts_and_batch_statistics_are_refused_when_built() -> None:
+    with pytest.raises(ValueError, match="DPSGD needs weights='uniform': how many records a client has is private"):
+        FedAvg(noisy(), network=network)
+    normed = partial(Tiny, norm=True)
+    with pytest.raises(BatchStatistics, match=r"DPSGD: .*norm='instance'.*without_batch_norm"):
+        FedAvg(noisy(), network=normed, weights="uniform")
+    with pytest.raises(BatchStatistics, match="DPSGD"):
+        FedAvg(noisy(), network={"a": network, "b": normed}, assign={}, weights="uniform")
+    play(noisy(), network=lambda k: without_batch_norm(normed(k)), rounds=1)
+
+
+def weighted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, labels, weight=torch.tensor([1.0, 2.0, 3.0]))
+
+
+def added(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, labels, reduction="sum")
+
+
+def each(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def mixup(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return 0.9 * x + 0.1 * x[torch.randperm(len(x), generator=generator)]
+
+
+def brightness(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x - x.mean()
+
+
+class Centred(nn.Module):
+    """Subtracts the batch's mean embedding, or counts what it has seen, or uses a weight outside its layer."""
+
+    def __init__(self, outputs: int, how: str) -> None:
+        super().__init__()
+        self.classifier, self.how = nn.Linear(16, outputs), how
+        self.register_buffer("seen", torch.zeros(16))
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        if self.how == "counts" and self.training:
+            self.seen = self.seen + x.detach().sum(0)
+        return x - x.mean(0) if self.how == "centres" else x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(x))
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "class weights": ({"objective": weighted}, NotSeparable, "Take the mean over examples"),
+    "a sum": ({"objective": added}, NotSeparable, "Take the mean over examples"),
+    "no number": ({"objective": each}, NotSeparable, "must be one number"),
+    "mixup": ({"augment": mixup}, BatchStatistics, "augment every image by itself"),
+    "the batch's mean": ({"augment": brightness}, BatchStatistics, "augment every image by itself"),
+    "two of one": ({"augment": lambda x, g: torch.cat([x, x])}, BatchStatistics, "makes 12 images of 6"),
+    "a mixing network": ({"network": partial(Centred, how="centres")}, BatchStatistics, "the network makes something"),
+    "a network with memory": ({"network": partial(Centred, how="counts")}, BatchStatistics, "changes buffer seen"),
+    "weights outside a layer": ({"network": linear.FourWeights}, PrivacyError, "w.weight has a gradient but none per"),
+    "weights of one's own": ({"network": quadratic.TwoWeights}, PrivacyError, "w has a gradient but none per example"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_mixes_the_examples_is_refused_before_the_first_round(name: str) -> None:
+    options, kind, why = BAD[name]
+    rows: list[Any] = []
+    clients = CLIENTS if "weights" not in name or name == "class weights" else linear.clients()
+    with pytest.raises(kind, match=why):
+        play(noisy(), clients=clients, how={"on_round": rows.append}, **options)
+    assert not rows
+
+
+def test_bad_numbers() -> None:
+    for options, why in (
+        ({"sigma": -1.0}, "sigma must be at least 0"),
+        ({"rate": 0.0}, "rate must be greater than 0"),
+        ({"rate": 1.5}, "rate must be"),
+        ({"size": 0}, "size must be"),
+        ({"clip": 0.0}, "clip must be greater than 0"),
+        ({"clip": math.inf}, "clip must be"),
+        ({"chunk": 0}, "chunk must be"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            noisy(**options)
+    with pytest.raises(NotAccountable, match="delta must be below one over the number of records"):
+        play(noisy(size=10), how={"ledger": Ledger(delta=0.2)})
