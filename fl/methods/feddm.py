@@ -125,31 +125,49 @@ class FedDM(Method):
     def local(self, client: Client, message: Message) -> Message:
         """ClientUpdate of Algorithm 1: learn S_k and send it."""
         net = self.templates.at("", client.task.num_classes, message[self.model], client.device)
-        reply = Message({self.images: self.synthesize(client, net.eval())})
+        synthetic = self.synthesize(client, net.eval())
+        reply = Message({self.images: synthetic})
         if self.weights == "samples":
-            reply[self.samples] = torch.tensor([float(len(client.data))])
+            reply[self.samples] = self.weight_of(client, synthetic)
         return reply
+
+    def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
+        """What weighs this client's images under `weights="samples"`: how many real ones it has."""
+        return torch.tensor([float(len(client.data))])
+
+    def blank(self, server: Server) -> LabeledImages:
+        """A set without images, in the space of the clients'."""
+        dtype = next(t.dtype for t in server.state[self.model].values() if t.is_floating_point())
+        nothing = torch.empty(0, *server.shape, dtype=dtype), torch.empty(0, dtype=torch.int64)
+        empty = LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
+        return empty.to(server.device)
 
     def expect(self, server: Server, client: int) -> Schema:
         """At most ipc images of every class."""
         most = self.ipc * server.task.num_classes
-        nothing = torch.empty(0, *server.shape), torch.empty(0, dtype=torch.int64)
-        empty = LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
-        schema: Schema = {self.images.key: Like(empty, rows=most)}
+        schema: Schema = {self.images.key: Like(self.blank(server), rows=most)}
         if self.weights == "samples":
             schema[self.samples.key] = Like(torch.zeros(1))
         return schema
 
-    def receive(self, server: Server, replies: Reduced) -> None:
-        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; the state keeps the union."""
-        union, start = replies[self.images], server.state[self.model]
+    def weigh(self, replies: Reduced) -> Tensor:
+        """The weight of each image of the union, float [N] with mean 1."""
+        union = replies[self.images]
         weight = torch.ones(len(union))
         if self.weights == "samples":
             client = union.columns["client"]
             for number, count in zip(replies.clients, replies[self.samples].tolist()):
                 weight[client == number] = count / int((client == number).sum())
             weight *= len(weight) / weight.sum()
-        net = self.templates.at("", server.task.num_classes, start, server.device).train()
+        return weight
+
+    def receive(self, server: Server, replies: Reduced) -> None:
+        """The server's half of Algorithm 1."""
+        self.train(server, replies[self.images], self.weigh(replies))
+
+    def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
+        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; the state keeps the union."""
+        net = self.templates.at("", server.task.num_classes, server.state[self.model], server.device).train()
         optimizer = torch.optim.SGD(
             net.parameters(), lr=self.server_lr, momentum=self.server_momentum, weight_decay=self.server_weight_decay
         )

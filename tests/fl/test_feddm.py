@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,12 +40,12 @@ def learnt(data: LabeledImages, model: nn.Module, rho: float, client: int, numbe
     return start.replace(images=images)
 
 
-def taught(model: nn.Module, sets: list[LabeledImages], counts: list[int], rho: float, weights: str) -> float:
+def taught(model: nn.Module, sets: list[LabeledImages], counts: Sequence[float], rho: float, weights: str) -> float:
     """The server's SGD on all images at once, momentum .9 and decay .01, inside the ball (section 4.4)."""
     center, velocity, reached = parameters_to_vector(model.parameters()).detach(), torch.zeros(()), 0.0
     for _ in range(EPOCHS):
         losses = [F.cross_entropy(model(s.images), s.labels) for s in sets]
-        share = counts if weights == "samples" else [len(s) for s in sets]
+        share: Sequence[float] = counts if weights == "samples" else [len(s) for s in sets]
         loss = sum(n * one for n, one in zip(share, losses)) / sum(share)
         grads = torch.autograd.grad(loss, list(model.parameters()))  # type: ignore[arg-type]
         at = parameters_to_vector(model.parameters()).detach()

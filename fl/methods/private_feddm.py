@@ -1,0 +1,240 @@
+"""FedDM under differential privacy: clients send synthetic sets that were made from noised statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from distillkit import check
+from distillkit.networks import NetworkBall
+from distillkit.privacy import (
+    Ledger,
+    PrivacyError,
+    PrivateInitialization,
+    PrivateStatistics,
+    PublicMaps,
+    class_sums,
+    image_sgd,
+    match_sums,
+    private_histogram,
+    release,
+)
+from distillkit.privacy.guards import private_set, public_start
+from distillkit.sets import LabeledImages
+from fl.message import Entry
+from fl.method import Client, NoUsableReply, Server
+from fl.methods.feddm import FedDM
+from fl.reduce import Like, Reduced, Schema
+
+__all__ = ["PrivateFedDM"]
+
+
+class PrivateFedDM(FedDM):
+    """FedDM whose clients' sets are differentially private (Xiong et al., CVPR 2023, section 3.3), record by record.
+
+    `"class_means"`: each round a client embeds its records with `networks` public maps around the received weights,
+    adds noise once to the class sums of all classes, and fits images to the noised means, which costs nothing more.
+    `"image_sgd"` is the paper's way: DP-SGD on the images. Every client takes part, one without records too. Noise is
+    charged to the run's ledger before it is drawn; epsilon composes over rounds and is the largest of any client.
+
+    Deviations from the paper, which its claim needs: all classes are released (the paper's sets tell who holds a
+    class); denominators are public or noised once; epsilon is the accountant's, for the whole run (Theorem 3.2 is one
+    round's); see `privacy.image_sgd`. What is sent leaves out classes whose *noised* count is below `least`: otherwise
+    the server would train on noise for every class that a client lacks.
+
+    Args:
+        sigma: noise standard deviation / sensitivity of each of the `networks` (or `steps`) releases of a round; from
+            `privacy.plan(epsilon, delta, count=networks * rounds, spent=[(sigma_sizes, 1.0, 1)])`, with `rate=rate`
+            and `count=steps * rounds` for `"image_sgd"`.
+        mechanism: see above.
+        networks: how many maps a round (class means only).
+        sizes: public number of records per class, [classes], of every client. Or else:
+        sigma_sizes: noise, in records, on a histogram that each client takes once, when it first takes part. (If that
+            reply is lost it is taken, and charged, again.)
+        least: noised records of a class below which its images are not sent; default 3 standard deviations of the
+            noise in them (0 with `sizes`); 0 sends all.
+        warm: start from the images fitted last, in place of new noise.
+        clip: of a record's vector or gradient; None: unit vectors, or the median gradient norm on public noise.
+        rate: with which a record takes part in a step (image SGD only).
+        steps, lr, momentum: of the fit; lr defaults to 200 for unit vectors, and to 1.
+        public_statistics: say True if a whitening of the images was fitted on public data.
+        weights: "synthetic", or "samples": each class of each client by its noised count.
+        options: of `FedDM`: network, ipc, rho, match, augment, and the server's.
+
+    Raises:
+        PrivacyError: one of its kinds, when built or at the start of a run: a start from real images, batch
+            statistics, private statistics, noise without a clip.
+        ValueError, TypeError: options out of range.
+    """
+
+    counts = Entry[Tensor]("first")
+    last = Entry[Tensor]("first")
+
+    def __init__(
+        self,
+        *,
+        sigma: float,
+        mechanism: Literal["class_means", "image_sgd"] = "class_means",
+        networks: int = 10,
+        sizes: Sequence[float] | None = None,
+        sigma_sizes: float | None = None,
+        least: float | None = None,
+        warm: bool = False,
+        clip: float | None = None,
+        rate: float = 0.05,
+        steps: int = 300,
+        lr: float | None = None,
+        public_statistics: bool = False,
+        **options: Any,
+    ) -> None:
+        if options.pop("init", "noise") != "noise":
+            raise PrivateInitialization("a private set starts from noise: real images would be in the release itself")
+        if "batch_real" in options:
+            raise ValueError("batch_real has no place here: all records take part, or each with probability `rate`")
+        self.mechanism = check.one_of(mechanism, "mechanism", ("class_means", "image_sgd"))
+        lr = (200.0 if mechanism == "class_means" else 1.0) if lr is None else lr
+        super().__init__(init="noise", steps=steps, lr=lr, **options)
+        self.sigma = check.real_number(sigma, "sigma", least=0.0)
+        self.networks = check.positive_int(networks, "networks")
+        if (sizes is None) == (sigma_sizes is None):
+            raise PrivacyError(
+                "give either sizes, public numbers, or sigma_sizes, the noise of a histogram that is taken once: the "
+                "true class sizes are private"
+            )
+        self.sizes = None if sizes is None else [check.real_number(n, "sizes", above=0.0) for n in sizes]
+        self.sigma_sizes = 0.0 if sigma_sizes is None else check.real_number(sigma_sizes, "sigma_sizes", least=0.0)
+        self.least = None if least is None else check.real_number(least, "least", least=0.0)
+        self.warm, self.public_statistics = warm, public_statistics
+        self.clip = clip if clip is None or clip == math.inf else check.real_number(clip, "clip", above=0.0)
+        if self.clip == math.inf and self.sigma:
+            raise PrivacyError("clip must be finite: without a clip no noise is large enough")
+        self.rate = check.real_number(rate, "rate", above=0.0, most=1.0)
+
+    @property
+    def private(self) -> bool:
+        """Always."""
+        return True
+
+    def start(self, server: Server) -> None:
+        """Draw w_0, and refuse what no client could keep private."""
+        super().start(server)
+        classes = server.task.num_classes
+        if not server.task.single_label:
+            raise ValueError(f"{type(self).__name__} needs one class an image, which {server.task!r} does not have")
+        if self.sizes is not None and len(self.sizes) != classes:
+            raise ValueError(f"sizes must be {classes} numbers, one a class, got {len(self.sizes)}")
+        if server.normalization.zca is not None and not self.public_statistics:
+            raise PrivateStatistics(
+                "the images' ZCA whitening was fitted on images, and what is sent shows it; normalise by public "
+                "constants, or say public_statistics=True if it was fitted on public data"
+            )
+        net = self.templates.at("", classes, server.state[self.model], server.device)
+        self.maps(net.eval(), self.blank(server), torch.Generator())
+
+    def maps(self, net: nn.Module, like: LabeledImages, generator: torch.Generator) -> PublicMaps:
+        """The public maps of one round, around the received weights."""
+        seed = int(torch.randint(2**62, (), generator=generator))
+        options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
+        return PublicMaps(NetworkBall(net, self.rho), self.networks, like=like, seed=seed, **options)
+
+    def charged(self, client: Client) -> tuple[LabeledImages, Ledger]:
+        """A client's records, if their normalisation is not their own, and the ledger that they are charged to."""
+        if client.ledger is None:
+            raise PrivacyError("the client has no ledger to charge; `simulate` gives it one")
+        delta, public = client.ledger.delta, self.public_statistics
+        real = private_set(
+            client.data, None, num_classes=None, normalization=None, public_statistics=public, delta=delta
+        )
+        return real.to(client.device), client.ledger
+
+    def sizes_of(self, client: Client) -> Tensor:
+        """Records of each class, float64 [classes]: the public ones, or this client's one noised histogram."""
+        if self.sizes is not None:
+            return torch.tensor(self.sizes, dtype=torch.float64, device=client.device)
+        if self.counts not in client.memory:
+            real, ledger = self.charged(client)
+            client.memory[self.counts] = private_histogram(
+                real.labels, num_classes=real.num_classes, sigma=self.sigma_sizes,
+                ledger=ledger, client=client.id, round=client.round, secret=client.secret,
+            )  # fmt: skip
+        return client.memory[self.counts].to(client.device)
+
+    def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
+        """S_k from noised statistics only."""
+        real, ledger = self.charged(client)
+        counts = self.sizes_of(client)
+        start = client.memory.get(self.last) if self.warm else None
+        if start is None:
+            start, _ = public_start("noise", real, ipc=self.ipc, generator=client.generator("start"))
+        start = start.to(real.images)
+        who: dict[str, Any] = {
+            "sigma": self.sigma, "ledger": ledger, "client": client.id, "round": client.round, "secret": client.secret
+        }  # fmt: skip
+        if self.mechanism == "class_means":
+            maps = self.maps(net, real, client.generator("maps"))
+            sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes)
+            noised = release(sums, sensitivity=maps.sensitivity, **who)
+            images = self.fit(start, maps, noised, counts, self.kept(counts))
+        else:
+            images = image_sgd(
+                real, size=max(1, round(float(counts.sum()))), delta=ledger.delta, ipc=self.ipc,
+                network=NetworkBall(net, self.rho), match=self.match, augment=self.augment, clip=self.clip,
+                rate=self.rate, steps=self.steps, lr=self.lr, momentum=self.momentum, init=self.as_set(start, real),
+                public_statistics=True, generator=client.generator("images"),
+                callback=lambda *_: client.check_running(), **who,
+            ).images  # fmt: skip
+        if self.warm:
+            client.memory[self.last] = images
+        return self.as_set(images, real)[self.kept(counts).repeat_interleave(self.ipc)]
+
+    def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
+        """Which classes are sent, bool [classes]: decided by noised (or public) counts, summed over `clients`."""
+        least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
+        return counts.clamp_min(0.0) >= least
+
+    def fit(self, start: Tensor, maps: PublicMaps, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
+        """Post-processing: of images [classes * ipc], those of the classes kept, fitted to noised means."""
+        images = start.unflatten(0, (len(counts), self.ipc)).clone()
+        if bool(kept.any()):
+            targets = (sums / counts.clamp_min(1.0).view(1, -1, 1))[:, kept]
+            fitted = match_sums(
+                images[kept].flatten(0, 1), maps, targets, steps=self.steps, lr=self.lr, momentum=self.momentum
+            )
+            images[kept] = fitted.unflatten(0, (-1, self.ipc))
+        return images.flatten(0, 1)
+
+    def as_set(self, images: Tensor, like: LabeledImages) -> LabeledImages:
+        """Images of all classes, class by class, in the space of `like`."""
+        labels = torch.arange(like.num_classes, device=like.labels.device).repeat_interleave(self.ipc)
+        return like.replace(images=images, labels=labels, columns={}, info={})
+
+    def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
+        """The noised records that each image stands for."""
+        return (self.sizes_of(client)[synthetic.labels] / self.ipc).float()
+
+    def expect(self, server: Server, client: int) -> Schema:
+        """At most ipc images of every class."""
+        schema = super().expect(server, client)
+        if self.weights == "samples":
+            schema[self.samples.key] = Like(torch.zeros(1), rows=self.ipc * server.task.num_classes)
+        return schema
+
+    def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
+        """As FedDM, if any class of any client was large enough to be sent."""
+        if not len(union):
+            raise NoUsableReply(
+                "no class of any client has enough noised records to be sent (`least`): the clients are too small "
+                "for this noise"
+            )
+        super().train(server, union, weight)
+
+    def weigh(self, replies: Reduced) -> Tensor:
+        """Equal, or by the noised counts; mean 1."""
+        if self.weights == "synthetic":
+            return super().weigh(replies)
+        weight = replies[self.samples].clamp_min(0.0)
+        return weight / weight.mean().clamp_min(1e-12)

@@ -1,0 +1,132 @@
+"""FedDM whose clients send noised class sums, which add up: the server fits one set for all of them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.privacy import PublicMaps, class_sums
+from distillkit.privacy.guards import public_start
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from fl.message import Entry, Message
+from fl.method import Client, NoUsableReply, Server
+from fl.methods.private_feddm import PrivateFedDM
+from fl.reduce import Like, Reduced, Schema
+
+__all__ = ["SummedFedDM"]
+
+REMARK = (
+    "clients share one noise: epsilon holds against those who see nothing but the sum over all drawn clients (a secure "
+    "sum), if no client reveals its part of the noise"
+)
+
+
+class SummedFedDM(PrivateFedDM):
+    """Private FedDM by one sum (after Xiong et al., CVPR 2023, section 3.3): clients optimise no images.
+
+    Each round all clients embed their records with the *same* public maps, around the received weights, and send
+    noised class sums. These need only be added, so a secure sum may hide each one. The server fits `ipc` images per
+    class to the noised means of everybody's records, and trains on them as FedDM does on the union.
+
+    `noise="full"`: every client adds the whole noise; epsilon holds against the server too. `noise="shares"`: each of
+    M drawn clients adds sigma / sqrt(M), so that the sum is the central release on the pooled records. Its epsilon
+    rests on a secure sum, which this engine does not provide, and on every reply: a round that lacks one is unusable.
+    The ledger says so in a remark.
+
+    Args:
+        sigma: noise standard deviation / sensitivity of each client's own sums ("full"), or of the total ("shares").
+        noise: see above.
+        sizes: public number of records per class over all drawn clients. Or else:
+        sigma_sizes: noise on a histogram: each client's own, once ("full"), or the total, in *every* round ("shares":
+            an old share among other clients would be uncovered). So for "shares" plan with
+            `spent=[(sigma_sizes, 1.0, rounds)]`.
+        options: of `PrivateFedDM`, but for `mechanism`.
+
+    Raises:
+        NoUsableReply: a missing reply, with shares.
+        PrivacyError, ValueError, TypeError: as `PrivateFedDM`.
+    """
+
+    among = Entry[float]("first")
+    sums = Entry[Tensor]("sum")
+    total = Entry[Tensor]("sum")
+
+    def __init__(self, *, noise: Literal["full", "shares"] = "full", **options: Any) -> None:
+        if options.get("mechanism", "class_means") != "class_means":
+            raise ValueError("only class means add up: leave mechanism out")
+        super().__init__(**options)
+        self.noise = check.one_of(noise, "noise", ("full", "shares"))
+
+    def start(self, server: Server) -> None:
+        """Draw w_0; how long a sum is; what epsilon rests on."""
+        super().start(server)
+        shape = self.networks, server.task.num_classes, self.maps_of(server, server.state, self.blank(server)).dim
+        server.state[self.sums] = torch.zeros(shape, dtype=torch.float64, device=server.device)
+        if self.noise == "shares" and server.ledger is not None:
+            server.ledger.remark(REMARK)
+
+    def maps_of(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicMaps:
+        """This round's maps, the same on either side: a function of the model, the seed and the round."""
+        net = self.templates.at("", side.task.num_classes, holds[self.model], side.device)
+        return self.maps(net.eval(), like, derive(side.seed, side.round, "maps"))
+
+    def send(self, server: Server, client: int) -> Message:
+        """The current weights, and how many clients share the noise."""
+        among = float(len(server.drawn)) if self.noise == "shares" else 1.0
+        return Message({self.model: server.state[self.model], self.among: among})
+
+    def local(self, client: Client, message: Message) -> Message:
+        """Noised sums of v(x) for every map and class, and noised class sizes if these are not public."""
+        real, _ = self.charged(client)
+        maps = self.maps_of(client, message, real)
+        sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes)
+        share = message[self.among] ** -0.5
+        reply = Message({self.sums: self.noised(client, "class_means", sums, self.sigma, maps.sensitivity, share)})
+        if self.sizes is None:
+            counts = client.memory.get(self.counts)
+            if counts is None or self.noise == "shares":
+                own = real.counts()[None].double()
+                counts = self.noised(client, "histogram", own, self.sigma_sizes, 1.0, share)[0]
+            if self.noise == "full":
+                client.memory[self.counts] = counts
+            reply[self.total] = counts
+        return reply
+
+    @staticmethod
+    def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
+        """As `privacy.release`, but for the client's share of the noise; charged for all of it."""
+        client.spend(mechanism, sigma, count=len(sums))
+        noise = client.secret.normal(sums.shape, sigma * sensitivity * share if sigma else 0.0)
+        return sums + noise.to(sums.device)
+
+    def expect(self, server: Server, client: int) -> Schema:
+        """Sums of every map and class, and the class sizes."""
+        sums = server.state[self.sums]
+        schema: Schema = {self.sums.key: Like(sums)}
+        if self.sizes is None:
+            schema[self.total.key] = Like(sums[0, :, 0])
+        return schema
+
+    def receive(self, server: Server, replies: Reduced) -> None:
+        """Fit one set to the noised means, and train on it."""
+        missing = sorted(set(server.drawn) - set(replies.clients))
+        if missing and self.noise == "shares":
+            raise NoUsableReply(f"the noise lacks the shares of clients {missing}, so this round's sum is not usable")
+        like = self.blank(server)
+        sums = server.state[self.sums] = replies[self.sums].to(server.device)
+        counts = replies[self.total] if self.sizes is None else torch.tensor(self.sizes, dtype=torch.float64)
+        counts = counts.to(server.device)
+        kept = self.kept(counts, len(server.drawn) if self.noise == "full" else 1)
+        start = server.state.get(self.last) if self.warm else None
+        if start is None:
+            start, _ = public_start("noise", like, ipc=self.ipc, generator=server.generator("start"))
+        images = self.fit(start.to(like.images), self.maps_of(server, server.state, like), sums, counts, kept)
+        if self.warm:
+            server.state[self.last] = images
+        union = self.as_set(images, like)[kept.repeat_interleave(self.ipc)]
+        weight = torch.ones(len(union)) if self.weights == "synthetic" else counts[union.labels].float()
+        self.train(server, union, weight / weight.mean() if len(weight) else weight)

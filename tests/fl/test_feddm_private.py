@@ -1,0 +1,470 @@
+"""FedDM under differential privacy against a reference written out by hand, and what it owes its ledger."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from distillkit import LabeledImages
+from distillkit.networks import NetworkBall
+from distillkit.normalization import ZCA, Normalization
+from distillkit.privacy import (
+    BatchStatistics,
+    BudgetExhausted,
+    Ledger,
+    PrivacyError,
+    PrivateInitialization,
+    PrivateStatistics,
+    Secret,
+    compose,
+    gaussian_epsilon,
+    image_sgd,
+    plan,
+)
+from distillkit.privacy.guards import public_noise
+from distillkit.rng import derive
+from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
+from fl.methods import PrivateFedDM, SummedFedDM
+from tests.fl.small import Tiny, images
+from tests.fl.test_feddm import taught
+
+IPC, MAPS, STEPS, LR, RHO = 2, 3, 5, 3.0, 0.7
+SIGMA, SIGMA_SIZES = 4.0, 0.5
+SERVER = {"server_epochs": 4, "server_batch": 999, "server_lr": 0.3, "server_weight_decay": 0.01}
+
+
+def double(outputs: int) -> nn.Module:
+    return Tiny(outputs).double()
+
+
+def nobody() -> LabeledImages:
+    return images(1, seed=9)[torch.zeros(0, dtype=torch.int64)]
+
+
+def clients() -> list[LabeledImages]:
+    """Three clients: one lacks a class, one has no records at all."""
+    first, second = (s.to(dtype=torch.float64) for s in (images(12, seed=0), images(40, seed=1)))
+    return [first, second[second.labels != 2], nobody().to(dtype=torch.float64)]
+
+
+def method(kind: type[PrivateFedDM] = PrivateFedDM, **changes: Any) -> PrivateFedDM:
+    options = {"network": double, "sigma": SIGMA, "sigma_sizes": SIGMA_SIZES, "networks": MAPS, "ipc": IPC, "rho": RHO}
+    return kind(**{**options, "steps": STEPS, "lr": LR, "least": 0.0, **SERVER, **changes})
+
+
+def play(*, kind: type[PrivateFedDM] = PrivateFedDM, rounds: int = 1, held: Any = None, **changes: Any) -> Run:
+    how = {k: changes.pop(k) for k in ("secret", "ledger", "out", "resume", "workers", "participation") if k in changes}
+    return simulate(method(kind, **changes), held or clients(), rounds=rounds, progress=False, **how)
+
+
+def state(run: Run) -> dict[str, Tensor]:
+    return run.server.state[FedDM.model]
+
+
+def same(one: Run, two: Run) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(state(one).values(), state(two).values(), strict=True))
+
+
+# The reference: unit vectors around a public centre under networks at distance rho, sums, noise, SGD on the images.
+
+
+def vectors(net: Any, x: Tensor, center: Tensor, unit: bool) -> Tensor:
+    gap = torch.cat([net.features(x), net(x)], 1) - center
+    return gap / gap.norm(dim=1, keepdim=True) if unit else gap
+
+
+def drawn(model: nn.Module, like: LabeledImages, generator: torch.Generator) -> list[tuple[nn.Module, Tensor]]:
+    seed, found = int(torch.randint(2**62, (), generator=generator)), []
+    for k in range(MAPS):
+        net = copy.deepcopy(model)
+        center = parameters_to_vector(net.parameters()).detach()
+        noise = torch.empty(len(center), dtype=center.dtype).normal_(generator=derive(seed, "network", k))
+        vector_to_parameters(center + RHO * noise / noise.norm(), net.parameters())
+        public = public_noise(64, like, derive(seed, "centre"))
+        with torch.no_grad():
+            found.append((net, vectors(net, public, torch.zeros(()), unit=False).mean(0)))
+    return found
+
+
+def summed(data: LabeledImages, maps: list[tuple[nn.Module, Tensor]], unit: bool = True) -> Tensor:
+    with torch.no_grad():
+        rows = [vectors(*m[:1], data.images, m[1], unit) for m in maps]
+    return torch.stack([torch.stack([r[data.labels == c].sum(0) for c in range(3)]) for r in rows])
+
+
+def fitted(start: Tensor, maps: list[tuple[nn.Module, Tensor]], targets: Tensor, unit: bool = True) -> Tensor:
+    x, velocity = start, torch.zeros(())
+    for step in range(STEPS):
+        net, center = maps[step % MAPS]
+        leaf = x.clone().requires_grad_()
+        gaps = targets[step % MAPS] - vectors(net, leaf, center, unit).unflatten(0, (3, IPC)).mean(1)
+        velocity = 0.5 * velocity + torch.autograd.grad(gaps.square().sum(), leaf)[0]
+        x = x - LR * 0.5 * (1 + math.cos(math.pi * step / STEPS)) * velocity
+    return x
+
+
+def noise_of(client: int | str, number: int, secret: int = 5) -> Secret:
+    return Secret(int(torch.randint(2**62, (), generator=derive(secret, number, client, "secret"))))
+
+
+def beginning() -> nn.Module:
+    net = double(3)
+    net.load_state_dict(state(play(server_lr=1e-30, project=False, server_weight_decay=0.0)))
+    return net
+
+
+def start_of(owner: tuple[Any, ...]) -> Tensor:
+    return torch.randn(3 * IPC, 1, 4, 4, generator=derive(0, *owner, "start"), dtype=torch.float64)
+
+
+@pytest.mark.golden("PrivateFedDM")
+@pytest.mark.parametrize(("weights", "least"), [("synthetic", 0.0), ("samples", 6.0)])
+def test_rounds_follow_the_reference(weights: Any, least: float) -> None:
+    """The histogram is drawn in round 1 and reused; a class without records gets noise; maps follow the model."""
+    held, net = clients(), beginning()
+    found = play(rounds=2, secret=5, weights=weights, least=least)
+    counts: dict[int, Tensor] = {}
+    for number in (1, 2):
+        sets, shares = [], []
+        for k, data in enumerate(held):
+            secret = noise_of(k, number)
+            if number == 1:
+                counts[k] = data.counts().double() + secret.normal((3,), SIGMA_SIZES)
+            maps = drawn(net, data, derive(0, number, k, "maps"))
+            sums = summed(data, maps) + secret.normal((MAPS, 3, 48 + 3), SIGMA)
+            targets = sums / counts[k].clamp_min(1.0).view(1, -1, 1)
+            x = fitted(start_of((number, k)), maps, targets).unflatten(0, (3, IPC))
+            for c in range(3):
+                if counts[k][c].clamp_min(0.0) >= least:
+                    sets.append(LabeledImages(x[c], torch.full((IPC,), c), num_classes=3))
+                    shares.append(float(counts[k][c].clamp_min(0.0)) if weights == "samples" else 1.0)
+        assert (len(sets) < 9) == (least > 0)
+        taught(net, sets, shares, RHO, "samples")
+    union = found.server.state[FedDM.images]
+    assert torch.allclose(union.images, torch.cat([s.images for s in sets]), atol=1e-5)
+    for name, value in net.state_dict().items():
+        assert torch.allclose(state(found)[name], value, atol=1e-6), name
+
+
+@pytest.mark.golden("SummedFedDM")
+@pytest.mark.parametrize("noise", ["full", "shares"])
+def test_sums_follow_the_reference(noise: Any) -> None:
+    """One set for all, fitted by the server: the central release on the pooled records, and the clients' noise."""
+    held, net = clients(), beginning()
+    pooled = LabeledImages.concatenate(held)
+    found = play(kind=SummedFedDM, rounds=2, secret=5, noise=noise, least=None, weights="samples")
+    share = 3**-0.5 if noise == "shares" else 1.0
+    kept: dict[int, Tensor] = {}
+    for number in (1, 2):
+        maps = drawn(net, pooled, derive(0, number, "maps"))
+        sums, counts = summed(pooled, maps), pooled.counts().double()
+        for k in range(3):
+            secret = noise_of(k, number)
+            sums = sums + secret.normal((MAPS, 3, 48 + 3), SIGMA * share)
+            if noise == "shares" or k not in kept:
+                kept[k] = secret.normal((1, 3), SIGMA_SIZES * share)[0]
+            counts = counts + kept[k]
+        x = fitted(start_of((number, "server")), maps, sums / counts.view(1, -1, 1)).unflatten(0, (3, IPC))
+        sets = [LabeledImages(x[c], torch.full((IPC,), c), num_classes=3) for c in range(3)]
+        taught(net, sets, counts.tolist(), RHO, "samples")
+    assert torch.allclose(found.server.state[SummedFedDM.sums], sums, atol=1e-9)
+    assert torch.allclose(found.server.state[FedDM.images].images, x.flatten(0, 1), atol=1e-5)
+    for name, value in net.state_dict().items():
+        assert torch.allclose(state(found)[name], value, atol=1e-6), name
+
+
+@pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
+def test_without_noise_and_clip_it_is_distribution_matching(kind: type[PrivateFedDM]) -> None:
+    """Then the centre cancels: the step is Eq. 8's on the true class means."""
+    held = clients()[:1]
+    found = play(kind=kind, held=held, sigma=0.0, sigma_sizes=0.0, clip=math.inf)
+    own = (1, 0) if kind is PrivateFedDM else (1, "server")
+    keys = (1, 0, "maps") if kind is PrivateFedDM else (1, "maps")
+    maps = [(net, torch.zeros(())) for net, _ in drawn(beginning(), held[0], derive(0, *keys))]
+    targets = summed(held[0], maps, unit=False) / held[0].counts().view(1, -1, 1)
+    expected = fitted(start_of(own), maps, targets, unit=False)
+    assert torch.allclose(found.server.state[FedDM.images].images, expected, atol=1e-9)
+    assert found.rows[0]["epsilon"] is None
+
+
+def test_image_sgd_is_the_component_around_the_received_weights() -> None:
+    """In round 2 the networks lie around what round 1 taught, not around the beginning."""
+    options: dict[str, Any] = {"mechanism": "image_sgd", "rate": 0.3, "clip": 0.5, "least": 0.0, "lr": 0.1}
+    found = play(rounds=2, secret=5, **options).server.state[FedDM.images]
+    net = double(3).eval()
+    net.load_state_dict(state(play(rounds=1, secret=5, **options)))
+    for k, data in enumerate(clients()):
+        counted = data.counts() + noise_of(k, 1).normal((3,), SIGMA_SIZES)
+        start = LabeledImages(start_of((2, k)), torch.arange(3).repeat_interleave(IPC), num_classes=3)
+        expected = image_sgd(
+            data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, network=NetworkBall(net, RHO),
+            clip=0.5, rate=0.3, steps=STEPS, lr=0.1, init=start, generator=derive(0, 2, k, "images"),
+            secret=noise_of(k, 2),
+        )  # fmt: skip
+        assert torch.equal(found.images[found.columns["client"] == k], expected.images)
+
+
+@pytest.mark.parametrize(("noise", "sigma"), [("shares", 0.0), ("full", 0.0), ("shares", 3.0)])
+def test_the_sum_is_the_central_release(noise: Any, sigma: float) -> None:
+    """With shares the total has noise sigma on the pooled sums, whoever holds which record."""
+    held = clients()
+    pooled = [LabeledImages.concatenate(held)]
+    one, many = (
+        play(kind=SummedFedDM, held=h, noise=noise, sigma=0.0, sigma_sizes=0.0).server.state[SummedFedDM.sums]
+        for h in (pooled, held)
+    )
+    assert torch.allclose(one, many, atol=1e-12)
+    if sigma:
+        noised = [
+            play(kind=SummedFedDM, noise=noise, sigma=sigma).server.state[SummedFedDM.sums] - one for _ in range(3)
+        ]
+        observed = float(torch.stack(noised).std())
+        assert abs(observed - sigma) < 5 * sigma / math.sqrt(2 * 3 * one.numel())
+
+
+# Labels and counts.
+
+
+def test_which_classes_are_sent_depends_on_the_noised_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = torch.tensor([0.4, 20.0, 7.0], dtype=torch.float64)
+    monkeypatch.setattr("fl.methods.private_feddm.private_histogram", lambda *_, **__: said)
+    first, second, empty = clients()
+    for held in ([first], [second], [empty], [first[first.labels == 0]]):
+        run = play(held=held, least=7.0)
+        assert run.server.state[FedDM.images].counts().tolist() == [0, IPC, IPC]
+        with pytest.raises(NoUsableReply, match="no class of any client has enough"):
+            play(held=held, least=20.1)
+    empty_set = play(held=[empty], least=0.4).server.state[FedDM.images]
+    assert empty_set.counts().tolist() == [IPC] * 3
+
+
+def test_the_default_threshold_is_three_deviations_of_the_noise() -> None:
+    counts = torch.tensor([2.9, 3.1, 8.9, 9.1])
+    one = method(sigma_sizes=1.0, least=None)
+    assert one.kept(counts).tolist() == [False, True, True, True]
+    assert one.kept(counts, clients=9).tolist() == [False, False, False, True]
+    assert method(sigma_sizes=None, sizes=[5.0] * 3, least=None).kept(counts).all()
+
+
+def test_denominators_are_public_or_noised() -> None:
+    """Doubling every record doubles the sums that images are fitted to: nothing is divided by a true count."""
+    data = clients()[0]
+    twice = LabeledImages.concatenate([data, data])
+    kept: dict[str, Any] = {"sigma": 0.0, "sizes": [4.0, 5.0, 6.0], "sigma_sizes": None, "clip": math.inf}
+    maps = [(net, c) for net, c in drawn(beginning(), data, derive(0, 1, 0, "maps"))]
+    for held in (data, twice):
+        found = play(held=[held], **kept).server.state[FedDM.images].images
+        targets = summed(held, maps, unit=False) / torch.tensor([4.0, 5.0, 6.0]).view(1, -1, 1)
+        assert torch.allclose(found, fitted(start_of((1, 0)), maps, targets, unit=False), atol=1e-9)
+
+
+@pytest.mark.parametrize("mechanism", ["class_means", "image_sgd"])
+def test_absent_classes_and_empty_clients_get_noise(mechanism: Any) -> None:
+    empty = [clients()[2]]
+    sets = [play(held=empty, mechanism=mechanism, sigma=s).server.state[FedDM.images].images for s in (1.0, 1.0, 0.0)]
+    assert len(sets[0]) == 3 * IPC
+    for c in range(3):
+        own = slice(c * IPC, (c + 1) * IPC)
+        assert not torch.allclose(sets[0][own], sets[1][own])
+        assert not torch.allclose(sets[0][own], sets[2][own])
+
+
+@pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
+def test_bytes_tell_nothing_about_the_records(kind: type[PrivateFedDM]) -> None:
+    up = [play(kind=kind, held=[h], weights="samples").rows[0]["up"] for h in clients()]
+    assert up[0] == up[1] == up[2]
+    if kind is PrivateFedDM:
+        shown = 3 * IPC
+        assert up[0] == {"FedDM.images": shown * 16 * 8, "FedDM.images:labels": shown * 8, "FedDM.samples": shown * 4}
+    else:
+        assert up[0] == {"SummedFedDM.sums": MAPS * 3 * (48 + 3) * 8, "SummedFedDM.total": 3 * 8}
+
+
+# The ledger.
+
+
+@pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
+@pytest.mark.parametrize("noise", ["full", "shares"])
+def test_epsilon_is_the_closed_form_and_every_draw_is_an_event(
+    kind: type[PrivateFedDM], noise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws: list[float] = []
+    normal = Secret.normal
+
+    def counted(self: Secret, shape: Any, std: float) -> Tensor:
+        draws.append(std)
+        return normal(self, shape, std)
+
+    monkeypatch.setattr(Secret, "normal", counted)
+    options = {"noise": noise} if kind is SummedFedDM else {}
+    ledger = Ledger()
+    run = play(kind=kind, rounds=3, ledger=ledger, **options)
+    every_round = kind is SummedFedDM and noise == "shares"
+    for number, row in enumerate(run.rows, 1):
+        total = MAPS * number / SIGMA**2 + (number if every_round else 1) / SIGMA_SIZES**2
+        assert row["epsilon"] == pytest.approx(gaussian_epsilon(total**-0.5, 1e-5), rel=1e-9)
+    assert len(draws) == len(ledger.events) == 3 * (6 if every_round else 4)
+    assert ("secure sum" in str(ledger.guarantee())) == every_round
+
+
+def test_the_planned_noise_costs_what_was_planned() -> None:
+    """And image SGD is charged for its steps, at the rate at which records take part."""
+    sigma = plan(3.0, 1e-5, count=2 * MAPS, spent=[(9.0, 1.0, 1)]).sigma
+    assert play(rounds=2, sigma=sigma, sigma_sizes=9.0).rows[-1]["epsilon"] == pytest.approx(3.0)
+    run = play(rounds=2, mechanism="image_sgd", rate=0.2, sigma_sizes=9.0)
+    expected = compose([(SIGMA, 0.2, 2 * STEPS), (9.0, 1.0, 1)], 1e-5).epsilon
+    assert run.rows[-1]["epsilon"] == pytest.approx(expected)
+
+
+def test_epsilon_is_the_largest_of_any_client() -> None:
+    ledger = Ledger()
+    row = play(rounds=3, participation=1, ledger=ledger).rows[-1]
+    often = max(sum(e.client == k and e.mechanism == "class_means" for e in ledger.events) for k in range(3))
+    assert often < 3
+    total = often * MAPS / SIGMA**2 + 1 / SIGMA_SIZES**2
+    assert row["epsilon"] == pytest.approx(gaussian_epsilon(total**-0.5, 1e-5), rel=1e-9)
+
+
+def test_the_budget_stops_the_run() -> None:
+    spent = 2 * MAPS / SIGMA**2 + 1 / SIGMA_SIZES**2
+    ledger = Ledger(budget=gaussian_epsilon(spent**-0.5, 1e-5))
+    with pytest.raises(BudgetExhausted, match="the state after round 2 is kept"):
+        play(rounds=9, ledger=ledger)
+
+
+@pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
+def test_a_round_that_is_run_again_is_charged_again(
+    kind: type[PrivateFedDM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The histogram of round 1 is remembered, unless its round was lost."""
+
+    def torn(self: Any, server: Any, *_: Any) -> None:
+        raise RuntimeError("power cut")
+
+    for rounds in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(FedDM, "train", torn)
+            with pytest.raises(RuntimeError, match="power cut"):
+                play(kind=kind, rounds=rounds, out=tmp_path, resume=True)
+        play(kind=kind, rounds=rounds, out=tmp_path, resume=True)
+    events = Ledger(tmp_path / "ledger.jsonl").events
+    assert sorted((e.round, e.mechanism) for e in events if e.client == 1) == [
+        *[(1, "class_means")] * 2, *[(1, "histogram")] * 2, *[(2, "class_means")] * 2
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (PrivateFedDM, {"warm": True, "weights": "samples"}),
+        (PrivateFedDM, {"mechanism": "image_sgd", "warm": True}),
+        (SummedFedDM, {"noise": "shares", "warm": True}),
+    ],
+)
+def test_a_seeded_run_repeats_with_any_workers_and_resumed(
+    kind: type[PrivateFedDM], options: Any, tmp_path: Path
+) -> None:
+    one, three = (play(kind=kind, rounds=3, secret=5, workers=w, **options) for w in (1, 3))
+    play(kind=kind, rounds=2, secret=5, out=tmp_path, **options)
+    resumed = play(kind=kind, rounds=3, secret=5, out=tmp_path, resume=True, **options)
+    assert same(one, three)
+    assert same(one, resumed)
+    assert one.rows[-1]["epsilon"] is None
+    assert "seeded" in one.rows[-1]["privacy"]["reason"]
+    assert not same(one, play(kind=kind, rounds=3, secret=6, **options))
+    assert not same(one, play(kind=kind, rounds=3, secret=5, **{**options, "warm": False}))
+
+
+def test_warm_starts_from_what_was_fitted_last() -> None:
+    run = play(rounds=2, secret=5, warm=True, steps=1, lr=1e-9)
+    assert torch.allclose(run.server.state[FedDM.images].images[: 3 * IPC], start_of((1, 0)), atol=1e-5)
+
+
+def test_a_missing_share_makes_the_round_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = SummedFedDM.local
+
+    def lost(self: SummedFedDM, client: Client, message: Any) -> Any:
+        if client.id == 1 and client.round == 2:
+            raise OSError("gone")
+        return local(self, client, message)
+
+    monkeypatch.setattr(SummedFedDM, "local", lost)
+    with pytest.raises(NoUsableReply, match=r"lacks the shares of clients \[1\]"):
+        play(kind=SummedFedDM, rounds=2, noise="shares")
+    assert len(play(kind=SummedFedDM, rounds=2, noise="full").rows) == 2
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"init": "real"}, PrivateInitialization, "real images would be in the release"),
+        ({"batch_real": 8}, ValueError, "batch_real has no place"),
+        ({"mechanism": "magic"}, ValueError, "mechanism"),
+        ({"sizes": [1.0, 2.0, 3.0]}, PrivacyError, "either sizes"),
+        ({"sigma_sizes": None}, PrivacyError, "true class sizes are private"),
+        ({"sigma_sizes": None, "sizes": [0.0, 1.0, 1.0]}, ValueError, "sizes"),
+        ({"clip": math.inf}, PrivacyError, "clip must be finite"),
+        ({"sigma": -1.0}, ValueError, "sigma"),
+        ({"kind": SummedFedDM, "mechanism": "image_sgd"}, ValueError, "only class means add up"),
+        ({"kind": SummedFedDM, "noise": "half"}, ValueError, "noise"),
+    ],
+)
+def test_refused_when_built(changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        method(changes.pop("kind", PrivateFedDM), **changes)
+
+
+class Mixing(nn.Module):
+    """Subtracts the batch's mean."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(16, outputs)
+
+    def features(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)).flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x))
+
+
+def test_refused_at_the_start() -> None:
+    white = Normalization((0.0,), (1.0,), zca=ZCA.fit(torch.randn(40, 1, 4, 4, generator=derive(0))))
+    held = [images(20, seed=3).replace(normalization=white)]
+    with pytest.raises(PrivateStatistics, match="ZCA whitening was fitted on images"):
+        play(held=held, network=Tiny)
+    assert play(held=held, network=Tiny, public_statistics=True).rows[0]["failed"] == {}
+    with pytest.raises(BatchStatistics, match="when other images are in the batch"):
+        play(network=lambda n: Mixing(n).double())
+    with pytest.raises(ValueError, match="sizes must be 3 numbers"):
+        play(sizes=[1.0, 2.0], sigma_sizes=None)
+    with pytest.raises(ValueError, match="needs one class an image"):
+        simulate(method(), clients(), rounds=1, task=MultiLabel(3), progress=False)
+
+
+def test_statistics_of_the_clients_own_images_are_refused() -> None:
+    data = images(20, seed=3)
+    pixels = (data.images - data.images.min()) / (data.images.max() - data.images.min())
+    own = Normalization.of(pixels)
+    held = LabeledImages(own.encode(pixels), data.labels, num_classes=3, normalization=own)
+    with pytest.raises(NoUsableReply, match="mean and std of these very images"):
+        play(held=[held], network=Tiny)
+    assert play(held=[held], network=Tiny, public_statistics=True).rows[0]["failed"] == {}
+
+
+def test_no_ledger_no_release() -> None:
+    client = Client(0, clients()[0], None, Classification(3), 1, 0)
+    with pytest.raises(PrivacyError, match="no ledger"):
+        method().synthesize(client, double(3).eval())
+    with pytest.raises(PrivacyError, match="no ledger"):
+        SummedFedDM.noised(client, "class_means", torch.zeros(1, 1), 1.0, 1.0, 1.0)
