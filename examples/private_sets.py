@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -32,8 +33,8 @@ from distillkit.data import load
 from distillkit.evaluate import Protocol, evaluate
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import Normalization
-from distillkit.privacy import Ledger, PublicMaps, class_sums, condense_private, image_sgd, match_sums, plan
-from distillkit.rng import as_generator, derive
+from distillkit.privacy import Ledger, condense_private, image_sgd, plan
+from distillkit.rng import derive
 from fl.experiment import options as common_options
 from fl.experiment import show
 from fl.store import write_atomically
@@ -56,7 +57,7 @@ DIGITS_AT_16: dict[str, Any] = {
     "ipc": 10,
     "width": 32,
     "depth": 2,
-    "class_means": {"networks": 20, "steps": 300, "lr": 200.0},
+    "class_means": {"networks": 20, "steps": 300, "lr": 200.0, "first_steps": 100},
     "image_sgd": {"rate": 0.1, "steps": 300, "lr": 1.0, "epsilons": [8.0]},
     "dm": {"steps": 300, "lr": 1.0, "batch_real": 64},
     "test": {"nets": 3, "epochs": 75, "batch": 25, "lr": 0.01, "augment": DIGITS, "epochs_all": 10, "images": None},
@@ -74,8 +75,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "seeds": [0],
         "epsilons": [8.0],
         "set": {
-            "width": 8, "ipc": 2, "class_means.networks": 2, "class_means.steps": 3, "image_sgd.steps": 2,
-            "image_sgd.rate": 0.02, "dm.steps": 2, "test.nets": 1, "test.epochs": 2, "test.epochs_all": 1,
+            "width": 8, "ipc": 2, "class_means.networks": 2, "class_means.steps": 3, "class_means.first_steps": 2,
+            "image_sgd.steps": 2, "image_sgd.rate": 0.02, "dm.steps": 2,
+            "test.nets": 1, "test.epochs": 2, "test.epochs_all": 1,
         },
     },
     "cpu": {"seeds": [0, 1, 2], "epsilons": [8.0, 4.0, 1.0], "set": {}},
@@ -153,23 +155,12 @@ class Maker:
         if method == "image_sgd":
             return image_sgd(real, size=len(real), ipc=self.ipc, generator=seed, **private, **own)
         if method == "class_means_clean":
-            return self.class_means_clean(seed, **self.settings["class_means"])
+            private |= {"epsilon": math.inf, "ledger": None}
+            return condense_private(real, ipc=self.ipc, generator=seed, **private, **self.settings["class_means"])
         if method == "dm":
             networks = RandomNetworks(self.network)
             return distribution_matching(real, networks=networks, ipc=self.ipc, init="real", generator=seed, **own)
         return random_subset(real, ipc=self.ipc, generator=seed) if method == "random" else real
-
-    def class_means_clean(self, seed: int, *, networks: int, **fit: Any) -> LabeledImages:
-        """`condense_private` with the true class means in place of the released ones."""
-        real, seed = self.real, int(torch.randint(2**62, (), generator=as_generator(seed)))
-        maps = PublicMaps(RandomNetworks(self.network), networks, like=real, seed=seed)
-        sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes)
-        labels = torch.arange(real.num_classes).repeat_interleave(self.ipc)
-        start = torch.randn((len(labels), *real.shape), generator=derive(seed, "start")).to(real.images)
-        fitted = match_sums(start, maps, sums / real.counts().clamp_min(1).to(sums).view(1, -1, 1), **fit)
-        return LabeledImages(
-            fitted, labels.to(real.labels), num_classes=real.num_classes, normalization=real.normalization
-        )
 
 
 def one(options: argparse.Namespace, task: tuple[str, float | None, int]) -> dict[str, Any]:
@@ -216,7 +207,7 @@ def one(options: argparse.Namespace, task: tuple[str, float | None, int]) -> dic
         "epsilon_wanted": epsilon,
         "epsilon": guarantee.epsilon if epsilon else None,
         "delta": guarantee.delta if epsilon else None,
-        "sigma": made.info.get("sigma"),
+        "sigma": made.info.get("sigma") if epsilon else None,
         "relation": guarantee.relation if epsilon else None,
         "noise": "operating system" if epsilon else None,
         "seed": seed,

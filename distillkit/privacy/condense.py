@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,6 +43,9 @@ def condense_private(
     clip: float | None = None,
     sizes: Tensor | None = None,
     histogram_share: float = 0.05,
+    first_share: float = 0.2,
+    first_networks: int = 5,
+    first_steps: int = 100,
     init: str | LabeledImages = "noise",
     steps: int = 300,
     lr: float = 200.0,
@@ -58,32 +61,41 @@ def condense_private(
 ) -> LabeledImages:
     """Condense a private set to `ipc` images per class that are (epsilon, delta) differentially private.
 
-    Each image is embedded by `networks` public random networks; the embedding minus a public centre (the mean
-    embedding of smooth noise) is divided by its norm, so that one record moves one class sum by exactly 1 at most and
-    there is no clip to tune. The sums of all classes get Gaussian noise once. Images are then fitted to the noised
-    means by distribution matching, which costs no more privacy. Neighbours differ by one added or removed record.
+    Each image is embedded by `networks` public random networks; the embedding minus a public centre is divided by its
+    norm, so that one record moves one class sum by exactly 1 at most and there is no clip to tune. The sums of all
+    classes get Gaussian noise once. Images are then fitted to the noised means by distribution matching, which costs
+    no more privacy. Neighbours differ by one added or removed record.
+
+    This is done twice. A first, rough set takes `first_share` of the budget and is centred on smooth noise; the second
+    goes on from it, and its centre is the mean embedding of the first. What all images have in common then no longer
+    fills most of a unit vector, and as much noise leaves more signal.
 
     Papers: distribution matching is Zhao and Bilen (WACV 2023), Eq. 6; noising feature sums once follows from the
-    Gaussian mechanism with exact composition (Balle and Wang, ICML 2018).
+    Gaussian mechanism (Balle and Wang, ICML 2018), whose composition is exact also when one release depends on those
+    before it (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The two passes are ours.
 
     Args:
         images: a set, or float [N, C, H, W] in the normalised space. Private.
         labels: class indices int [N]; left out with a set. Private.
-        epsilon: > 0, for the whole call.
+        epsilon: > 0, for the whole call. Infinity adds no noise: the control for what the noise costs, without any
+            guarantee, which the ledger records.
         delta: below 1 / N; that of the ledger, if one is given.
         num_classes: K, public; must be given with tensors. A class without records gets images too, of noise.
         ipc: images per class.
         network: a factory of networks that are re-drawn, or a sampler; it must owe nothing to the private data.
             Default: ConvNet of width 128, of depth 3 or what the image size allows.
-        networks: how many maps are released; sigma grows with its root.
+        networks: how many maps are released in the second pass; sigma grows with its root.
         match: `"embedding"`, or `"embedding+logits"`.
         augment: an augmentation such as `DSA()`, one draw per map for private and synthetic images.
         clip: None for unit vectors; a number clips centred embeddings instead (a clip tuned on the private data is
             not covered by epsilon: tell the ledger with `remark`).
         sizes: public records per class [K]. Default: one noised histogram, paid from epsilon.
         histogram_share: share of the Gaussian budget (sum of 1 / sigma^2) that goes to the histogram.
+        first_share: likewise, share that goes to the first pass; 0 for none, and the centre is smooth noise.
+        first_networks, first_steps: as `networks` and `steps`, of the first pass.
         init: `"noise"`, or a public set with `ipc` images per class.
-        steps, lr, momentum: of the fit (SGD, cosine schedule); lr is for unit vectors.
+        steps: of the second pass's fit.
+        lr, momentum: of both fits (SGD, cosine schedule); lr is for unit vectors.
         normalization: how `images` came from pixels: public constants.
         public_statistics: say True if the set's normalisation was measured on public data.
         ledger: where the release is charged, with whatever it holds already; default one for this call.
@@ -109,49 +121,42 @@ def condense_private(
         public_statistics=public_statistics,
         delta=delta,
     )
-    seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
-    start, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))
-    maps = PublicMaps(
-        network_sampler(network, real), networks, like=real, clip=clip, match=match, augment=augment, seed=seed
-    )
-    secret = as_secret(secret)
-    ledger = ledger_at(ledger, delta)
+    seed, first_seed = torch.randint(2**62, (2,), generator=as_generator(generator)).tolist()
+    fitted, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))
+    sampler = network_sampler(network, real)
+    options: dict[str, Any] = {"like": real, "clip": clip, "match": match, "augment": augment}
+    maps = PublicMaps(sampler, networks, seed=seed, **options)
+    secret, ledger = as_secret(secret), ledger_at(ledger, delta)
+    where: dict[str, Any] = {"ledger": ledger, "client": client, "round": round, "secret": secret}
 
-    share = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
-    whole = gaussian_sigma(epsilon, delta)
-    sigma = whole * math.sqrt(networks / (1 - share))
-    events = [Event("class_means", sigma, count=networks, client=client)]
+    counting = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
+    check.real_number(first_share, "first_share", least=0.0, most=0.5)
+    check.positive_int(first_networks, "first_networks")
+    whole = 0.0 if epsilon == math.inf else gaussian_sigma(epsilon, delta)
+    sigma = whole * math.sqrt(networks / (1 - counting - first_share))
+    sigma_first = whole * math.sqrt(first_networks / first_share) if first_share else 0.0
+    sigma_sizes = whole / math.sqrt(counting) if counting else 0.0
+    events = [Event("histogram", sigma_sizes, client=client)] if counting else []
+    events += [Event("class_means", sigma_first, count=first_networks, client=client)] if first_share else []
+    ledger.check(*events, Event("class_means", sigma, count=networks, client=client))
+
     if sizes is None:
-        sigma_sizes = whole / math.sqrt(share)
-        ledger.check(Event("histogram", sigma_sizes, client=client), *events)
-        counted = private_histogram(
-            real.labels,
-            num_classes=real.num_classes,
-            sigma=sigma_sizes,
-            ledger=ledger,
-            client=client,
-            round=round,
-            secret=secret,
-        )
-        sizes = counted.clamp_min(2 * sigma_sizes)
+        counted = private_histogram(real.labels, num_classes=real.num_classes, sigma=sigma_sizes, **where)
+        sizes = counted.clamp_min(max(1.0, 2 * sigma_sizes))
     elif sizes.shape != (real.num_classes,) or not bool((sizes > 0).all()):
         raise ValueError(f"sizes must be {real.num_classes} positive numbers, got {sizes.tolist()}")
-    else:
-        ledger.check(*events)
-    sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes, chunk=chunk)
-    noised = release(
-        sums,
-        sigma=sigma,
-        sensitivity=maps.sensitivity,
-        ledger=ledger,
-        client=client,
-        round=round,
-        secret=secret,
-    )
-    del sums
+    denominators = sizes.view(1, -1, 1)
 
-    targets = noised / sizes.to(noised).view(1, -1, 1)
-    fitted = match_sums(start, maps, targets, steps=steps, lr=lr, momentum=momentum, chunk=chunk)
+    def fit(start: Tensor, maps: PublicMaps, sigma: float, steps: int) -> Tensor:
+        sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes, chunk=chunk)
+        noised = release(sums, sigma=sigma, sensitivity=maps.sensitivity, **where)
+        targets = noised / denominators.to(noised)
+        return match_sums(start, maps, targets, steps=steps, lr=lr, momentum=momentum, chunk=chunk)
+
+    if first_share:
+        fitted = fit(fitted, PublicMaps(sampler, first_networks, seed=first_seed, **options), sigma_first, first_steps)
+        maps = PublicMaps(sampler, networks, seed=seed, centers=fitted, **options)
+    fitted = fit(fitted, maps, sigma, steps)
     guarantee = ledger.guarantee(client)
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
     info = {
@@ -159,6 +164,7 @@ def condense_private(
         **guarantee.info(),
         "sigma": sigma,
         "networks": networks,
+        "first_share": first_share,
         "match": match,
         "ipc": ipc,
         "init": init_name,

@@ -87,7 +87,9 @@ class PublicMaps:
         clip: None normalises every vector, so that there is no clip to tune.
         match: `"embedding"` or `"embedding+logits"` (FedDM's Eq. 8).
         augment: an augmentation that can draw once for all images, such as `DSA()`.
-        centers: smooth noise images whose mean embedding is the centre; 0 for no centre.
+        centers: how many smooth noise images' mean embedding is the centre, 0 for no centre; or public images [n, C,
+            H, W] in their place, such as a set that was released before: the closer their mean embedding is to that of
+            the private images, the more of a unit vector tells classes apart.
         seed: of networks, noise images and augmentations; public.
 
     Attributes:
@@ -107,24 +109,29 @@ class PublicMaps:
         clip: float | None = None,
         match: str = "embedding",
         augment: Augmentation | None = None,
-        centers: int = 64,
+        centers: int | Tensor = 64,
         seed: int = 0,
     ) -> None:
         self.count = check.positive_int(count, "networks")
         self.clip = clip if clip is None or clip == math.inf else check.real_number(clip, "clip", above=0.0)
         check.one_of(match, "match", MATCHES)
-        check.positive_int(centers, "centers", least=0)
         self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
         self._centers: dict[int, Tensor] = {}
-        self._noise = public_noise(max(centers, 4), like, derive(seed, "centre"))
-        self._centered = centers > 0
+        if isinstance(centers, Tensor):
+            check.batch_of_images(centers, "centers")
+            self._around, self._centered = centers.detach().to(like.images), True
+        else:
+            count = check.positive_int(centers, "centers", least=0)
+            self._around = public_noise(max(count, 4), like, derive(seed, "centre"))
+            self._centered = count > 0
+        noise = public_noise(4, like, derive(seed, "try"))
         first = self[0]
         refuse_batch_norm(first.network)
-        refuse_mixing(first.network.features, self._noise[:4], f"the network {type(first.network).__name__}")
+        refuse_mixing(first.network.features, noise, f"the network {type(first.network).__name__}")
         if augment is not None:
-            refuse_mixing(lambda x: augment(x, derive(seed, 0), siamese=True), self._noise[:4], "augment")
+            refuse_mixing(lambda x: augment(x, derive(seed, 0), siamese=True), noise, "augment")
         with torch.no_grad():
-            self.dim = first.embedding(self._noise[:1]).shape[1]
+            self.dim = first.embedding(noise[:1]).shape[1]
 
     @property
     def sensitivity(self) -> float:
@@ -138,7 +145,7 @@ class PublicMaps:
         network = self._networks.draw(derive(self._seed, "network", k))
         if self._centered and k not in self._centers:
             with torch.no_grad():
-                self._centers[k] = self._map(network, None, k).embedding(self._noise).mean(0)
+                self._centers[k] = self._map(network, None, k).embedding(self._around).mean(0)
         return self._map(network, self._centers.get(k), k)
 
     def _map(self, network: Network, center: Tensor | None, k: int) -> PublicMap:

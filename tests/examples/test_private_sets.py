@@ -6,7 +6,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from distillkit import LabeledImages
 from distillkit.privacy import Ledger
@@ -60,7 +59,7 @@ def test_without_noise_it_is_the_private_set_at_an_epsilon_without_end(
     noised, clean = (
         LabeledImages.load(tmp_path / r["run"] / "set.safetensors").images for r in private_sets.main(argv)
     )
-    torch.testing.assert_close(noised, clean, rtol=0.0, atol=0.1)
+    assert float((noised - clean).abs().mean()) < 0.02
 
 
 def test_a_set_that_is_there_is_only_tested_again(private_sets: ModuleType, tmp_path: Path) -> None:

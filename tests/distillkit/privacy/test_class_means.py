@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from distillkit.privacy import (
     PublicMaps,
     Secret,
     class_sums,
+    condense,
     condense_private,
     gaussian_sigma,
     match_sums,
@@ -59,6 +61,11 @@ def test_the_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages
     assert torch.equal(maps[1].center, maps_of(other, toy_network)[1].center)
     assert not torch.allclose(maps[0].center, maps[1].center)
     assert maps_of(toy_set, toy_network, centers=0)[0].center is None
+    shown = toy_set.images[:5]
+    around = maps_of(toy_set, toy_network, centers=shown)[1]
+    torch.testing.assert_close(around.center, around.network.features(shown).mean(0))
+    with pytest.raises(ValueError, match="centers"):
+        maps_of(toy_set, toy_network, centers=shown[0])
     assert maps.dim == 16
     assert maps_of(toy_set, toy_network, match="embedding+logits").dim == 19
 
@@ -199,7 +206,9 @@ def test_histogram(toy_set: LabeledImages) -> None:
 def condensed(toy_set: LabeledImages, toy_network: Factory, **options: object) -> LabeledImages:
     return condense_private(
         toy_set,
-        **{"epsilon": 8.0, "network": toy_network, "networks": 3, "ipc": 2, "steps": 6, "lr": 2.0} | options,  # type: ignore[arg-type]
+        **{"epsilon": 8.0, "network": toy_network, "networks": 3, "ipc": 2, "steps": 6, "lr": 2.0}  # type: ignore[arg-type]
+        | {"first_networks": 2, "first_steps": 2}
+        | options,
     )
 
 
@@ -238,21 +247,63 @@ def test_absent_classes_are_released_like_all_others(toy_set: LabeledImages, toy
 
 def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger(budget=8.0)
-    condensed(toy_set, toy_network, ledger=ledger, client="a", round=2, histogram_share=0.2)
-    histogram, means = ledger.events
+    condensed(toy_set, toy_network, ledger=ledger, client="a", round=2, histogram_share=0.2, first_share=0.3)
+    histogram, first, means = ledger.events
     assert 1 / histogram.sigma**2 == pytest.approx(0.2 * gaussian_sigma(8.0, 1e-5) ** -2)
-    assert 3 / means.sigma**2 == pytest.approx(0.8 * gaussian_sigma(8.0, 1e-5) ** -2)
+    assert 2 / first.sigma**2 == pytest.approx(0.3 * gaussian_sigma(8.0, 1e-5) ** -2)
+    assert 3 / means.sigma**2 == pytest.approx(0.5 * gaussian_sigma(8.0, 1e-5) ** -2)
+    assert (first.client, first.round, first.count) == ("a", 2, 2)
     assert (means.client, means.round, means.count) == ("a", 2, 3)
     assert ledger.epsilon("a") == pytest.approx(8.0, rel=1e-9)
     with pytest.raises(BudgetExhausted, match="histogram and class_means"):
         condensed(toy_set, toy_network, ledger=ledger, client="a")
-    assert len(ledger.events) == 2
+    assert len(ledger.events) == 3
     known = Ledger(budget=8.0)
-    condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]))
+    condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]), first_share=0.0)
     assert [e.mechanism for e in known.events] == ["class_means"]
     assert known.events[0].sigma == pytest.approx(plan(8.0, 1e-5, count=3).sigma, rel=1e-9)
     with pytest.raises(BudgetExhausted):
         condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]))
+
+
+def test_the_second_pass_is_centred_on_the_first_and_goes_on_from_it(
+    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[tuple[Tensor, PublicMaps, Tensor]] = []
+
+    def told(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
+        passes.append((start, maps, match_sums(start, maps, targets, **options)))
+        return passes[-1][2]
+
+    monkeypatch.setattr(condense, "match_sums", told)
+    private = condensed(toy_set, toy_network)
+    (_, first_maps, rough), (start, maps, fitted) = passes
+    assert torch.equal(start, rough)
+    assert torch.equal(private.images, fitted)
+    assert (len(first_maps), len(maps)) == (2, 3)
+    for k in range(3):
+        assert torch.equal(maps[k].center, maps[k].network.features(rough).mean(0))
+        assert all(not torch.equal(maps[k].center, first_maps[j].center) for j in range(2))
+    passes.clear()
+    condensed(toy_set, toy_network, first_share=0.0)
+    assert len(passes) == 1
+
+
+def test_an_infinite_epsilon_is_the_same_without_noise_and_without_a_claim(
+    toy_set: LabeledImages, toy_network: Factory
+) -> None:
+    """Seeded noise that is too small to matter gives nearly the same images."""
+    ledger = Ledger()
+    clean = condensed(toy_set, toy_network, epsilon=math.inf, ledger=ledger)
+    assert torch.equal(clean.images, condensed(toy_set, toy_network, epsilon=math.inf).images)
+    near = condensed(toy_set, toy_network, epsilon=1e12, secret=0)
+    torch.testing.assert_close(near.images, clean.images, rtol=0.0, atol=0.02)
+    assert [event.sigma for event in ledger.events] == [0.0, 0.0, 0.0]
+    assert clean.info["epsilon"] is None
+    assert "without noise" in clean.info["reason"]
+    with pytest.raises(BudgetExhausted):
+        condensed(toy_set, toy_network, epsilon=math.inf, ledger=Ledger(budget=1e9))
+    assert bool(condensed(toy_set[:0], toy_network, epsilon=math.inf).images.isfinite().all())
 
 
 def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -268,8 +319,9 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
         normalization=toy_set.normalization,
     )
     private = condensed(
-        toy_set, toy_network, network=ball, init=start, augment=DSA(), clip=2.0, match="embedding+logits", steps=0
-    )
+        toy_set, toy_network, network=ball, init=start, augment=DSA(), clip=2.0, match="embedding+logits", steps=0,
+        first_steps=0,
+    )  # fmt: skip
     assert private.info["init"] == "public set"
     torch.testing.assert_close(private.images, start.images[[2, 3, 1, 4, 0, 5]])
     generator = torch.Generator().manual_seed(1)
@@ -277,6 +329,10 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
     assert not torch.equal(one.images, two.images)
     with pytest.raises(ValueError, match="sizes must be 3 positive"):
         condensed(toy_set, toy_network, sizes=torch.tensor([1.0, 0.0, 2.0]))
+    with pytest.raises(ValueError, match="first_share"):
+        condensed(toy_set, toy_network, first_share=0.6)
+    with pytest.raises(ValueError, match="first_networks"):
+        condensed(toy_set, toy_network, first_networks=0)
     with pytest.raises(ValueError, match="init must hold 2 images"):
         condensed(toy_set, toy_network, init=start[:4])
     with pytest.raises(ValueError, match="delta must be the ledger's"):
