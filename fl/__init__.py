@@ -1,6 +1,8 @@
 """A thin federated layer over distillkit: methods as compositions, and an engine that runs them in process."""
 
 from fl.averaging import FedAvg
+from fl.client_dp import ClientDP
+from fl.filters import Filter, Filtered
 from fl.message import Entry, Message
 from fl.method import Client, Method, NoUsableReply, Server
 from fl.methods import FedDM, Real
@@ -12,9 +14,12 @@ __all__ = [
     "CheckpointError",
     "Classification",
     "Client",
+    "ClientDP",
     "Entry",
     "FedAvg",
     "FedDM",
+    "Filter",
+    "Filtered",
     "Holding",
     "Message",
     "Method",

@@ -85,7 +85,7 @@ class Engine:
             schema = self.method.expect(self.server, number) if expected else {}
             try:
                 reply = check_reply(outcome.reply, self.entries, schema)
-                further = self.method.digest(self.server, reply)
+                further = self.method.digest(self.server, reply) if expected else Message()
                 if len(further):
                     check_reply(further, self.entries, {})
                     reply = Message.of({**dict(reply.items()), **dict(further.items())})

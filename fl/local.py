@@ -140,7 +140,9 @@ class Local:
         )
 
     def batches(self, data: LabeledImages, phase: Phase, purpose: str) -> Iterator[Batch]:
-        """Shuffled (and augmented) batches of a set for one phase."""
+        """Shuffled (and augmented) batches of a set for one phase; none of an empty set."""
+        if not len(data):
+            return
         generator, method, device = self.client.generator(purpose), self.method, self.client.device
         for index in shuffled(len(data), method.batch, generator, phase.epochs, phase.steps):
             batch = rows(data, index, device)

@@ -118,7 +118,7 @@ def simulate(
     check.positive_int(min_replies, "min_replies")
     if not len(clients):
         raise ValueError("clients must hold at least one client, got none")
-    if method.draws and (participation != 1.0 or min_replies != 1):
+    if method.draws and (isinstance(participation, int) or participation != 1.0 or min_replies != 1):
         raise ValueError(
             "the method draws its clients itself, and every round counts: leave participation at 1.0 and min_replies "
             f"at 1, got {participation} and {min_replies} (a privacy filter has a rate of its own)"

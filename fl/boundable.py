@@ -1,0 +1,87 @@
+"""Whether every entry of a method's replies can be bounded by a clip and noised in a sum; if not, which and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from distillkit.privacy import PrivacyError
+from fl.addon import fills
+from fl.averaging import FedAvg
+from fl.message import Entry, declared
+from fl.method import Method
+from fl.reduce import Like, Schema
+
+__all__ = ["require_shapes", "require_sums"]
+
+
+def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
+    """Raise PrivacyError if the method, as it is built, needs more of a reply than sums of what is clipped."""
+    name, addons = type(method).__name__, method.addons if isinstance(method, FedAvg) else ()
+    held = {e.key: e for e in method.entries()}
+    weights = {e.by.key for e in clips if e.by is not None}
+    for entry in clips:
+        if entry.key not in held:
+            raise PrivacyError(f"clip names {entry.key}, which {name} does not have; give clip={{entry: C}}")
+        if entry.reduce not in ("mean", "sum"):
+            raise PrivacyError(f"{entry.key} cannot be noised: it is no sum over clients but {entry.reduce!r}")
+        if entry.key in weights:
+            raise PrivacyError(f"{entry.key} cannot be clipped: it is the weight of another entry, and becomes 1")
+    if method.private:
+        raise PrivacyError(
+            f"{name} protects single records already; one ledger cannot cover records and whole clients: take either"
+        )
+    if method.asks:
+        asking = next((a.name for a in addons if a.asks), name)
+        raise PrivacyError(f"{asking} asks every client before round 1, and the answers would not be noised")
+    if isinstance(method, FedAvg) and len(method.networks) > 1:
+        raise PrivacyError("clients with several architectures have a public denominator each: take one network")
+    if isinstance(method, FedAvg) and method.weights == "samples":
+        raise PrivacyError("how many images a client has is private: give weights='uniform'")
+    reads = [a.name for a in addons if fills(a, "digest")]
+    if not reads and type(method).digest not in (Method.digest, FedAvg.digest):
+        reads = [name]
+    if reads:
+        raise PrivacyError(f"{reads[0]} reads single replies on the server (digest), where they have no noise")
+    for key, entry in held.items():
+        if entry.reduce == "union":
+            raise PrivacyError(f"{key} holds each client's rows apart, without a sum to noise: leave its owner out")
+    for addon in (a for a in addons if not fills(a, "setup")):
+        for entry in declared(addon):
+            if entry.reduce != "first" and entry not in clips and entry.key not in weights:
+                raise PrivacyError(_unclipped(entry))
+
+
+def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
+    """Raise PrivacyError unless replies hold clipped entries of known shapes, and their weights, and nothing else."""
+    weights = {e.by.key: e.key for e in clips if e.by is not None}
+    for entry in clips:
+        if entry.key not in schema:
+            raise PrivacyError(f"`expect` must describe {entry.key}: noise needs a shape when nobody answers")
+        if not _fixed(schema[entry.key]):
+            raise PrivacyError(f"{entry.key} must be floats of a fixed shape, so that its noise has one too")
+    for key, like in schema.items():
+        if key in weights and isinstance(like.value, Tensor | dict):
+            raise PrivacyError(
+                f"{key} weighs each row of {weights[key]}, and 1 is no such weight: send sums and counts, both clipped"
+            )
+        if key in (FedAvg.buffers.key, FedAvg.counters.key):
+            raise PrivacyError(
+                f"{key}, batch-norm statistics, cannot be noised: give buffers='drop', or a network without them "
+                "(norm='instance')"
+            )
+        if key not in weights and key not in {e.key for e in clips}:
+            raise PrivacyError(f"replies hold {key}, which has no clip: give clip={{entry: C}} for it too")
+
+
+def _fixed(like: Like) -> bool:
+    group = like.value if isinstance(like.value, dict) else {"": like.value}
+    floats = (t.is_floating_point() if isinstance(t, Tensor) else isinstance(t, float) for t in group.values())
+    return like.rows is None and all(floats)
+
+
+def _unclipped(entry: Entry[Any]) -> str:
+    rule = "give clip={entry: C} for it too, or leave its owner out"
+    return f"{entry.key} travels without a clip: {rule}" if entry.reduce != "max" else f"{entry.key} is a maximum"

@@ -1,0 +1,190 @@
+"""Differential privacy for whole clients, around the averaging family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.privacy import CLIENT, EVERYONE, Event, Ledger, NotAccountable, PrivacyError
+from fl.averaging import FedAvg
+from fl.boundable import require_shapes, require_sums
+from fl.filters import Filter
+from fl.message import Entry, Message
+from fl.method import Client, Method, Server
+from fl.reduce import Like, Reduced, Schema
+from fl.vectors import clipped, group, like
+
+__all__ = ["Adaptive", "ClientDP"]
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Clip norms that follow a quantile of the updates' norms (Andrew et al., NeurIPS 2021, Algorithm 1).
+
+    With every update a client sends one bit, whether its norm is at most C; the noised share b of such clients moves
+    C <- C exp(-step (b - quantile)).
+
+    Args:
+        quantile: gamma in [0, 1]; 0.5 is the median.
+        step: eta_C.
+        sigma: sigma_b, the standard deviation of the noise on the count of bits; default: a twentieth of the clients
+            expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, of which it takes a share.
+    """
+
+    quantile: float = 0.5
+    step: float = 0.2
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        check.real_number(self.quantile, "quantile", least=0.0, most=1.0)
+        check.real_number(self.step, "step", above=0.0)
+        if self.sigma is not None:
+            check.real_number(self.sigma, "sigma", above=0.0)
+
+
+@dataclass(frozen=True)
+class ClientDP(Filter):
+    """DP-FedAvg (McMahan et al., "Learning differentially private recurrent language models", ICLR 2018).
+
+    In each round every client takes part with probability q, on its own and in secret. It scales its update, as one
+    vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every number, and divides by
+    q N, which is public: not by how many answered, which is not. Several entries with norms C_e are one vector of norm
+    sqrt(sum C_e^2). Nobody drawn, a lost or failed reply, NaN: each is the same noise on a smaller sum.
+
+    **What is guaranteed**, with the ledger's epsilon and delta: whoever sees the *models*, all rounds', and what the
+    server makes of them, cannot tell whether any one client, with all of its data, takes part. The server and the
+    channel are trusted, for they see single updates, clipped and without noise. A run's folder holds more and is not
+    covered: fingerprints of the data, how many bytes travelled and how many clients failed, seconds, the memories of
+    the clients that were drawn, and every message if you ask for a transcript. Publish the model, not the folder.
+
+    Deviations. Every client counts alike: the paper's weights are min(n_k / n, 1), and `weights="uniform"` is required
+    here, so that a record does not say "samples". One clip for the whole update (the paper's flat clipping) and its
+    estimator with the fixed denominator. The noise is the operating system's.
+
+    Args:
+        sigma: noise standard deviation / sensitivity of a round; `distillkit.privacy.plan(..., rate=q, count=rounds)`.
+        rate: q in (0, 1].
+        clip: entry -> its C, for every entry that a reply holds; a number is that of `FedAvg.update`.
+        adaptive: move the norms, from `clip` on; the updates and the bits together have `sigma`.
+
+    Raises:
+        PrivacyError, ValueError: when built or started, for a reply that no clip bounds; the entry is named.
+        BudgetExhausted: before anybody works for a round that could not be released.
+    """
+
+    sigma: float
+    rate: float
+    clip: float | Mapping[Entry[Any], float] = field(repr=False)
+    adaptive: Adaptive | None = None
+    clips: dict[Entry[Any], float] = field(init=False)
+
+    norms = Entry[Tensor]("first")
+    within = Entry[Tensor]("sum")
+
+    def __post_init__(self) -> None:
+        check.real_number(self.sigma, "sigma", least=0.0)
+        check.real_number(self.rate, "rate", above=0.0, most=1.0)
+        given = self.clip if isinstance(self.clip, Mapping) else {FedAvg.update: self.clip}
+        clips = {e: check.real_number(c, f"the clip of {e.key}", above=0.0) for e, c in given.items()}
+        if not clips:
+            raise ValueError("clip must hold at least one entry, got none")
+        object.__setattr__(self, "clips", dict(sorted(clips.items(), key=lambda pair: pair[0].key)))
+        if self.adaptive is not None and self.adaptive.sigma is not None:
+            self._split(0)
+
+    @property
+    def private(self) -> bool:
+        """Yes."""
+        return True
+
+    def _split(self, clients: int) -> tuple[float, float]:
+        """Noise multiplier of the updates, and noise on the counts of bits (Andrew et al., theorem 1)."""
+        if self.adaptive is None or self.sigma == 0:
+            return self.sigma, 0.0
+        bits = self.adaptive.sigma or self.rate * clients / 20
+        left = self.sigma**-2 - len(self.clips) * (2 * bits) ** -2  # a bit is +-1/2
+        if left <= 0:
+            least = self.sigma * math.sqrt(len(self.clips)) / 2
+            raise ValueError(f"Adaptive(sigma=...) must be over {least:g}, as sigma is {self.sigma:g}; got {bits:g}")
+        return left**-0.5, bits
+
+    def check(self, method: Method) -> None:
+        """Refuse what no clip can bound."""
+        require_sums(method, self.clips)
+
+    def start(self, server: Server) -> None:
+        """The norms to begin with."""
+        require_shapes(server.method.expect(server, 0), self.clips)
+        if self._ledger(server).delta >= 1 / server.clients:
+            raise NotAccountable(f"delta must be below one over the number of clients, 1/{server.clients}")
+        self._split(server.clients)
+        if self.adaptive is not None:
+            server.state[self.norms] = torch.tensor(list(self.clips.values()), dtype=torch.float64)
+
+    def _ledger(self, server: Server) -> Ledger:
+        if server.ledger is None:
+            raise PrivacyError("ClientDP needs a server with a ledger")
+        return server.ledger
+
+    def _event(self, server: Server) -> Event:
+        seeded, when = server.secret.seeded, server.round
+        return Event("client_dp", self.sigma, self.rate, 1, EVERYONE, when, relation=CLIENT, seeded=seeded)
+
+    def draw(self, server: Server) -> list[int]:
+        """Every client with probability q, if the budget allows the round."""
+        self._ledger(server).check(self._event(server))
+        return list(server.secret.poisson(server.clients, self.rate).tolist())
+
+    def send(self, server: Server, client: int, message: Message) -> None:
+        """The norms, if they move."""
+        if self.adaptive is not None:
+            message[self.norms] = server.state[self.norms]
+
+    def expect(self, server: Server, client: int, schema: Schema) -> None:
+        """A bit for each clipped entry, if the norms move."""
+        if self.adaptive is not None:
+            schema[self.within.key] = Like(server.state[self.norms])
+
+    def out(self, client: Client, message: Message, reply: Message) -> Message:
+        """Only what is clipped leaves the client, with weight 1: how many images it has is private."""
+        norms = message[self.norms].tolist() if self.adaptive is not None else self.clips.values()
+        sent, within = Message(), torch.full((len(self.clips),), 0.5, dtype=torch.float64)
+        for i, (entry, most) in enumerate(zip(self.clips, norms)):
+            if entry in reply:
+                sent[entry], fits = clipped(reply[entry], most)
+                within[i] = 0.5 if fits else -0.5
+            if entry.by is not None:
+                sent[entry.by] = 1.0
+        if self.adaptive is not None:
+            sent[self.within] = within
+        return sent
+
+    def back(self, server: Server, replies: Reduced) -> Reduced:
+        """Charge, then noise on every tensor that a reply could have held; nothing else goes on."""
+        self._ledger(server).spend(self._event(server))
+        schema, expected = server.method.expect(server, 0), self.rate * server.clients
+        update_noise, bit_noise = self._split(server.clients)
+        norms = server.state.get(self.norms, torch.tensor(list(self.clips.values()), dtype=torch.float64))
+        server.notes["clip_norm"] = dict(zip((e.key for e in self.clips), norms.tolist()))
+        values, sums, std = Message(), dict[str, Any](), update_noise * float(norms.norm())
+        for entry in self.clips:
+            wanted = schema[entry.key].value
+            total = group(replies.sum(entry)) if entry in replies else {}
+            noise = {n: server.secret.normal(t.shape, std).to(t.device) for n, t in group(wanted).items()}
+            noised = {n: total[n] + t if n in total else t for n, t in noise.items()}
+            divisor = 1.0 if entry.reduce == "sum" else entry.over or expected
+            values[entry] = like({n: t / divisor for n, t in noised.items()}, wanted)
+            sums[entry.key] = noised if isinstance(wanted, dict) else noised[""]
+            if entry.by is not None:
+                values[entry.by] = expected
+        if self.adaptive is not None:
+            count = replies.get(self.within, torch.zeros_like(norms)) + server.secret.normal(norms.shape, bit_noise)
+            share = 0.5 + count / expected
+            server.state[self.norms] = norms * (-self.adaptive.step * (share - self.adaptive.quantile)).exp()
+        return Reduced(values, dict.fromkeys(sums, expected), sums, [])

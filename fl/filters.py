@@ -1,0 +1,180 @@
+"""Filters: what stands between a method and the wire, as an ordered chain with a client half and a server half."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fl.message import Entry, Message, declared
+from fl.method import Client, Method, Predictor, Server
+from fl.reduce import Reduced, Schema
+
+__all__ = ["Filter", "Filtered"]
+
+
+class Filter:
+    """One link of the chain: clipping, noise, secure sums. It overrides only what it needs.
+
+    Like a method it is frozen and lives on the server and on every client alike; it may declare entries of its own, as
+    class attributes. Its `repr` is part of the run's identity: a frozen dataclass has the right one.
+    """
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return type(self).__name__
+
+    @property
+    def private(self) -> bool:
+        """Whether it charges a ledger; see `Method.private`."""
+        return False
+
+    @property
+    def draws(self) -> bool:
+        """Whether `draw` says who takes part in a round."""
+        return type(self).draw is not Filter.draw
+
+    def draw(self, server: Server) -> list[int]:
+        """The clients that take part in this round; see `Method.draw`."""
+        raise LookupError(f"{self.name} leaves the draw to the engine")
+
+    def check(self, method: Method) -> None:
+        """Raise ValueError, naming the entry and what to do, if the method cannot stand inside; when it is built."""
+
+    def start(self, server: Server) -> None:
+        """Prepare the filter's own state, after the method's. `server.method.expect` now says what replies hold."""
+
+    def send(self, server: Server, client: int, message: Message) -> None:
+        """Add to what this client is told. Pure."""
+
+    def expect(self, server: Server, client: int, schema: Schema) -> None:
+        """Say how replies look once `out` has changed them."""
+
+    def out(self, client: Client, message: Message, reply: Message) -> Message:
+        """The client half: the reply as it goes on."""
+        return reply
+
+    def back(self, server: Server, replies: Reduced) -> Reduced:
+        """The server half: undo `out` on the reduced replies, or add noise to them."""
+        return replies
+
+
+class Filtered(Method):
+    """A method with filters around it.
+
+    On the client a reply passes the filters in their order, the first one nearest to the method; on the server the
+    reduced replies pass them in reverse. All else is the method's own. `Filtered(Filtered(m, a), b)` is
+    `Filtered(m, a, b)`.
+
+    Args:
+        method: any method.
+        filters: at least one, each kind once.
+
+    Raises:
+        ValueError: a filter given twice, two that draw the clients, or a method that a filter refuses.
+    """
+
+    def __init__(self, method: Method, *filters: Filter) -> None:
+        if isinstance(method, Filtered):
+            filters = (*method.filters, *filters)
+            method = method.method
+        wrong = [f for f in filters if not isinstance(f, Filter)]
+        if not isinstance(method, Method) or wrong or not filters:
+            given = ", ".join(type(x).__name__ for x in (method, *filters))
+            raise TypeError(f"Filtered takes a method and then one or more filters, got {given}")
+        names = [f.name for f in filters]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name} is given twice; a filter may stand in a chain once")
+        self.method: Method = method
+        self.filters: tuple[Filter, ...] = filters
+        self._links: tuple[Method | Filter, ...] = (method, *filters)
+        drawing = [type(x).__name__ for x in self._links if x.draws]
+        if len(drawing) > 1:
+            raise ValueError(f"{' and '.join(drawing)} cannot be combined: both draw the clients")
+        for one in filters:
+            one.check(method)
+
+    def __repr__(self) -> str:
+        return f"Filtered({', '.join(map(repr, self._links))})"
+
+    @property
+    def inner(self) -> Method:
+        """The method itself."""
+        return self.method.inner
+
+    @property
+    def private(self) -> bool:
+        """Whether the method is, or a filter."""
+        return any(x.private for x in self._links)
+
+    @property
+    def draws(self) -> bool:
+        """Whether the method draws the clients, or a filter."""
+        return any(x.draws for x in self._links)
+
+    def draw(self, server: Server) -> list[int]:
+        """The draw of the one that draws."""
+        return next(x for x in self._links if x.draws).draw(server)
+
+    def entries(self) -> list[Entry[Any]]:
+        """The method's and the filters'."""
+        return [*self.method.entries(), *(e for f in self.filters for e in declared(f))]
+
+    def start(self, server: Server) -> None:
+        """First the method, then the filters."""
+        self.method.start(server)
+        for one in self.filters:
+            one.start(server)
+
+    def send(self, server: Server, client: int) -> Message:
+        """What the method says, and the filters."""
+        message = self.method.send(server, client)
+        for one in self.filters:
+            one.send(server, client, message)
+        return message
+
+    def expect(self, server: Server, client: int) -> Schema:
+        """The method's reply as the filters change it."""
+        schema = self.method.expect(server, client)
+        for one in self.filters:
+            one.expect(server, client, schema)
+        return schema
+
+    def local(self, client: Client, message: Message) -> Message:
+        """The method's reply, through the client halves in order."""
+        reply = self.method.local(client, message)
+        for one in self.filters:
+            reply = one.out(client, message, reply)
+        return reply
+
+    def receive(self, server: Server, replies: Reduced) -> None:
+        """The replies, through the server halves in reverse, to the method."""
+        for one in reversed(self.filters):
+            replies = one.back(server, replies)
+        self.method.receive(server, replies)
+
+    @property
+    def asks(self) -> bool:
+        """Whether the method asks; answers to `setup` pass no filter, so a filter may refuse such a method."""
+        return self.method.asks
+
+    def setup(self, client: Client, message: Message) -> Message:
+        """The method's answer."""
+        return self.method.setup(client, message)
+
+    def begin(self, server: Server, replies: Reduced) -> None:
+        """Give the answers to the method."""
+        self.method.begin(server, replies)
+
+    def digest(self, server: Server, reply: Message) -> Message:
+        """What the method derives from one reply as it arrived."""
+        return self.method.digest(server, reply)
+
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """The method's test."""
+        return self.method.evaluate(client, message)
+
+    def predictors(self, server: Server) -> Mapping[str, Predictor]:
+        """The method's models."""
+        return self.method.predictors(server)

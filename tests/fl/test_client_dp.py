@@ -1,0 +1,575 @@
+"""DP-FedAvg against NumPy, what its noise covers, what it owes the ledger, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from distillkit import LabeledImages
+from distillkit.privacy import (
+    CLIENT,
+    EVERYONE,
+    BudgetExhausted,
+    Event,
+    Ledger,
+    NotAccountable,
+    PrivacyError,
+    Secret,
+    compose,
+)
+from distillkit.rng import derive
+from fl import Client, ClientDP, Entry, FedAvg, FedDM, Filtered, Message, Method, Run, Server, simulate
+from fl.addon import AddOn
+from fl.addons import (
+    MOON,
+    Anchors,
+    FedDF,
+    FedExP,
+    FedGen,
+    Nova,
+    Proximal,
+    Scaffold,
+    ServerAdam,
+    ServerMomentum,
+)
+from fl.client_dp import Adaptive
+from fl.message import Tensors
+from fl.methods import FedProto
+from fl.reduce import Like, Reduced, Reducer, Schema
+from tests.fl import quadratic
+from tests.fl.laws import assert_same, network, tensors
+from tests.fl.small import Tiny, federation
+
+Vector = Any
+BOTH = {FedAvg.update: 0.4, Scaffold.drift: 0.3}
+
+
+def averaging(*addons: AddOn, **options: Any) -> FedAvg:
+    return FedAvg(*addons, **{"network": Tiny, "lr": 0.05, "batch": 6, "weights": "uniform", **options})
+
+
+def play(what: Method, rounds: int = 3, clients: Any = None, **how: Any) -> Run:
+    return simulate(what, clients or federation(), rounds=rounds, **{"seed": 5, "progress": False, **how})
+
+
+def seeded(secret: int, round_number: int) -> Secret:
+    """What the server draws from in a seeded round."""
+    generator = derive(secret, round_number, "server", "secret")
+    return Secret(int(torch.randint(2**62, (), generator=generator)))
+
+
+@pytest.mark.golden("ClientDP")
+@pytest.mark.parametrize("adaptive", [None, Adaptive(quantile=0.4, step=0.7, sigma=1.5)])
+def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
+    """Three clients, q = 0.6, whose updates are shorter and longer than C; all noise is drawn again here."""
+    q, sigma, clip, secret = 0.6, 0.8, 0.15, 11
+    start = {"w": torch.tensor(quadratic.START, dtype=torch.float32)}
+    method = averaging(
+        network=quadratic.TwoWeights, objective=quadratic.squares, initial=start, lr=0.1, momentum=0.5, batch=1
+    )  # fmt: skip
+    run = play(Filtered(method, ClientDP(sigma, q, clip, adaptive)), 8, quadratic.clients(), secret=secret)
+    w, z, cut, sizes = quadratic.START.copy(), sigma, set(), set()
+    if adaptive is not None:
+        z = (sigma**-2 - (2 * 1.5) ** -2) ** -0.5
+    for t in range(1, 9):
+        assert run.rows[t - 1]["clip_norm"] == {"FedAvg.update": pytest.approx(clip, rel=1e-6)}
+        source = seeded(secret, t)
+        drawn = source.poisson(3, q).tolist()
+        total, bits = np.zeros(2), 0.0
+        for k in drawn:
+            delta = quadratic.train(k, w, quadratic.COUNTS[k], 0.1, 0.5)
+            length = float(np.sqrt((delta**2).sum()))
+            total += delta * min(1.0, clip / length)
+            bits += (length <= clip) - 0.5
+            cut.add(length > clip)
+        sizes.add(len(drawn))
+        w = w + (total + source.normal((2,), z * clip).numpy()) / (q * 3)
+        if adaptive is not None:
+            share = 0.5 + (bits + float(source.normal((1,), 1.5))) / (q * 3)
+            clip *= math.exp(-0.7 * (share - 0.4))
+    assert (cut, len(sizes) > 1) == ({True, False}, True)
+    assert quadratic.weights(run) == pytest.approx(w, abs=5e-6)
+
+
+@pytest.mark.parametrize(
+    "addons",
+    [(), (ServerMomentum(0.9),), (ServerAdam(),), (Proximal(0.1), MOON()), (Scaffold(),), (Nova(), Scaffold())],
+    ids=lambda a: " ".join(x.name for x in a) or "plain",
+)
+def test_without_noise_clip_and_draw_it_is_uniform_averaging(addons: Any) -> None:
+    base = averaging(*addons)
+    clip: dict[Entry[Any], float] = {FedAvg.update: 1e6}
+    for addon in addons:
+        clip |= {e: 1e6 for e in vars(type(addon)).values() if isinstance(e, Entry) and e.reduce in ("mean", "sum")}
+    plain, dp = play(base), play(Filtered(averaging(*addons), ClientDP(0.0, 1.0, clip)))
+    mine, others = tensors(plain.server.state), tensors(dp.server.state)
+    assert mine.keys() == others.keys()
+    for name, value in mine.items():
+        assert torch.allclose(value, others[name], atol=1e-6), name
+
+
+class Sums(Method):
+    """Replies of every kind; what `receive` gets is kept. `sends` maps a client to its reply's factor."""
+
+    n = Entry[float]("sum")
+    group = Entry[Tensors]("mean", by=n)
+    vector = Entry[Tensor]("sum")
+    number = Entry[float]("mean")
+    fixed = Entry[Tensor]("mean", over=8.0)
+    extra = Entry[Tensor]("sum")
+    got: Reduced
+
+    def send(self, server: Server, client: int) -> Message:
+        return Message({self.n: 0.0})
+
+    def expect(self, server: Server, client: int) -> Schema:
+        return {k: Like(v) for k, v in self.reply(0.0).items() if k != self.extra.key}
+
+    def reply(self, factor: float) -> Message:
+        return Message({
+            self.n: 5.0, self.group: {"a": torch.full((2, 3), factor), "b": torch.full((4,), -factor)},
+            self.vector: torch.full((5,), 2 * factor), self.number: 3 * factor, self.fixed: torch.full((2,), factor),
+            self.extra: torch.ones(3),
+        })  # fmt: skip
+
+    def local(self, client: Client, message: Message) -> Message:
+        return self.reply(client.id + 1.0)
+
+    def receive(self, server: Server, replies: Reduced) -> None:
+        self.got = replies
+
+
+CLIPS = {Sums.group: 2.0, Sums.vector: 1.0, Sums.number: 0.5, Sums.fixed: 4.0}
+ENTRIES: dict[str, Entry[Any]] = {e.key: e for e in (*Sums().entries(), ClientDP.norms, ClientDP.within)}
+
+
+def beside(method: Method, clients: int = 4, secret: int | None = None, delta: float = 1e-5) -> Any:
+    """A server's side without a run."""
+    return SimpleNamespace(
+        method=method, clients=clients, round=1, secret=Secret(secret), ledger=Ledger(delta=delta),
+        state=Message(), notes={},
+    )  # fmt: skip
+
+
+def vector_of(sums: Any) -> Tensor:
+    parts = [t for v in sums for t in (v.values() if isinstance(v, dict) else [torch.as_tensor(v)])]
+    return torch.cat([t.double().flatten() for t in parts])
+
+
+def fold(dp: ClientDP, replies: list[Message], message: Message | None = None) -> Reduced:
+    reducer = Reducer(ENTRIES)
+    for k, reply in enumerate(replies):
+        reducer.fold(k, dp.out(None, message or Message(), reply))  # type: ignore[arg-type]
+    return reducer.result()
+
+
+factors = st.lists(st.sampled_from([0.0, 1e-30, 0.01, 0.3, 1.0, 7.0, 1e20, math.nan, math.inf]), min_size=1, max_size=6)
+
+
+@given(factors, st.integers(0, 5))
+def test_removing_one_client_moves_the_sums_by_at_most_the_sensitivity(sent: list[float], gone: int) -> None:
+    dp = ClientDP(1.0, 0.5, CLIPS)
+    replies = [Sums().reply(f) for f in sent]
+    rest = replies[: gone % len(sent)] + replies[gone % len(sent) + 1 :]
+    zeros = [Sums().reply(0.0)]
+
+    def sums(of: list[Message]) -> list[Tensor]:
+        reduced = fold(dp, of + zeros)
+        return [vector_of([reduced.sum(e)]) for e in dp.clips]
+
+    moved = [a - b for a, b in zip(sums(replies), sums(rest))]
+    for difference, most in zip(moved, dp.clips.values()):
+        assert float(difference.norm()) <= most * (1 + 1e-6)
+    assert float(torch.cat(moved).norm()) <= math.hypot(*CLIPS.values()) * (1 + 1e-6)
+
+
+def test_a_group_is_clipped_as_one_vector_and_keeps_its_direction() -> None:
+    dp = ClientDP(1.0, 0.5, CLIPS)
+    sent = dp.out(None, Message(), Sums().reply(3.0))  # type: ignore[arg-type]
+    norm = math.sqrt(10 * 9)
+    assert torch.allclose(sent[Sums.group]["a"], torch.full((2, 3), 3 * 2.0 / norm))
+    assert torch.allclose(sent[Sums.group]["b"], torch.full((4,), -3 * 2.0 / norm))
+    assert (sent[Sums.number], sent[Sums.n]) == (0.5, 1.0)
+    assert torch.equal(sent[Sums.fixed], torch.full((2,), 4 / math.sqrt(2)))
+    short = dp.out(None, Message(), Sums().reply(0.01))  # type: ignore[arg-type]
+    assert torch.equal(short[Sums.vector], torch.full((5,), 0.02))
+    assert Sums.extra not in sent
+
+
+def test_a_reply_that_is_not_finite_is_zeros_and_says_nothing() -> None:
+    sent = ClientDP(1.0, 0.5, CLIPS).out(None, Message(), Sums().reply(math.nan))  # type: ignore[arg-type]
+    assert sent[Sums.n] == 1.0
+    assert not vector_of([sent[e] for e in CLIPS]).any()
+
+
+def test_means_divide_by_public_numbers_and_who_answered_stays_behind() -> None:
+    """N = 4 at rate 0.75: three are expected, and the sums of one reply or of four are divided by 3 (`fixed`: by 8)."""
+    for count in (1, 4):
+        method, dp = Sums(), ClientDP(0.0, 0.75, dict.fromkeys(CLIPS, 1e3))
+        server = beside(method)
+        replies = fold(dp, [method.reply(2.0)] * count)
+        got = dp.back(server, replies)
+        assert torch.equal(got[Sums.group]["a"], torch.full((2, 3), 2.0 * count / 3))
+        assert torch.equal(got[Sums.vector], torch.full((5,), 4.0 * count))
+        assert got[Sums.number] == 6.0 * count / 3
+        assert torch.equal(got[Sums.fixed], torch.full((2,), 2.0 * count / 8))
+        assert (got[Sums.n], got.weight(Sums.group), got.weight(Sums.group, "a"), got.clients) == (3.0, 3.0, 3.0, [])
+        assert torch.equal(got.sum(Sums.group)["b"], torch.full((4,), -2.0 * count, dtype=torch.float64))
+        assert Sums.extra not in got
+
+
+def test_noise_is_on_every_tensor_of_every_entry_even_if_nobody_is_drawn() -> None:
+    """Its standard deviation is sigma |(C_1, ..., C_4)| everywhere, tested over 4,000 releases."""
+    dp, method = ClientDP(1.5, 0.5, CLIPS), Sums()
+    found = []
+    server = beside(method, secret=3)
+    for _ in range(1000):
+        got = dp.back(server, Reducer(ENTRIES).result())
+        found.append(vector_of([got.sum(e) for e in CLIPS]))
+    rows = torch.stack(found)
+    std = 1.5 * math.hypot(*CLIPS.values())
+    assert rows.shape[1] == 6 + 4 + 5 + 1 + 2
+    assert rows.std(0) == pytest.approx(torch.full((18,), std).numpy(), rel=0.12)
+    assert rows.mean(0).abs().max() < 5 * std / math.sqrt(1000)
+    correlations = torch.corrcoef(rows.T) - torch.eye(18)
+    assert correlations.abs().max() < 0.2
+    assert len(server.ledger.events) == 1000
+
+
+def test_an_empty_draw_still_moves_the_model() -> None:
+    class Nobody(ClientDP):
+        def draw(self, server: Server) -> list[int]:
+            super().draw(server)
+            return []
+
+    before = play(averaging(lr=1e-12), rounds=1).server.state[FedAvg.model]
+    run = play(Filtered(averaging(), Nobody(1.0, 0.5, 0.1)), rounds=1, secret=2)
+    assert run.rows[0]["bytes_up"] == 0
+    moved = [run.server.state[FedAvg.model][n] - t for n, t in before.items()]
+    assert all(float(m.std()) == pytest.approx(0.1 / 2.5, rel=0.7) for m in moved)
+
+
+def test_lost_and_failed_replies_are_noise_on_a_smaller_sum_and_nobody_is_named() -> None:
+    class Broken(AddOn):
+        reads = "nothing"
+
+        def begin(self, local: Any) -> None:
+            if local.client.id in (0, 3):
+                raise RuntimeError("lost")
+
+        def end(self, local: Any, update: Tensors, reply: Message) -> None:
+            if local.client.id == 4:
+                reply[FedAvg.update] = {n: torch.zeros(7) for n in update}
+
+    dp = ClientDP(0.0, 1.0, 1e6)
+    run, plain = play(Filtered(averaging(Broken()), dp), rounds=1), play(averaging(Broken()), rounds=1)
+    why = sorted(run.rows[0]["failed"].values())
+    assert run.rows[0]["failed"].keys() == {"#1", "#2", "#3"}
+    assert why[0].startswith("FedAvg.update[")
+    assert why[1:] == ["raised RuntimeError: lost"] * 2
+    start = averaging().beginning("", 3, 5)
+    for name, old in start.items():
+        by_two, by_five = (r.server.state[FedAvg.model][name] - old for r in (plain, run))
+        assert torch.allclose(by_five, 2 / 5 * by_two, atol=1e-6)
+
+
+# The ledger.
+
+
+def test_every_round_is_one_event_and_epsilon_is_their_composition(tmp_path: Path) -> None:
+    run = play(Filtered(averaging(), ClientDP(1.2, 0.4, 1.0)), rounds=4, out=tmp_path)
+    events = Ledger(tmp_path / "ledger.jsonl").events
+    assert events == tuple(
+        Event("client_dp", 1.2, 0.4, client=EVERYONE, round=t, relation=CLIENT) for t in (1, 2, 3, 4)
+    )
+    want = [compose([(1.2, 0.4, t)], 1e-5).epsilon for t in (1, 2, 3, 4)]
+    assert [row["epsilon"] for row in run.rows] == pytest.approx(want)
+    assert run.rows[-1]["privacy"]["relation"] == "add or remove one client"
+    assert "accuracy_clients" not in run.rows[0]
+
+
+def test_noise_tensors_are_counted_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event pays for one draw for each of the model's tensors, and for one for the bits."""
+    drawn: list[Any] = []
+    normal = Secret.normal
+    monkeypatch.setattr(Secret, "normal", lambda *a: (drawn.append((*a[1:], ledger.events)), normal(*a))[1])
+    ledger = Ledger()
+    play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0, Adaptive(sigma=2.0))), ledger=ledger)
+    assert [len(events) for *_, events in drawn] == [t for t in (1, 2, 3) for _ in range(4 + 1)]
+    assert [std for shape, std, _ in drawn if tuple(shape) == (1,)] == [2.0] * 3
+
+
+def test_the_event_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Secret, "normal", fail)
+    with pytest.raises(KeyboardInterrupt):
+        play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0)), out=tmp_path)
+    assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1]
+    assert not (tmp_path / "history.jsonl").read_text()
+
+
+def test_the_budget_stops_the_run_before_any_client_works() -> None:
+    worked: list[int] = []
+
+    class Spy(AddOn):
+        reads = "nothing"
+
+        def begin(self, local: Any) -> None:
+            worked.append(local.round)
+
+    budget = compose([(1.0, 0.9, 2)], 1e-5).epsilon * 1.001
+    ledger = Ledger(budget=budget)
+    with pytest.raises(BudgetExhausted, match="round 3 was not finished; the state after round 2 is kept"):
+        play(Filtered(averaging(Spy()), ClientDP(1.0, 0.9, 1.0)), rounds=9, ledger=ledger, secret=1)
+    assert set(worked) == {1, 2}
+    assert len(ledger.events) == 2
+
+
+class Fatal(FedAvg):
+    """Is killed in round 3, when it has paid."""
+
+    def receive(self, server: Server, replies: Reduced) -> None:
+        if server.round == 3:
+            signal.raise_signal(signal.SIGKILL)
+        super().receive(server, replies)
+
+
+def killed(kind: type[FedAvg]) -> Filtered:
+    return Filtered(kind(Scaffold(), network=network, buffers="drop", weights="uniform"), ClientDP(2.0, 0.7, BOTH))
+
+
+CHILD = """
+import sys; sys.path.insert(0, {root!r})
+from tests.fl.test_client_dp import Fatal, killed, play
+play(killed(Fatal), rounds=4, out={out!r}, secret=5)
+"""
+
+
+def test_a_round_that_was_killed_is_charged_again_and_gives_the_same_bits(tmp_path: Path) -> None:
+    code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1, 2, 3]
+    run = play(killed(FedAvg), rounds=4, out=tmp_path, secret=5, resume=True)
+    assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1, 2, 3, 3, 4]
+    assert run.rows[-1]["privacy"]["nominal_epsilon"] == pytest.approx(compose([(2.0, 0.7, 5)], 1e-5).epsilon)
+    assert_same(run, play(killed(FedAvg), rounds=4, secret=5, workers=3))
+
+
+def test_a_seeded_run_is_no_guarantee_and_any_other_differs(tmp_path: Path) -> None:
+    def once(secret: int | None, **how: Any) -> Run:
+        dp = ClientDP(1.0, 0.5, 1.0, Adaptive(sigma=2.0))
+        return play(Filtered(averaging(ServerMomentum()), dp), secret=secret, **how)
+
+    first = once(7)
+    assert_same(first, once(7, workers=3))
+    assert first.rows[-1]["epsilon"] is None
+    assert "seeded" in first.rows[-1]["privacy"]["reason"]
+    models = [run.server.state[FedAvg.model]["classifier.weight"] for run in (first, once(8), once(None), once(None))]
+    assert len({json.dumps(m.flatten().tolist()) for m in models}) == 4
+
+
+def test_the_draw_is_poisson() -> None:
+    """4,000 draws of 12 clients: each is in about a share q of them, two together in about q^2, at 5 sigma."""
+    q, count = 0.3, 4000
+    dp, server = ClientDP(1.0, q, 1.0), beside(Sums(), clients=12, secret=1)
+    drawn = torch.zeros(count, 12, dtype=torch.float64)
+    for row in drawn:
+        row[dp.draw(server)] = 1
+    together = drawn.T @ drawn / count
+    want = torch.full((12, 12), q**2, dtype=torch.float64).fill_diagonal_(q)
+    assert ((together - want).abs() < 5 * (want * (1 - want) / count).sqrt()).all()
+    sizes = drawn.sum(1)
+    assert float(sizes.var()) == pytest.approx(12 * q * (1 - q), rel=0.15)
+    assert not server.ledger.events
+
+
+# Adaptive clipping.
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.8])
+def test_the_norm_finds_the_quantile(quantile: float) -> None:
+    """Two entries, whose norms are spread evenly up to 1 and up to 10, at rate 1; the noise of the bits is small."""
+    count, clips = 20, {Sums.vector: 0.1, Sums.group: 100.0}
+    dp, method = ClientDP(0.1, 1.0, clips, Adaptive(quantile, 0.25, sigma=1.0)), Sums()
+    server = beside(method, clients=count, secret=4)
+    dp.start(SimpleNamespace(**{**vars(server), "method": Bare()}))  # type: ignore[arg-type]
+    server.state[dp.norms] = torch.tensor([30.0, 0.1], dtype=torch.float64)
+    replies = []
+    for k in range(count):
+        one = torch.zeros(5)
+        one[0] = (k + 0.5) / count
+        replies.append(Message({Sums.n: 1.0, Sums.vector: one, Sums.group: {"a": 10 * one[:1]}}))
+    found = []
+    for _ in range(160):
+        message = Message()
+        dp.send(server, 0, message)
+        dp.back(server, fold(dp, replies, message))
+        found.append(server.state[dp.norms])
+    by_key = dict(zip((e.key for e in dp.clips), torch.stack(found[-80:]).mean(0).tolist()))
+    assert by_key == {
+        "Sums.vector": pytest.approx(quantile, rel=0.06),
+        "Sums.group": pytest.approx(10 * quantile, rel=0.06),
+    }
+
+
+class Bare(Sums):
+    """Only the two entries of the test above."""
+
+    def expect(self, server: Server, client: int) -> Schema:
+        return {k: v for k, v in super().expect(server, client).items() if k in ("Sums.n", "Sums.group", "Sums.vector")}
+
+
+def test_bits_and_updates_together_cost_sigma() -> None:
+    """1/z^2 = 1/z_delta^2 + (number of bits) / (2 sigma_b)^2; the default sigma_b is a twentieth of q N."""
+    for clips, bits in ((1.0, 1), (BOTH, 2)):
+        z, b = ClientDP(1.3, 0.5, clips, Adaptive(sigma=3.0))._split(8)
+        assert (b, z**-2 + bits * (2 * b) ** -2) == (3.0, pytest.approx(1.3**-2))
+    assert ClientDP(1.3, 0.5, 1.0, Adaptive())._split(800)[1] == 20.0
+    assert ClientDP(0.0, 0.5, 1.0, Adaptive())._split(8) == (0.0, 0.0)
+
+
+# Refusals.
+
+
+class Normed(Tiny):
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs, norm=True)
+
+
+BUILT: list[tuple[Any, Any, str]] = [
+    (lambda: FedAvg(network=Tiny), 1.0, "how many images a client has is private: give weights='uniform'"),
+    (lambda: averaging(Scaffold()), 1.0, r"Scaffold\.drift travels without a clip: give clip="),
+    (lambda: averaging(Nova()), 1.0, r"Nova\.tau travels without a clip"),
+    (lambda: averaging(FedExP()), 1.0, r"FedExP\.norm travels without a clip"),
+    (lambda: averaging(FedDF(steps=1)), {FedAvg.update: 1.0, FedDF.logits: 1.0}, "FedDF reads single replies"),
+    (lambda: averaging(FedGen()), 1.0, "FedGen reads single replies on the server"),
+    (lambda: averaging(Anchors(init="statistics")), 1.0, "Anchors asks every client before round 1"),
+    (lambda: averaging(network={"a": Tiny, "b": Tiny}, assign={}), 1.0, "several architectures"),
+    (lambda: FedDM(network=Tiny), {FedDM.samples: 1.0}, r"FedDM\.samples cannot be noised: .* but 'union'"),
+    (lambda: FedDM(network=Tiny), 1.0, r"clip names FedAvg\.update, which FedDM does not have"),
+    (averaging, {FedAvg.counters: 1.0}, r"FedAvg\.counters cannot be noised: .* but 'max'"),
+    (averaging, {FedAvg.update: 1.0, FedAvg.samples: 1.0}, r"FedAvg\.samples cannot be clipped: it is the weight"),
+]
+
+
+@pytest.mark.parametrize(("make", "clip", "why"), BUILT, ids=[why[:24] for *_, why in BUILT])
+def test_methods_that_no_clip_bounds_are_refused_when_built(make: Any, clip: Any, why: str) -> None:
+    with pytest.raises(PrivacyError, match=why):
+        Filtered(make(), ClientDP(1.0, 0.5, clip))
+
+
+def test_more_methods_that_are_refused_when_built() -> None:
+    class Noisy(AddOn):
+        private = True
+
+    class Largest(AddOn):
+        top = Entry[Tensor]("max")
+
+    class Rows(Sums):
+        rows = Entry[Tensor]("union")
+
+    class Digests(Sums):
+        def digest(self, server: Server, reply: Message) -> Message:
+            return Message()
+
+    refused: list[tuple[Method, Any, str]] = [
+        (averaging(Noisy()), 1.0, "FedAvg protects single records already; one ledger cannot cover"),
+        (averaging(Largest()), 1.0, r"Largest\.top is a maximum"),
+        (Rows(), CLIPS, r"Rows\.rows holds each client's rows apart"),
+        (Digests(), CLIPS, "Digests reads single replies on the server"),
+    ]
+    for method, clip, why in refused:
+        with pytest.raises(PrivacyError, match=why):
+            Filtered(method, ClientDP(1.0, 0.5, clip))
+
+
+def test_replies_that_no_clip_bounds_are_refused_before_round_1() -> None:
+    class Free(Sums):
+        def expect(self, server: Server, client: int) -> Schema:
+            return {**super().expect(server, client), self.vector.key: Like(torch.zeros(5), rows=9)}
+
+    class Silent(Sums):
+        def expect(self, server: Server, client: int) -> Schema:
+            return {}
+
+    class Whole(Sums):
+        def expect(self, server: Server, client: int) -> Schema:
+            return {**super().expect(server, client), self.vector.key: Like(torch.zeros(5, dtype=torch.int64))}
+
+    less = {e: c for e, c in CLIPS.items() if e is not Sums.number}
+    protos = {FedProto.means: 1.0}
+    refused: list[tuple[Method, Any, str]] = [
+        (averaging(network=Normed), 1.0, r"FedAvg\.buffers, batch-norm statistics, .*buffers='drop'.*norm='instance'"),
+        (averaging(network=Normed, buffers="local"), 1.0, r"FedAvg\.counters, batch-norm statistics"),
+        (Sums(), less, r"replies hold Sums\.number, which has no clip"),
+        (Free(), CLIPS, r"Sums\.vector must be floats of a fixed shape"),
+        (Whole(), CLIPS, r"Sums\.vector must be floats of a fixed shape"),
+        (Silent(), CLIPS, r"`expect` must describe Sums\.fixed"),
+        (FedProto(network=Tiny), protos, r"FedProto\.count weighs each row of FedProto\.means"),
+    ]
+    for method, clip, why in refused:
+        with pytest.raises(PrivacyError, match=why):
+            play(Filtered(method, ClientDP(1.0, 0.5, clip)))
+    with pytest.raises(NotAccountable, match="one over the number of clients, 1/5"):
+        play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0)), ledger=Ledger(delta=0.2))
+    with pytest.raises(PrivacyError, match="needs a server with a ledger"):
+        ClientDP(1.0, 0.5, 1.0).draw(SimpleNamespace(ledger=None))  # type: ignore[arg-type]
+
+
+def test_bad_options_are_refused() -> None:
+    bad: list[tuple[Any, Any, str]] = [
+        ((-1.0, 0.5, 1.0), None, "sigma must be at least 0"),
+        ((1.0, 0.0, 1.0), None, "rate must be greater than 0"),
+        ((1.0, 0.5, 0.0), None, r"the clip of FedAvg\.update must be greater than 0"),
+        ((1.0, 0.5, {}), None, "clip must hold at least one entry"),
+        ((1.0, 0.5, 1.0), {"sigma": 0.5}, r"Adaptive\(sigma=...\) must be over 0\.5, as sigma is 1; got 0\.5"),
+        ((1.0, 0.5, 1.0), {"sigma": -1.0}, "sigma must be greater than 0"),
+        ((1.0, 0.5, 1.0), {"quantile": 1.5}, "quantile must be in"),
+        ((1.0, 0.5, 1.0), {"step": 0.0}, "step must be greater than 0"),
+    ]
+    for options, adaptive, why in bad:
+        with pytest.raises(ValueError, match=why):
+            ClientDP(*options, adaptive=None if adaptive is None else Adaptive(**adaptive))
+    with pytest.raises(ValueError, match=r"must be over 0\.5, as sigma is 1; got 0\.125"):
+        play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0, Adaptive())))
+    with pytest.raises(ValueError, match="the method draws its clients itself"):
+        play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0)), participation=0.5)
+
+
+def test_what_stays_with_its_client_and_what_is_post_processing_stays_allowed() -> None:
+    def nobody() -> LabeledImages:
+        return federation()[0][torch.zeros(0, dtype=torch.int64)]
+
+    clients = [*federation(), nobody()]
+    for method in (
+        averaging(network=Normed, buffers="drop"),
+        averaging(personal="classifier.*"),
+        averaging(MOON(), Anchors(ipc=1, selected=(1,), steps=1), ServerAdam(), steps=2),
+    ):
+        run = play(Filtered(method, ClientDP(1.0, 1.0, 1.0)), rounds=2, clients=clients)
+        assert (run.rows[-1]["failed"], run.rows[-1]["empty"]) == ({}, [])
+        assert run.rows[-1]["up"]["FedAvg.samples"] == 6 * 8
+    exp = ClientDP(1.0, 0.5, {FedAvg.update: 1.0, FedExP.norm: 1.0})
+    assert play(Filtered(averaging(FedExP()), exp), rounds=2).rows[-1]["extrapolation"] >= 1
+
+
+def test_the_order_of_the_clips_changes_nothing() -> None:
+    turned = dict(reversed(BOTH.items()))
+    one, other = (Filtered(averaging(Scaffold()), ClientDP(1.0, 0.8, clip)) for clip in (BOTH, turned))
+    assert repr(one) == repr(other)
+    assert_same(play(one, secret=1), play(other, secret=1))

@@ -1,0 +1,249 @@
+"""The chain of filters: client half in order, server half reversed, all else the method's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl import CheckpointError, Client, Entry, FedAvg, Filter, Filtered, Holding, Message, Method, Run, Server, simulate
+from fl.addon import AddOn
+from fl.addons import MOON, FineTune, Scaffold, ServerMomentum
+from fl.message import Tensors
+from fl.reduce import Like, Reduced, Schema
+from tests.fl.laws import assert_same, network
+from tests.fl.small import federation, images
+
+TRACE: list[str] = []
+
+
+def mapped(message: Message, change: Any) -> Message:
+    """The reply with its update changed."""
+    other = message.copy()
+    other[FedAvg.update] = {n: change(t) for n, t in message[FedAvg.update].items()}
+    return other
+
+
+@dataclass(frozen=True)
+class Scale(Filter):
+    """Multiply on the client, divide on the server; the factor is the server's, and doubles every round."""
+
+    factor: float = 2.0
+    now = Entry[float]("first")
+    count = Entry[float]("sum")
+
+    def start(self, server: Server) -> None:
+        server.state[self.now] = self.factor
+
+    def send(self, server: Server, client: int, message: Message) -> None:
+        message[self.now] = server.state[self.now]
+
+    def expect(self, server: Server, client: int, schema: Schema) -> None:
+        schema[self.count.key] = Like(1.0)
+
+    def out(self, client: Client, message: Message, reply: Message) -> Message:
+        TRACE.append("scale out")
+        other = mapped(reply, lambda t: t * message[self.now])
+        other[self.count] = 1.0
+        return other
+
+    def back(self, server: Server, replies: Reduced) -> Reduced:
+        TRACE.append("scale back")
+        assert replies[self.count] == len(replies.clients)
+        now = server.state[self.now]
+        server.state[self.now] = 2 * now
+        return replies.replace(FedAvg.update, {n: t / now for n, t in replies[FedAvg.update].items()})
+
+
+@dataclass(frozen=True)
+class Shift(Filter):
+    """Add on the client, subtract on the server."""
+
+    by: float = 0.5
+
+    def out(self, client: Client, message: Message, reply: Message) -> Message:
+        TRACE.append("shift out")
+        return mapped(reply, lambda t: t + self.by)
+
+    def back(self, server: Server, replies: Reduced) -> Reduced:
+        TRACE.append("shift back")
+        return replies.replace(FedAvg.update, {n: t - self.by for n, t in replies[FedAvg.update].items()})
+
+
+@dataclass(frozen=True)
+class Choose(Filter):
+    """Draw by parity: the odd clients in odd rounds, nobody in round 2, the even ones in round 4."""
+
+    def draw(self, server: Server) -> list[int]:
+        return [] if server.round == 2 else [k for k in range(server.clients) if (k + server.round) % 2 == 0]
+
+
+class Tolerant(FedAvg):
+    """An empty round changes nothing."""
+
+    def receive(self, server: Server, replies: Reduced) -> None:
+        server.notes["answers"] = len(replies.clients)
+        if self.update in replies:
+            super().receive(server, replies)
+
+
+class Everything(AddOn):
+    """Asks, digests and notes."""
+
+    total = Entry[float]("sum")
+    length = Entry[float]("sum")
+    seen = Entry[float]("first")
+
+    def setup(self, local: Any, reply: Message) -> None:
+        reply[self.total] = float(len(local.client.data))
+
+    def begun(self, server: Server, replies: Reduced) -> None:
+        server.state[self.seen] = replies[self.total]
+
+    def digest(self, server: Server, reply: Message, out: Message) -> None:
+        out[self.length] = float(sum(t.square().sum() for t in reply[FedAvg.update].values()))
+
+    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+        server.state[self.seen] = server.state[self.seen] + replies[self.length]
+        server.notes["seen"] = server.state[self.seen]
+
+
+def method(*addons: AddOn, **options: Any) -> FedAvg:
+    return FedAvg(*addons, **{"network": network, "lr": 0.05, "momentum": 0.9, "batch": 6, **options})
+
+
+def play(what: Method, rounds: int = 3, **how: Any) -> Run:
+    held = [Holding(c, images(6, seed=60 + k)) for k, c in enumerate(federation())]
+    return simulate(what, held, **{"rounds": rounds, "seed": 5, "progress": False, "test": images(20, 9), **how})
+
+
+def test_an_idle_filter_leaves_every_bit_of_the_method_alone() -> None:
+    addons = (Everything(), Scaffold(), ServerMomentum(0.5), MOON(), FineTune())
+    base, wrapped = play(method(*addons)), play(Filtered(method(*addons), Filter()))
+    assert_same(base, wrapped)
+    untimed = [
+        [{k: v for k, v in row.items() if "seconds" not in k} for row in run.rows] for run in (base, wrapped)
+    ]  # fmt: skip
+    assert untimed[0] == untimed[1]
+    assert "setup" in untimed[0][0]
+    assert "accuracy_personal" in untimed[0][0]
+
+
+def test_the_client_half_goes_in_order_and_the_server_half_in_reverse() -> None:
+    """(2 u + 1/2 - 1/2) / 2: with one half in the other order the model would move by another amount."""
+    base = play(method(ServerMomentum(0.5)))
+    TRACE.clear()
+    run = play(Filtered(method(ServerMomentum(0.5)), Scale(), Shift()))
+    assert TRACE == 3 * (5 * ["scale out", "shift out"] + ["shift back", "scale back"])
+    for name, value in base.server.state[FedAvg.model].items():
+        assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
+    assert run.server.state[Scale.now] == 16.0
+
+
+def test_what_a_filter_sends_is_counted_and_what_it_expects_is_checked() -> None:
+    row = play(Filtered(method(), Scale())).rows[0]
+    assert (row["down"]["Scale.now"], row["up"]["Scale.count"]) == (5 * 8, 5 * 8)
+
+    class Silent(Scale):
+        def out(self, client: Client, message: Message, reply: Message) -> Message:
+            return reply if client.id == 1 else super().out(client, message, reply)
+
+    assert play(Filtered(method(), Silent())).rows[0]["failed"] == {"1": "Scale.count is missing"}
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_laws(drawn: bool, tmp_path: Path, global_rng_untouched: None) -> None:
+    def make() -> Filtered:
+        if not drawn:
+            return Filtered(method(Scaffold()), Scale(), Shift())
+        return Filtered(Tolerant(Scaffold(), network=network, batch=6), Choose())
+
+    whole = play(make(), rounds=4)
+    assert_same(whole, play(make(), rounds=4, workers=3))
+    play(make(), rounds=2, out=tmp_path)
+    assert_same(whole, play(make(), rounds=4, out=tmp_path, resume=True, workers=2))
+
+
+def test_another_filter_is_another_run(tmp_path: Path) -> None:
+    play(Filtered(method(), Scale(2.0)), rounds=1, out=tmp_path)
+    for other in (Filtered(method(), Scale(3.0)), Filtered(method(), Scale(2.0), Shift()), method()):
+        with pytest.raises(CheckpointError, match="method"):
+            play(other, rounds=2, out=tmp_path, resume=True)
+
+
+def test_a_filter_draws_and_nobody_is_named() -> None:
+    class Lost(AddOn):
+        def begin(self, local: Any) -> None:
+            if local.client.id in (0, 2):
+                raise RuntimeError(f"{'abc'[local.client.id]} lost")
+
+    held = Filtered(Tolerant(Lost(), network=network), Choose())
+    rows = play(held, rounds=4, evaluate="drawn").rows
+    assert [row["answers"] for row in rows] == [2, 0, 2, 1]
+    assert [row["failed"] for row in rows] == [
+        {}, {}, {}, {"#1": "raised RuntimeError: a lost", "#2": "raised RuntimeError: c lost"}
+    ]  # fmt: skip
+    assert all(row["drawn"] is row["bytes_by_client"] is None for row in rows)
+    assert rows[0]["accuracy_clients"]["clients"] == 2
+
+
+def test_empty_clients_and_counts_are_not_named_either() -> None:
+    class Counts(AddOn):
+        def begin(self, local: Any) -> None:
+            local.client.notes["trained"] = 1
+
+    clients = federation()
+    clients[1] = clients[1][torch.zeros(0, dtype=torch.int64)]
+    row = simulate(Filtered(method(Counts()), Choose()), clients, rounds=1, progress=False).rows[0]
+    assert (row["empty"], row["noted"]) == ([None], None)
+
+
+@pytest.mark.parametrize("how", [{"participation": 0.5}, {"participation": 1}, {"min_replies": 2}])
+def test_a_draw_of_ones_own_excludes_the_engines(how: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="the method draws its clients itself"):
+        play(Filtered(method(), Choose()), **how)
+
+
+def test_bad_chains_are_refused() -> None:
+    class Other(Choose):
+        pass
+
+    with pytest.raises(TypeError, match="a method and then one or more filters, got FedAvg$"):
+        Filtered(method())
+    with pytest.raises(TypeError, match="got FedAvg, Scaffold"):
+        Filtered(method(), Scaffold())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got Scale"):
+        Filtered(Scale())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Scale is given twice"):
+        Filtered(method(), Scale(), Shift(), Scale(3.0))
+    with pytest.raises(ValueError, match="Choose and Other cannot be combined: both draw the clients"):
+        Filtered(method(), Choose(), Other())
+    for one in (method(), Filter()):
+        with pytest.raises(LookupError, match="leaves the draw to the engine"):
+            one.draw(None)  # type: ignore[arg-type]
+
+
+def test_a_filter_refuses_a_method_when_it_is_built() -> None:
+    class Picky(Filter):
+        def check(self, method: Method) -> None:
+            unions = [e.key for e in method.entries() if e.reduce == "sum"]
+            if "Scaffold.drift" in unions:
+                raise ValueError("Scaffold.drift: leave it out")
+
+    with pytest.raises(ValueError, match=r"Scaffold\.drift: leave it out"):
+        Filtered(method(Scaffold()), Picky())
+    assert Filtered(method(), Picky()).filters
+
+
+def test_chains_are_flat_and_say_what_they_are() -> None:
+    inner = method()
+    chain = Filtered(Filtered(inner, Scale()), Shift())
+    assert (chain.method, chain.inner, chain.filters) == (inner, inner, (Scale(), Shift()))
+    assert repr(chain) == f"Filtered({inner!r}, Scale(factor=2.0), Shift(by=0.5))"
+    assert {e.key for e in chain.entries()} == {e.key for e in inner.entries()} | {"Scale.now", "Scale.count"}
+    assert not chain.private
+    assert not chain.draws
+    assert Filtered(inner, Choose()).draws
