@@ -57,7 +57,8 @@ class PrivateFedDM(FedDM):
             reply is lost it is taken, and charged, again.)
         least: noised records of a class below which its images are not sent; default 3 standard deviations of the
             noise in them (0 with `sizes`); 0 sends all.
-        warm: start from the images fitted last, in place of new noise.
+        warm: go on from the images released last: the fit starts from them, and their mean embedding is the centre of
+            the unit vectors, in place of noise. The closer a centre, the more of a vector tells classes apart.
         clip: of a record's vector or gradient; None: unit vectors, or the median gradient norm on public noise.
         rate: with which a record takes part in a step (image SGD only).
         steps, lr, momentum: of the fit; lr defaults to 200 for unit vectors, and to 1.
@@ -135,10 +136,14 @@ class PrivateFedDM(FedDM):
         net = self.templates.at("", classes, server.state[self.model], server.device)
         self.maps(net.eval(), self.blank(server), torch.Generator())
 
-    def maps(self, net: nn.Module, like: LabeledImages, generator: torch.Generator) -> PublicMaps:
-        """The public maps of one round, around the received weights."""
+    def maps(
+        self, net: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
+    ) -> PublicMaps:
+        """The public maps of one round: networks around the received weights, centred on released images or noise."""
         seed = int(torch.randint(2**62, (), generator=generator))
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
+        if around is not None and len(around):
+            options["centers"] = around
         return PublicMaps(NetworkBall(net, self.rho), self.networks, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, Ledger]:
@@ -167,15 +172,15 @@ class PrivateFedDM(FedDM):
         """S_k from noised statistics only."""
         real, ledger = self.charged(client)
         counts = self.sizes_of(client)
-        start = client.memory.get(self.last) if self.warm else None
-        if start is None:
-            start, _ = public_start("noise", real, ipc=self.ipc, generator=client.generator("start"))
+        chosen = self.kept(counts).repeat_interleave(self.ipc)
+        last = client.memory.get(self.last)
+        start = last if last is not None else self.noise_images(real, client.generator("start"))
         start = start.to(real.images)
         who: dict[str, Any] = {
             "sigma": self.sigma, "ledger": ledger, "client": client.id, "round": client.round, "secret": client.secret
         }  # fmt: skip
         if self.mechanism == "class_means":
-            maps = self.maps(net, real, client.generator("maps"))
+            maps = self.maps(net, real, client.generator("maps"), None if last is None else start[chosen])
             sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes)
             noised = release(sums, sensitivity=maps.sensitivity, **who)
             images = self.fit(start, maps, noised, counts, self.kept(counts))
@@ -189,7 +194,11 @@ class PrivateFedDM(FedDM):
             ).images  # fmt: skip
         if self.warm:
             client.memory[self.last] = images
-        return self.as_set(images, real)[self.kept(counts).repeat_interleave(self.ipc)]
+        return self.as_set(images, real)[chosen]
+
+    def noise_images(self, like: LabeledImages, generator: torch.Generator) -> Tensor:
+        """Where the first fit starts: `ipc` images of N(0, 1) for every class."""
+        return public_start("noise", like, ipc=self.ipc, generator=generator)[0]
 
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
         """Which classes are sent, bool [classes]: decided by noised (or public) counts, summed over `clients`."""

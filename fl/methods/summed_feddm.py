@@ -9,7 +9,6 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.privacy import PublicMaps, class_sums
-from distillkit.privacy.guards import public_start
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message
@@ -52,6 +51,7 @@ class SummedFedDM(PrivateFedDM):
     """
 
     among = Entry[float]("first")
+    around = Entry[Tensor]("first")
     sums = Entry[Tensor]("sum")
     total = Entry[Tensor]("sum")
 
@@ -70,14 +70,17 @@ class SummedFedDM(PrivateFedDM):
             server.ledger.remark(REMARK)
 
     def maps_of(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicMaps:
-        """This round's maps, the same on either side: a function of the model, the seed and the round."""
+        """This round's maps, the same on either side: a function of the seed, the round and what was sent."""
         net = self.templates.at("", side.task.num_classes, holds[self.model], side.device)
-        return self.maps(net.eval(), like, derive(side.seed, side.round, "maps"))
+        return self.maps(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """The current weights, and how many clients share the noise."""
+        """The current weights, how many clients share the noise, and the centre's images."""
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
-        return Message({self.model: server.state[self.model], self.among: among})
+        message = Message({self.model: server.state[self.model], self.among: among})
+        if self.around in server.state:
+            message[self.around] = server.state[self.around]
+        return message
 
     def local(self, client: Client, message: Message) -> Message:
         """Noised sums of v(x) for every map and class, and noised class sizes if these are not public."""
@@ -88,11 +91,11 @@ class SummedFedDM(PrivateFedDM):
         reply = Message({self.sums: self.noised(client, "class_means", sums, self.sigma, maps.sensitivity, share)})
         if self.sizes is None:
             counts = client.memory.get(self.counts)
-            if counts is None or self.noise == "shares":
+            if counts is None:
                 own = real.counts()[None].double()
                 counts = self.noised(client, "histogram", own, self.sigma_sizes, 1.0, share)[0]
-            if self.noise == "full":
-                client.memory[self.counts] = counts
+                if self.noise == "full":
+                    client.memory[self.counts] = counts
             reply[self.total] = counts
         return reply
 
@@ -121,12 +124,11 @@ class SummedFedDM(PrivateFedDM):
         counts = replies[self.total] if self.sizes is None else torch.tensor(self.sizes, dtype=torch.float64)
         counts = counts.to(server.device)
         kept = self.kept(counts, len(server.drawn) if self.noise == "full" else 1)
-        start = server.state.get(self.last) if self.warm else None
-        if start is None:
-            start, _ = public_start("noise", like, ipc=self.ipc, generator=server.generator("start"))
-        images = self.fit(start.to(like.images), self.maps_of(server, server.state, like), sums, counts, kept)
-        if self.warm:
-            server.state[self.last] = images
+        last = server.state.get(self.last)
+        start = last if last is not None else self.noise_images(like, server.generator("start"))
+        images = self.fit(start, self.maps_of(server, server.state, like), sums, counts, kept)
         union = self.as_set(images, like)[kept.repeat_interleave(self.ipc)]
+        if self.warm:
+            server.state[self.last], server.state[self.around] = images, union.images
         weight = torch.ones(len(union)) if self.weights == "synthetic" else counts[union.labels].float()
         self.train(server, union, weight / weight.mean() if len(weight) else weight)

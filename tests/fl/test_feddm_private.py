@@ -80,14 +80,16 @@ def vectors(net: Any, x: Tensor, center: Tensor, unit: bool) -> Tensor:
     return gap / gap.norm(dim=1, keepdim=True) if unit else gap
 
 
-def drawn(model: nn.Module, like: LabeledImages, generator: torch.Generator) -> list[tuple[nn.Module, Tensor]]:
+def drawn(
+    model: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
+) -> list[tuple[nn.Module, Tensor]]:
     seed, found = int(torch.randint(2**62, (), generator=generator)), []
     for k in range(MAPS):
         net = copy.deepcopy(model)
         center = parameters_to_vector(net.parameters()).detach()
         noise = torch.empty(len(center), dtype=center.dtype).normal_(generator=derive(seed, "network", k))
         vector_to_parameters(center + RHO * noise / noise.norm(), net.parameters())
-        public = public_noise(64, like, derive(seed, "centre"))
+        public = public_noise(64, like, derive(seed, "centre")) if around is None else around
         with torch.no_grad():
             found.append((net, vectors(net, public, torch.zeros(()), unit=False).mean(0)))
     return found
@@ -125,24 +127,32 @@ def start_of(owner: tuple[Any, ...]) -> Tensor:
 
 
 @pytest.mark.golden("PrivateFedDM")
-@pytest.mark.parametrize(("weights", "least"), [("synthetic", 0.0), ("samples", 6.0)])
-def test_rounds_follow_the_reference(weights: Any, least: float) -> None:
+@pytest.mark.parametrize(
+    ("weights", "least", "warm"), [("synthetic", 0.0, False), ("samples", 6.0, False), ("synthetic", 6.0, True)]
+)
+def test_rounds_follow_the_reference(weights: Any, least: float, warm: bool) -> None:
     """The histogram is drawn in round 1 and reused; a class without records gets noise; maps follow the model."""
     held, net = clients(), beginning()
-    found = play(rounds=2, secret=5, weights=weights, least=least)
+    found = play(rounds=2, secret=5, weights=weights, least=least, warm=warm)
     counts: dict[int, Tensor] = {}
+    last: dict[int, Tensor] = {}
     for number in (1, 2):
         sets, shares = [], []
         for k, data in enumerate(held):
             secret = noise_of(k, number)
             if number == 1:
                 counts[k] = data.counts().double() + secret.normal((3,), SIGMA_SIZES)
-            maps = drawn(net, data, derive(0, number, k, "maps"))
+            kept = counts[k].clamp_min(0.0) >= least
+            begin = last[k] if warm and number == 2 else start_of((number, k))
+            around = begin[kept.repeat_interleave(IPC)] if warm and number == 2 and kept.any() else None
+            maps = drawn(net, data, derive(0, number, k, "maps"), around)
             sums = summed(data, maps) + secret.normal((MAPS, 3, 48 + 3), SIGMA)
             targets = sums / counts[k].clamp_min(1.0).view(1, -1, 1)
-            x = fitted(start_of((number, k)), maps, targets).unflatten(0, (3, IPC))
+            moved = fitted(begin, maps, targets)
+            last[k] = torch.where(kept.repeat_interleave(IPC).view(-1, 1, 1, 1), moved, begin)
+            x = moved.unflatten(0, (3, IPC))
             for c in range(3):
-                if counts[k][c].clamp_min(0.0) >= least:
+                if kept[c]:
                     sets.append(LabeledImages(x[c], torch.full((IPC,), c), num_classes=3))
                     shares.append(float(counts[k][c].clamp_min(0.0)) if weights == "samples" else 1.0)
         assert (len(sets) < 9) == (least > 0)
@@ -154,16 +164,18 @@ def test_rounds_follow_the_reference(weights: Any, least: float) -> None:
 
 
 @pytest.mark.golden("SummedFedDM")
-@pytest.mark.parametrize("noise", ["full", "shares"])
-def test_sums_follow_the_reference(noise: Any) -> None:
+@pytest.mark.parametrize(("noise", "warm"), [("full", False), ("shares", False), ("shares", True)])
+def test_sums_follow_the_reference(noise: Any, warm: bool) -> None:
     """One set for all, fitted by the server: the central release on the pooled records, and the clients' noise."""
     held, net = clients(), beginning()
     pooled = LabeledImages.concatenate(held)
-    found = play(kind=SummedFedDM, rounds=2, secret=5, noise=noise, least=None, weights="samples")
+    found = play(kind=SummedFedDM, rounds=2, secret=5, noise=noise, least=None, weights="samples", warm=warm)
     share = 3**-0.5 if noise == "shares" else 1.0
     kept: dict[int, Tensor] = {}
+    x = torch.empty(0)
     for number in (1, 2):
-        maps = drawn(net, pooled, derive(0, number, "maps"))
+        begin = x.flatten(0, 1) if warm and number == 2 else start_of((number, "server"))
+        maps = drawn(net, pooled, derive(0, number, "maps"), begin if warm and number == 2 else None)
         sums, counts = summed(pooled, maps), pooled.counts().double()
         for k in range(3):
             secret = noise_of(k, number)
@@ -171,7 +183,7 @@ def test_sums_follow_the_reference(noise: Any) -> None:
             if noise == "shares" or k not in kept:
                 kept[k] = secret.normal((1, 3), SIGMA_SIZES * share)[0]
             counts = counts + kept[k]
-        x = fitted(start_of((number, "server")), maps, sums / counts.view(1, -1, 1)).unflatten(0, (3, IPC))
+        x = fitted(begin, maps, sums / counts.view(1, -1, 1)).unflatten(0, (3, IPC))
         sets = [LabeledImages(x[c], torch.full((IPC,), c), num_classes=3) for c in range(3)]
         taught(net, sets, counts.tolist(), RHO, "samples")
     assert torch.allclose(found.server.state[SummedFedDM.sums], sums, atol=1e-9)
@@ -251,6 +263,21 @@ def test_the_default_threshold_is_three_deviations_of_the_noise() -> None:
     assert one.kept(counts).tolist() == [False, True, True, True]
     assert one.kept(counts, clients=9).tolist() == [False, False, False, True]
     assert method(sigma_sizes=None, sizes=[5.0] * 3, least=None).kept(counts).all()
+
+
+@pytest.mark.parametrize(("noise", "histograms"), [("full", 3), ("shares", 1)])
+def test_the_threshold_of_a_sum_knows_how_much_noise_is_in_it(
+    noise: Any, histograms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def kept(self: Any, counts: Tensor, clients: int = 1) -> Tensor:
+        asked.append(clients)
+        return counts > 0
+
+    monkeypatch.setattr(PrivateFedDM, "kept", kept)
+    play(kind=SummedFedDM, noise=noise)
+    assert asked == [histograms]
 
 
 def test_denominators_are_public_or_noised() -> None:

@@ -1,0 +1,61 @@
+"""The private example runs as a user runs it: every row states what its own ledger says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from distillkit.privacy import Ledger
+
+
+@pytest.fixture(scope="module")
+def feddm() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("example_feddm", Path("examples/feddm.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def play(module: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *more: str) -> list[dict]:
+    words = ["feddm.py", "--preset", "smoke", "--out", str(out), "--workers", "1", "--device", "cpu", *more]
+    monkeypatch.setattr(sys, "argv", words)
+    module.main()
+    return json.loads((out / "summary.json").read_text())
+
+
+def test_every_private_row_is_at_the_epsilon_asked_for(
+    feddm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = play(feddm, monkeypatch, tmp_path, "--dp", *feddm.TITLES, "--epsilon", "8")
+    said = capsys.readouterr().out
+    assert len(lines) == len(feddm.TITLES) + 3 + 1
+    for line in lines:
+        ledger = tmp_path / line["run"] / "ledger.jsonl"
+        if line["method"] == "FedDM":
+            assert line["epsilon"] is None
+            assert not ledger.exists()
+            continue
+        events = Ledger(ledger)
+        assert line["epsilon"] == events.epsilon()
+        assert 7.9 < line["epsilon"] <= 8 * (1 + 1e-9)
+        assert {e.client for e in events.events} == set(range(feddm.CLIENTS))
+        assert not any(e.seeded for e in events.events)
+        assert f"{line['epsilon']:.3f}" in said
+        assert ("secure sum" in str(events.guarantee())) == (line["method"] == feddm.TITLES["shares"])
+    assert said.count("epsilon of the 10 clients") == 2 * 7
+    before = (tmp_path / "summary.json").read_text()
+    play(feddm, monkeypatch, tmp_path, "--dp", *feddm.TITLES, "--epsilon", "8")
+    assert (tmp_path / "summary.json").read_text() == before
+
+
+def test_without_privacy(feddm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = play(feddm, monkeypatch, tmp_path, "--dp", "none", "--split", "iid")
+    assert {x["method"] for x in lines} == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
+    assert all(x["epsilon"] is None for x in lines)
