@@ -13,13 +13,13 @@ from typing import Any
 
 import fl.addons
 import fl.methods
-from fl import FedAvg, Method
+from fl import ClientDP, FedAvg, Filter, Method
 from fl.addon import AddOn
 
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- methods -->", "<!-- end of methods -->"
 KNOWN_AS = {
-    "Anchors": "FedLGD's global half", "Condensed": "FedLGD's local half", "DPSGD": "DP-SGD",
+    "Anchors": "FedLGD's global half", "ClientDP": "DP-FedAvg", "Condensed": "FedLGD's local half", "DPSGD": "DP-SGD",
     "FineTune": "fine-tuned FedAvg", "NaiveVHL": "naive VHL", "Nova": "FedNova",
     "PrivateFedDM": "FedDM with differential privacy", "Proximal": "FedProx", "Real": "FedDM's control",
     "SAM": "FedSAM",
@@ -37,13 +37,13 @@ CITATION = re.compile(
 
 
 def public() -> dict[str, Any]:
-    """Add-ons and methods by name: what is neither (an objective, say) has no row."""
-    found: dict[str, Any] = {"FedAvg": FedAvg}
+    """Add-ons, methods and filters by name: what is none of them (an objective, say) has no row."""
+    found: dict[str, Any] = {"FedAvg": FedAvg, "ClientDP": ClientDP}
     for module in (fl.addons, fl.methods):
         found |= {name: getattr(module, name) for name in module.__all__}
 
     def runs(thing: Any) -> bool:
-        return issubclass(thing, AddOn | Method) if inspect.isclass(thing) else inspect.isfunction(thing)
+        return issubclass(thing, AddOn | Filter | Method) if inspect.isclass(thing) else inspect.isfunction(thing)
 
     return {name: thing for name, thing in found.items() if runs(thing)}
 
@@ -81,6 +81,8 @@ def golden_tests() -> dict[str, Path]:
 
 def composed(name: str, thing: Any) -> str:
     """How it is written."""
+    if inspect.isclass(thing) and issubclass(thing, Filter):
+        return f"`Filtered(FedAvg(), {name}())`"
     return f"`FedAvg({name}())`" if inspect.isclass(thing) and issubclass(thing, AddOn) else f"`{name}()`"
 
 

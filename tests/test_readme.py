@@ -33,7 +33,7 @@ def test_the_readmes_table_is_what_the_script_writes(script: Any) -> None:
 
 def test_every_row_has_a_card_and_a_golden_test_and_every_golden_test_a_row(script: Any) -> None:
     names = set(script.public())
-    assert names == {"FedAvg", *fl.addons.__all__, *fl.methods.__all__} - {"ClippedCrossEntropy"}
+    assert names == {"FedAvg", "ClientDP", *fl.addons.__all__, *fl.methods.__all__} - {"ClippedCrossEntropy"}
     assert set(script.golden_tests()) == names
     for row in script.table().splitlines()[2:]:
         for target in (cell.partition("](")[2].rstrip(" )") for cell in row.split("|")[3:5]):
