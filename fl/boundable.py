@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from distillkit.privacy import PrivacyError
@@ -61,7 +62,9 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
         if entry.key not in schema:
             raise PrivacyError(f"`expect` must describe {entry.key}: noise needs a shape when nobody answers")
         if not _fixed(schema[entry.key]):
-            raise PrivacyError(f"{entry.key} must be floats of a fixed shape, so that its noise has one too")
+            raise PrivacyError(
+                f"{entry.key} must be float32 or float64, of a fixed shape: noise has one, clips are exact"
+            )
     for key, like in schema.items():
         if key in weights and isinstance(like.value, Tensor | dict):
             raise PrivacyError(
@@ -78,8 +81,10 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
 
 def _fixed(like: Like) -> bool:
     group = like.value if isinstance(like.value, dict) else {"": like.value}
-    floats = (t.is_floating_point() if isinstance(t, Tensor) else isinstance(t, float) for t in group.values())
-    return like.rows is None and all(floats)
+    wide = (torch.float32, torch.float64)
+    return like.rows is None and all(
+        t.dtype in wide if isinstance(t, Tensor) else isinstance(t, float) for t in group.values()
+    )
 
 
 def _unclipped(entry: Entry[Any]) -> str:

@@ -511,14 +511,19 @@ def test_replies_that_no_clip_bounds_are_refused_before_round_1() -> None:
         def expect(self, server: Server, client: int) -> Schema:
             return {**super().expect(server, client), self.vector.key: Like(torch.zeros(5, dtype=torch.int64))}
 
+    class Half(Sums):
+        def expect(self, server: Server, client: int) -> Schema:
+            return {**super().expect(server, client), self.group.key: Like({"a": torch.zeros(5, dtype=torch.float16)})}
+
     less = {e: c for e, c in CLIPS.items() if e is not Sums.number}
     protos = {FedProto.means: 1.0}
     refused: list[tuple[Method, Any, str]] = [
         (averaging(network=Normed), 1.0, r"FedAvg\.buffers, batch-norm statistics, .*buffers='drop'.*norm='instance'"),
         (averaging(network=Normed, buffers="local"), 1.0, r"FedAvg\.counters, batch-norm statistics"),
         (Sums(), less, r"replies hold Sums\.number, which has no clip"),
-        (Free(), CLIPS, r"Sums\.vector must be floats of a fixed shape"),
-        (Whole(), CLIPS, r"Sums\.vector must be floats of a fixed shape"),
+        (Free(), CLIPS, r"Sums\.vector must be float32 or float64, and of a fixed shape"),
+        (Whole(), CLIPS, r"Sums\.vector must be float32 or float64, and of a fixed shape"),
+        (Half(), CLIPS, r"Sums\.group must be float32 or float64, and of a fixed shape"),
         (Silent(), CLIPS, r"`expect` must describe Sums\.fixed"),
         (FedProto(network=Tiny), protos, r"FedProto\.count weighs each row of FedProto\.means"),
     ]
