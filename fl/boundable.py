@@ -62,9 +62,7 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
         if entry.key not in schema:
             raise PrivacyError(f"`expect` must describe {entry.key}: noise needs a shape when nobody answers")
         if not _fixed(schema[entry.key]):
-            raise PrivacyError(
-                f"{entry.key} must be float32 or float64, of a fixed shape: noise has one, clips are exact"
-            )
+            raise PrivacyError(f"{entry.key} must be float32 or float64, and of a fixed shape, as noise has one")
     for key, like in schema.items():
         if key in weights and isinstance(like.value, Tensor | dict):
             raise PrivacyError(
