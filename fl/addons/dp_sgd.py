@@ -124,8 +124,8 @@ class DPSGD(AddOn):
         private: PrivateGradient = scratch["private"]
         for part in torch.arange(len(images), device=images.device).split(chunk_size(images, self.chunk)):
             if len(part):
-                summed = step.example_loss(part).expand(len(part))
-                grads = scratch["gradients"](summed)
+                losses = step.example_loss(part).expand(len(part))  # the mean, n times: only their sum counts
+                grads = scratch["gradients"](losses)
                 private.add([grads[i] for i in scratch["places"]])
         public = step.public_gradient()
         noised = dict(zip(step.moved, private.take(), strict=True))
