@@ -23,6 +23,7 @@ from distillkit.privacy.maps import PublicMap, PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.planning import Plan, plan
 from distillkit.privacy.separable import SeparableLoss, require_separable, separable, squared_distance
+from distillkit.privacy.trained import TrainedNetworks
 
 __all__ = [
     "CLIENT",
@@ -46,6 +47,7 @@ __all__ = [
     "PublicMaps",
     "Secret",
     "SeparableLoss",
+    "TrainedNetworks",
     "as_secret",
     "class_sums",
     "compose",

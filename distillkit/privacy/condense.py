@@ -22,8 +22,10 @@ from distillkit.privacy.histogram import private_histogram
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
+from distillkit.privacy.trained import TrainedNetworks
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
+from distillkit.training import Protocol
 
 __all__ = ["condense_private", "network_sampler"]
 
@@ -46,6 +48,8 @@ def condense_private(
     first_share: float = 0.2,
     first_networks: int = 5,
     first_steps: int = 100,
+    passes: int = 2,
+    train: Protocol | None = None,
     init: str | LabeledImages = "noise",
     steps: int = 300,
     lr: float = 200.0,
@@ -84,7 +88,7 @@ def condense_private(
         ipc: images per class.
         network: a factory of networks that are re-drawn, or a sampler; it must owe nothing to the private data.
             Default: ConvNet of width 128, of depth 3 or what the image size allows.
-        networks: how many maps are released in the second pass; sigma grows with its root.
+        networks: how many maps are released in each later pass; sigma grows with its root.
         match: `"embedding"`, or `"embedding+logits"`.
         augment: an augmentation such as `DSA()`, one draw per map for private and synthetic images.
         clip: None for unit vectors; a number clips centred embeddings instead (a clip tuned on the private data is
@@ -93,9 +97,13 @@ def condense_private(
         histogram_share: share of the Gaussian budget (sum of 1 / sigma^2) that goes to the histogram.
         first_share: likewise, share that goes to the first pass; 0 for none, and the centre is smooth noise.
         first_networks, first_steps: as `networks` and `steps`, of the first pass.
+        passes: with the first; the later ones share the rest of the budget equally, each with `networks` and `steps`.
+        train: how the networks of every later pass are trained, on the set of the pass before (`TrainedNetworks`);
+            `network` must then be a factory. None for random networks throughout. Trained ones embed far better where
+            the noise is small, as with thousands of records a class; where it is large they learn it.
         init: `"noise"`, or a public set with `ipc` images per class.
-        steps: of the second pass's fit.
-        lr, momentum: of both fits (SGD, cosine schedule); lr is for unit vectors.
+        steps: of each later pass's fit.
+        lr, momentum: of all fits (SGD, cosine schedule); lr is for unit vectors.
         normalization: how `images` came from pixels: public constants.
         public_statistics: say True if the set's normalisation was measured on public data.
         ledger: where the release is charged, with whatever it holds already; default one for this call.
@@ -121,24 +129,28 @@ def condense_private(
         public_statistics=public_statistics,
         delta=delta,
     )
-    seed, first_seed = torch.randint(2**62, (2,), generator=as_generator(generator)).tolist()
+    check.positive_int(passes, "passes", least=2)
+    counting = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
+    check.real_number(first_share, "first_share", least=0.0, most=0.5)
+    check.positive_int(first_networks, "first_networks")
+    seed, first_seed, *more = torch.randint(2**62, (passes,), generator=as_generator(generator)).tolist()
     fitted, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))
-    sampler = network_sampler(network, real)
+    classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
+    factory, sampler = network_factory(network, real), network_sampler(network, real)
+    if train is not None and factory is None:
+        raise ValueError("network must be a factory of networks if they are to be trained, got a sampler")
     options: dict[str, Any] = {"like": real, "clip": clip, "match": match, "augment": augment}
     maps = PublicMaps(sampler, networks, seed=seed, **options)
     secret, ledger = as_secret(secret), ledger_at(ledger, delta)
     where: dict[str, Any] = {"ledger": ledger, "client": client, "round": round, "secret": secret}
 
-    counting = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
-    check.real_number(first_share, "first_share", least=0.0, most=0.5)
-    check.positive_int(first_networks, "first_networks")
     whole = 0.0 if epsilon == math.inf else gaussian_sigma(epsilon, delta)
-    sigma = whole * math.sqrt(networks / (1 - counting - first_share))
+    sigma = whole * math.sqrt(networks * (passes - 1) / (1 - counting - first_share))
     sigma_first = whole * math.sqrt(first_networks / first_share) if first_share else 0.0
     sigma_sizes = whole / math.sqrt(counting) if counting else 0.0
     events = [Event("histogram", sigma_sizes, client=client)] if counting else []
     events += [Event("class_means", sigma_first, count=first_networks, client=client)] if first_share else []
-    ledger.check(*events, Event("class_means", sigma, count=networks, client=client))
+    ledger.check(*events, Event("class_means", sigma, count=networks * (passes - 1), client=client))
 
     if sizes is None:
         counted = private_histogram(real.labels, num_classes=real.num_classes, sigma=sigma_sizes, **where)
@@ -155,16 +167,21 @@ def condense_private(
 
     if first_share:
         fitted = fit(fitted, PublicMaps(sampler, first_networks, seed=first_seed, **options), sigma_first, first_steps)
-        maps = PublicMaps(sampler, networks, seed=seed, centers=fitted, **options)
-    fitted = fit(fitted, maps, sigma, steps)
+    for number, own_seed in enumerate((seed, *more)):
+        if first_share or number:
+            shown = real.replace(images=fitted, labels=classes, columns={}, info={})
+            embed = sampler if train is None or factory is None else TrainedNetworks(factory, shown, train)
+            maps = PublicMaps(embed, networks, seed=own_seed, centers=fitted, **options)
+        fitted = fit(fitted, maps, sigma, steps)
     guarantee = ledger.guarantee(client)
-    classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
     info = {
         "method": "class_means",
         **guarantee.info(),
         "sigma": sigma,
         "networks": networks,
         "first_share": first_share,
+        "passes": passes,
+        "trained": train is not None,
         "match": match,
         "ipc": ipc,
         "init": init_name,
@@ -173,10 +190,16 @@ def condense_private(
     return LabeledImages(fitted, classes, num_classes=real.num_classes, normalization=real.normalization, info=info)
 
 
-def network_sampler(network: NetworkFactory | NetworkSampler | None, like: LabeledImages) -> NetworkSampler:
-    """Where the networks come from: a sampler as it is, a factory re-drawn, or ConvNet as large as the images allow."""
+def network_factory(network: NetworkFactory | NetworkSampler | None, like: LabeledImages) -> NetworkFactory | None:
+    """What makes a network: a factory as it is, by default ConvNet as large as the images allow; None for a sampler."""
     if network is None:
         depth = min(3, min(like.shape[1:]).bit_length() - 1)
         shape, classes, place = like.shape, max(2, like.num_classes), like.images
-        return RandomNetworks(lambda: ConvNet(shape, classes, depth=depth).to(place.device, place.dtype))
-    return cast(NetworkSampler, network) if hasattr(network, "draw") else RandomNetworks(network)
+        return lambda: ConvNet(shape, classes, depth=depth).to(place.device, place.dtype)
+    return None if hasattr(network, "draw") else network
+
+
+def network_sampler(network: NetworkFactory | NetworkSampler | None, like: LabeledImages) -> NetworkSampler:
+    """Where the networks come from: a sampler as it is, or a factory's, re-drawn."""
+    factory = network_factory(network, like)
+    return cast(NetworkSampler, network) if factory is None else RandomNetworks(factory)

@@ -1,0 +1,49 @@
+"""Networks that learned from what was released, for the next release to embed with."""
+
+from __future__ import annotations
+
+import torch
+
+from distillkit.networks.base import Network, NetworkFactory, build, frozen, split
+from distillkit.sets import LabeledImages
+from distillkit.training import Protocol, train
+
+__all__ = ["TrainedNetworks"]
+
+
+class TrainedNetworks:
+    """Networks trained from scratch on a public set, a fresh one for every new state of the generator.
+
+    Trained on a set that was released before, they know what was released and nothing else, so they may embed the
+    private images for the next release. Their embeddings tell classes apart where those of untrained networks mostly
+    tell what all images have in common.
+
+    Papers: DM embeds by untrained networks (Zhao and Bilen, WACV 2023); matching with networks that were trained on
+    the synthetic images is IDM (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023),
+    section 3.3. Deviation: IDM keeps a queue of networks that it trains on while the images change; ours are trained
+    once, because every private release needs one fixed map.
+
+    Args:
+        factory: `factory()` gives a network, on the device and of the dtype of the set; its parameters are drawn.
+        data: the public set.
+        protocol: how they are trained.
+
+    A network is kept for every state it was drawn with, so that a second draw is free and gives the same bits.
+    """
+
+    fixed = False
+
+    def __init__(self, factory: NetworkFactory, data: LabeledImages, protocol: Protocol) -> None:
+        self._factory, self._data, self._protocol = factory, data, protocol
+        self._drawn: dict[bytes, Network] = {}
+
+    def draw(self, generator: torch.Generator) -> Network:
+        """A trained network, frozen and in eval mode; see `NetworkSampler.draw`."""
+        state = generator.get_state().numpy().tobytes()
+        if state not in self._drawn:
+            network = train(build(self._factory, generator), self._data, self._protocol, generator=generator)
+            self._drawn[state] = split(frozen(network).eval())
+        return self._drawn[state]
+
+    def __repr__(self) -> str:
+        return f"TrainedNetworks(on {len(self._data)} images, {self._protocol.epochs} epochs)"

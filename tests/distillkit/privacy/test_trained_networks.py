@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.networks import build, split
+from distillkit.privacy import (
+    Ledger,
+    PublicMaps,
+    TrainedNetworks,
+    class_sums,
+    condense,
+    condense_private,
+    gaussian_sigma,
+    match_sums,
+)
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from distillkit.training import Protocol, train
+
+Factory = Callable[[], nn.Module]
+SHORT = Protocol(epochs=2, batch=6, lr=0.1)
+
+
+def test_a_draw_is_the_network_that_the_set_trains(
+    toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None
+) -> None:
+    networks = TrainedNetworks(toy_network, toy_set, SHORT)
+    drawn = networks.draw(derive(0, 1))
+    generator = derive(0, 1)
+    expected = split(train(build(toy_network, generator), toy_set, SHORT, generator=generator))
+    assert torch.equal(drawn(toy_set.images), expected(toy_set.images))
+    assert not any(p.requires_grad for p in drawn.parameters())  # type: ignore[attr-defined]
+    other = networks.draw(derive(0, 2))
+    assert networks.draw(derive(0, 1)) is drawn
+    assert not torch.allclose(other.features(toy_set.images), drawn.features(toy_set.images))
+    assert "12 images" in repr(networks)
+
+
+def test_a_record_adds_one_to_the_sum_of_trained_maps_as_well(toy_set: LabeledImages, toy_network: Factory) -> None:
+    networks = TrainedNetworks(toy_network, toy_set[:6], SHORT)
+    maps = PublicMaps(networks, 2, like=toy_set, centers=toy_set.images[:6])
+    assert maps.sensitivity == 1.0
+    with_all = class_sums(*toy_set, maps, num_classes=3)
+    without = class_sums(*toy_set[1:], maps, num_classes=3)
+    moved = (with_all - without).norm(dim=2)
+    torch.testing.assert_close(moved[:, 0], torch.ones(2, dtype=torch.float64))
+    assert torch.equal(moved[:, 1:], torch.zeros(2, 2, dtype=torch.float64))
+
+
+def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
+    small = {"epsilon": 8.0, "network": toy_network, "networks": 3, "ipc": 2, "steps": 6, "lr": 2.0}
+    return condense_private(toy_set, **{**small, "first_networks": 2, "first_steps": 2, "train": SHORT, **options})
+
+
+def test_every_pass_is_charged_and_all_together_cost_epsilon(toy_set: LabeledImages, toy_network: Factory) -> None:
+    ledger = Ledger(budget=8.0)
+    private = condensed(toy_set, toy_network, passes=3, ledger=ledger)
+    _, first, *later = ledger.events
+    assert [e.count for e in (first, *later)] == [2, 3, 3]
+    spent = sum(e.count / e.sigma**2 for e in ledger.events)
+    assert spent == pytest.approx(gaussian_sigma(8.0, 1e-5) ** -2)
+    assert private.info["epsilon"] == pytest.approx(8.0)
+    assert private.info["sigma"] == later[0].sigma == later[1].sigma
+    assert (private.info["passes"], private.info["trained"]) == (3, True)
+
+
+def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
+    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[tuple[PublicMaps, Tensor]] = []
+
+    def told(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
+        passes.append((maps, match_sums(start, maps, targets, **options)))
+        return passes[-1][1]
+
+    monkeypatch.setattr(condense, "match_sums", told)
+    condensed(toy_set, toy_network, passes=3)
+    assert len(passes) == 3
+    for (_, before), (maps, _) in pairwise(passes):
+        shown = toy_set.replace(images=before, labels=torch.tensor([0, 0, 1, 1, 2, 2]))
+        expected = TrainedNetworks(toy_network, shown, SHORT).draw(derive(maps._seed, "network", 1))
+        assert torch.equal(maps[1].network.features(before), expected.features(before))
+        torch.testing.assert_close(maps[1].center, expected.features(before).mean(0))
+
+
+def test_without_noise_a_pass_is_the_matching_of_clean_means(
+    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exact(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
+        means = class_sums(*toy_set, maps, num_classes=3) / 4
+        torch.testing.assert_close(targets, means)
+        return match_sums(start, maps, means, **options)
+
+    plain = condensed(toy_set, toy_network, passes=3, epsilon=math.inf)
+    monkeypatch.setattr(condense, "match_sums", exact)
+    assert torch.equal(condensed(toy_set, toy_network, passes=3, epsilon=math.inf).images, plain.images)
+
+
+def test_what_cannot_be_trained_is_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
+    ledger = Ledger()
+    networks = TrainedNetworks(toy_network, toy_set, SHORT)
+    with pytest.raises(ValueError, match="network must be a factory"):
+        condensed(toy_set, toy_network, network=networks, ledger=ledger)
+    with pytest.raises(ValueError, match="passes"):
+        condensed(toy_set, toy_network, passes=1, ledger=ledger)
+    assert not ledger.events
