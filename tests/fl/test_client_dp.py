@@ -80,7 +80,9 @@ def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
     method = averaging(
         network=quadratic.TwoWeights, objective=quadratic.squares, initial=start, lr=0.1, momentum=0.5, batch=1
     )  # fmt: skip
-    run = play(Filtered(method, ClientDP(sigma, q, clip, adaptive)), 8, quadratic.clients(), secret=secret)
+    dp, ledger = ClientDP(sigma, q, clip, adaptive), Ledger()
+    run = play(Filtered(method, dp), 8, quadratic.clients(), secret=secret, ledger=ledger)
+    assert [(e.sigma, e.rate) for e in ledger.events] == [(sigma, q)] * 8
     w, z, cut, sizes = quadratic.START.copy(), sigma, set(), set()
     if adaptive is not None:
         z = (sigma**-2 - (2 * 1.5) ** -2) ** -0.5
