@@ -72,10 +72,10 @@ FULL: dict[str, Any] = {
     "depth": 3,
     "bfloat16": True,
     "class_means": {
-        "networks": 5, "steps": 400, "lr": 200.0, "first_networks": 5, "first_steps": 200, "passes": 3, "augment": True,
+        "networks": 4, "steps": 300, "lr": 200.0, "first_networks": 3, "first_steps": 150, "passes": 3, "augment": True,
         "train": {"epochs": 60, "batch": 25},
     },
-    "test": {**DIGITS_AT_16["test"], "width": 128, "nets": 3, "epochs": 300, "lr": 0.01},
+    "test": {**DIGITS_AT_16["test"], "width": 128, "nets": 2, "epochs": 250, "lr": 0.01},
 }  # fmt: skip
 """Images of 28x28, 60,000 of them, where noise is small: networks of a later pass learn from the set before it."""
 
