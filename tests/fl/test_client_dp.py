@@ -566,7 +566,8 @@ def test_what_stays_with_its_client_and_what_is_post_processing_stays_allowed() 
     for method in (
         averaging(network=Normed, buffers="drop"),
         averaging(personal="classifier.*"),
-        averaging(MOON(), Anchors(ipc=1, selected=(1,), steps=1), ServerAdam(), steps=2),
+        averaging(MOON(), ServerAdam(), steps=2),
+        averaging(Anchors(ipc=1, selected=(1,), steps=1)),
     ):
         run = play(Filtered(method, ClientDP(1.0, 1.0, 1.0)), rounds=2, clients=clients)
         assert (run.rows[-1]["failed"], run.rows[-1]["empty"]) == ({}, [])
