@@ -211,6 +211,16 @@ def test_a_group_is_clipped_as_one_vector_and_keeps_its_direction() -> None:
     assert Sums.extra not in sent
 
 
+def test_what_a_reply_may_leave_out_is_noised_all_the_same() -> None:
+    dp = ClientDP(1.0, 0.5, CLIPS, Adaptive(sigma=2.0))
+    reply, message, server = Sums().reply(0.01), Message(), beside(Sums(), secret=1)
+    del reply[Sums.vector]
+    message[dp.norms] = server.state[dp.norms] = torch.tensor(list(dp.clips.values()), dtype=torch.float64)
+    sent = dp.out(None, message, reply)  # type: ignore[arg-type]
+    assert (Sums.vector in sent, sent[dp.within].tolist()) == (False, [0.5] * 4)
+    assert dp.back(server, fold(dp, [reply], message))[Sums.vector].abs().min() > 0
+
+
 def test_a_reply_that_is_not_finite_is_zeros_and_says_nothing() -> None:
     sent = ClientDP(1.0, 0.5, CLIPS).out(None, Message(), Sums().reply(math.nan))  # type: ignore[arg-type]
     assert sent[Sums.n] == 1.0
