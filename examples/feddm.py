@@ -65,8 +65,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "client_dp": {"rounds": 10, "steps": 10, "batch": 32, "lr": 0.1, "clip": 0.3},
     "FedDM": {"rounds": 3, "steps": 30, "lr": 1.0, "server_lr": 0.1, "rho": 5.0},
 }  # fmt: skip
-"""The best tries of each on USPS (docs/results/feddm_private_tuning.json). `times` multiplies the server's epochs where it
-trains on one set instead of ten. For whole clients nothing was tried."""
+"""The best tries of each on USPS (docs/results/feddm_private_tuning.json). `times` multiplies the server's epochs where
+it trains on one set, not ten. For whole clients nothing was tried."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"seeds": [0], "rounds": 2, "steps": 2, "networks": 2, "server_epochs": 2, "records": 300},
