@@ -40,6 +40,9 @@ SIZE, WIDTH, DEPTH = 16, 16, 2
 PUBLIC = Normalization([0.25], [0.4])
 """A guess at what scans of figures look like, measured on nothing."""
 
+LOT = 120
+"""Records in a step of DP-SGD, at most and in expectation: what larger clients can afford here. Not tuned."""
+
 SHARE = 0.05
 """Of the Gaussian budget, for the histogram of class sizes."""
 
@@ -148,6 +151,8 @@ def one(
     chosen = {**SETTINGS[name], "server_epochs": preset["server_epochs"]}
     chosen |= {k: preset[k] for k in ("rounds", "steps", "networks") if k in preset and k in chosen}
     delta, size = arguments.delta, round(len(train) / CLIENTS)
+    if "rate" in chosen:
+        chosen["rate"] = min(chosen["rate"], LOT / size)
     run = f"{dataset}-{split}-{name}-{'none' if epsilon is None else f'{epsilon:g}'}-{seed}".lower()
     print(f"{run}:", flush=True)
     facts = {
