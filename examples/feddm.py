@@ -230,14 +230,14 @@ TRIES: dict[str, list[dict[str, Any]]] = {
     "shares": _MEANS_TRIES + _SUM_TRIES,
     "image_sgd": [{"steps": steps, "lr": lr} for steps, lr in _IMAGE_TRIES],
     "FedAvg": _STEPS_TRIES,
-    "FedProx": [{"rounds": 20, "rate": 0.5, "mu": mu, "lr": lr} for mu in (0.01, 0.3) for lr in (0.25, 0.5, 1.0)],
+    "FedProx": [{"rounds": 20, "rate": 0.5, "lr": 0.5, "mu": mu} for mu in (0.01, 0.1, 1.0)],
     "SCAFFOLD": _STEPS_TRIES,
     "FedDM": [{"server_lr": lr, "rho": rho} for lr in (0.01, 0.03, 0.1) for rho in (5.0, 20.0)],
 }
 
 
 def tune(arguments: argparse.Namespace, epsilon: float) -> None:
-    """Six to eleven tries a method on as many USPS images, Dirichlet: nothing of the dataset itself is looked at."""
+    """Tries on as many USPS images, Dirichlet: nothing of the dataset itself is looked at."""
     train, test = images("usps", arguments.data, len(images(arguments.dataset, arguments.data, None)[0]))
     path, size = arguments.out / "tuning.json", round(len(train) / CLIENTS)
     found = json.loads(path.read_text()) if path.exists() else []
