@@ -64,7 +64,7 @@ _STEPS: dict[str, Any] = {"rounds": 20, "steps": 10, "rate": 0.5, "lr": 0.5}
 SETTINGS: dict[str, dict[str, Any]] = {
     "class_means": _MEANS, "sums": {**_MEANS, "times": 5}, "shares": {**_MEANS, "times": 5},
     "image_sgd": {"rounds": 3, "steps": 20, "rate": 0.2, "lr": 0.3, "server_lr": 0.03, "rho": 5.0},
-    "FedAvg": _STEPS, "FedProx": {**_STEPS, "mu": 0.1}, "SCAFFOLD": _STEPS,
+    "FedAvg": _STEPS, "FedProx": {**_STEPS, "mu": 0.1}, "SCAFFOLD": {**_STEPS, "rounds": 10},
     "client_dp": {"rounds": 10, "steps": 10, "batch": 32, "lr": 0.1, "clip": 0.3},
     "FedDM": {"rounds": 3, "steps": 30, "lr": 1.0, "server_lr": 0.1, "rho": 5.0},
 }  # fmt: skip
