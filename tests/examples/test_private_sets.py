@@ -6,9 +6,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from distillkit import LabeledImages
-from distillkit.privacy import Ledger
+from distillkit.networks import RandomNetworks
+from distillkit.privacy import Ledger, PublicMaps, class_sums
+from distillkit.rng import derive
+from distillkit.training import Protocol, train
 
 FAST = ["--preset", "smoke", "--set", "test.images=50", "records=200"]
 
@@ -81,3 +85,36 @@ def test_settings(private_sets: ModuleType) -> None:
     assert options.seeds == list(range(10))
     with pytest.raises(SystemExit, match="there is only"):
         private_sets.arguments(["--set", "dm.size=2"])
+
+
+def test_bfloat16_networks_move_a_class_sum_by_one_record_of_length_one_and_train(private_sets: ModuleType) -> None:
+    settings = private_sets.changed(private_sets.DATASETS["fashionmnist28"], {"width": 4, "depth": 1})
+    images = torch.rand(6, 1, 8, 8, generator=derive(0))
+    real = LabeledImages(images, torch.tensor([0, 1, 0, 1, 0, 1]), num_classes=2)
+    network = private_sets.Maker(settings, real).network()
+    assert network.features(images).dtype == torch.float32
+    rough, exact = network.features(images), network.network.features(images)
+    assert not torch.equal(rough, exact)
+    torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.05)
+    maps = PublicMaps(RandomNetworks(private_sets.Maker(settings, real).network), 1, like=real)
+    with_all, without = (class_sums(*part, maps, num_classes=2) for part in (real, real[1:]))
+    torch.testing.assert_close((with_all - without).norm(dim=2), torch.tensor([[1.0, 0.0]]).double(), atol=1e-5, rtol=0)
+    before = network(images).detach().clone()
+    train(network, real, Protocol(epochs=3, lr=0.1))
+    assert not torch.allclose(network(images), before, atol=0.01)
+    again = private_sets.Maker(settings, real).network()
+    again.load_state_dict(network.state_dict())
+    assert torch.equal(again(images), network(images))
+
+
+def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: ModuleType, tmp_path: Path) -> None:
+    small = ["networks=1", "first_networks=1", "steps=1", "first_steps=1", "train.epochs=1"]
+    settings = private_sets.changed(
+        private_sets.DATASETS["mnist28"],
+        {**{f"class_means.{key}": int(value) for key, value in (s.split("=") for s in small)}, "width": 4, "ipc": 1},
+    )
+    real = LabeledImages(torch.rand(20, 1, 28, 28, generator=derive(0)), torch.arange(20) % 10, num_classes=10)
+    ledger = Ledger(delta=1e-5)
+    made = private_sets.Maker(settings, real).make("class_means", 1.0, 0, ledger)
+    assert (made.info["trained"], made.info["passes"], len(ledger.events)) == (True, 3, 4)
+    assert ledger.epsilon() == pytest.approx(1.0)
