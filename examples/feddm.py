@@ -220,7 +220,7 @@ _SUM_TRIES: list[dict[str, Any]] = [
     {"rounds": 3, "networks": 10, "warm": True, "server_lr": 0.1, "ipc": 50},
 ]
 _BATCHES = ((0.2, 0.5), (0.5, 0.5), (0.5, 2.0))
-_IMAGE_TRIES = ((20, 0.03), (20, 0.1), (20, 0.3), (20, 1.0), (20, 3.0), (40, 0.1))
+_IMAGE_TRIES = ((20, 0.03), (20, 0.1), (20, 0.3), (20, 1.0), (20, 3.0))
 _STEPS_TRIES: list[dict[str, Any]] = [
     {"rounds": rounds, "rate": rate, "lr": lr} for rounds in (5, 10, 20) for rate, lr in _BATCHES
 ]
@@ -230,7 +230,7 @@ TRIES: dict[str, list[dict[str, Any]]] = {
     "shares": _MEANS_TRIES + _SUM_TRIES,
     "image_sgd": [{"steps": steps, "lr": lr} for steps, lr in _IMAGE_TRIES],
     "FedAvg": _STEPS_TRIES,
-    "FedProx": [{"rounds": 20, "rate": 0.5, "lr": 0.5, "mu": mu} for mu in (0.01, 0.1, 1.0)],
+    "FedProx": [{"rounds": 20, "rate": 0.5, "lr": 0.5, "mu": mu} for mu in (0.01, 0.1)],
     "SCAFFOLD": _STEPS_TRIES,
     "FedDM": [{"server_lr": lr, "rho": rho} for lr in (0.01, 0.03, 0.1) for rho in (5.0, 20.0)],
 }
