@@ -58,7 +58,7 @@ DIGITS_AT_16: dict[str, Any] = {
     "width": 32,
     "depth": 2,
     "class_means": {"networks": 20, "steps": 200, "lr": 200.0, "first_steps": 100},
-    "image_sgd": {"rate": 0.1, "steps": 300, "lr": 1.0, "epsilons": [8.0]},
+    "image_sgd": {"rate": 0.05, "steps": 300, "lr": 0.1, "epsilons": [8.0]},
     "dm": {"steps": 300, "lr": 1.0, "batch_real": 64},
     "test": {"nets": 3, "epochs": 75, "batch": 25, "lr": 0.03, "augment": DIGITS, "epochs_all": 20, "images": None},
 }
@@ -282,15 +282,23 @@ def mean_std(values: list[float], digits: int = 1) -> str:
     return f"{statistics.mean(values):.{digits}f}{spread}"
 
 
+def updates(record: dict[str, Any]) -> int:
+    """How often the images were updated."""
+    own = record["settings"].get(record["method"].removesuffix("_clean"), {})
+    return own.get("steps", 0) * (own.get("passes", 2) - 1) + own.get("first_steps", 0)
+
+
 def table(records: list[dict[str, Any]]) -> str:
-    """One row a dataset, method and epsilon: mean and standard deviation over seeds."""
+    """One row a dataset, method, epsilon and number of updates: mean and standard deviation over seeds."""
     rows = []
-    for key in dict.fromkeys((r["dataset"], r["method"], r["epsilon_wanted"]) for r in records):
-        own = [r for r in records if (r["dataset"], r["method"], r["epsilon_wanted"]) == key]
+    kinds = [(r["dataset"], r["method"], r["epsilon_wanted"], updates(r)) for r in records]
+    for key in dict.fromkeys(kinds):
+        own = [r for r, kind in zip(records, kinds, strict=True) if kind == key]
         private = own[0]["epsilon_wanted"] is not None
         rows.append(
             [
                 f"{key[0]}, {TITLES[key[1]]}",
+                str(key[3] or "–"),
                 f"{max(r['epsilon'] for r in own):.4g}" if private else "–",
                 f"{own[0]['sigma']:.4g}" if private else "–",
                 mean_std([100 * r["accuracy"] for r in own]),
@@ -299,7 +307,7 @@ def table(records: list[dict[str, Any]]) -> str:
                 mean_std([r["seconds_test"] for r in own]),
             ]
         )
-    header = ["set", "epsilon", "sigma", "accuracy %", "seeds", "CPU s to make", "CPU s to test"]
+    header = ["set", "updates", "epsilon", "sigma", "accuracy %", "seeds", "CPU s to make", "CPU s to test"]
     return show(header, rows)
 
 

@@ -118,3 +118,12 @@ def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: Modu
     made = private_sets.Maker(settings, real).make("class_means", 1.0, 0, ledger)
     assert (made.info["trained"], made.info["passes"], len(ledger.events)) == (True, 3, 4)
     assert ledger.epsilon() == pytest.approx(1.0)
+
+
+def test_updates_of_the_images_are_counted_over_the_passes(private_sets: ModuleType) -> None:
+    full = private_sets.DATASETS["mnist28"]
+    own = full["class_means"]
+    counted = [private_sets.updates({"method": m, "settings": full}) for m in ("class_means", "class_means_clean")]
+    assert counted == [own["first_steps"] + (own["passes"] - 1) * own["steps"]] * 2
+    assert private_sets.updates({"method": "dm", "settings": full}) == full["dm"]["steps"]
+    assert private_sets.updates({"method": "random", "settings": full}) == 0
