@@ -89,7 +89,7 @@ def image_sgd(
     clip: float | None = None,
     rate: float = 0.05,
     steps: int = 100,
-    lr: float = 1.0,
+    lr: float = 0.1,
     momentum: float = 0.5,
     init: str | LabeledImages = "noise",
     normalization: Normalization | None = None,
@@ -124,7 +124,8 @@ def image_sgd(
         loss: a separable loss; see `separable`.
         clip: l2 norm of one record's gradient. Default: the median norm on public smooth noise, which costs nothing.
         rate: probability with which a record takes part in a step.
-        steps, lr, momentum: of SGD. All steps are charged before the first.
+        steps, lr, momentum: of SGD. All steps are charged before the first. Distribution matching's lr of 1 is for
+            gradients without noise: 0.1 was the best of four at epsilon 8, on 1,437 images of MNIST at 16x16.
         callback: `callback(step, gradient)` gets every released gradient [K, ipc, C, H, W].
 
     Returns:
