@@ -42,7 +42,10 @@ def require_per_example(model: nn.Module) -> None:
             "per-example clip bounds; take norm='instance' or 'group', or convert a copy: without_batch_norm(model)"
         )
     if not any(p.requires_grad for p in model.parameters()):
-        raise PrivacyError(f"{type(model).__name__} has no parameter that asks for a gradient")
+        raise PrivacyError(
+            f"{type(model).__name__} has no parameter that asks for a gradient, so there is nothing to train; set "
+            "requires_grad on those that shall learn"
+        )
     training, model.training = model.training, True
     try:
         errors = ModuleValidator.validate(model, strict=False)

@@ -41,7 +41,7 @@ class PrivateGradient:
         if clip != math.inf:
             check.real_number(clip, "clip", above=0.0)
         elif sigma:
-            raise PrivacyError("clip must be finite: without a clip no noise is large enough")
+            raise PrivacyError("clip must be finite, or sigma 0: without a clip no noise is large enough")
         self._parameters = list(parameters)
         self._optimizer = _optimizer_class()(
             torch.optim.SGD(self._parameters, lr=0.0),

@@ -56,7 +56,9 @@ def private_set(
         )
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
     if real.labels.ndim != 1:
-        raise PrivacyError("labels must be class indices [N]: soft rows have no bounded contribution to one class")
+        raise PrivacyError(
+            "labels must be class indices [N]: soft rows have no bounded contribution to one class; take labels.argmax(1)"
+        )
     refuse_large_delta(len(real), delta)
     if not public_statistics:
         _refuse_private_normalization(real)
