@@ -57,7 +57,7 @@ def private_set(
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
     if real.labels.ndim != 1:
         raise PrivacyError(
-            "labels must be class indices [N]: soft rows have no bounded contribution to one class; take labels.argmax(1)"
+            "labels must be class indices [N]: soft rows have no bounded contribution to a class; take labels.argmax(1)"
         )
     refuse_large_delta(len(real), delta)
     if not public_statistics:
@@ -130,9 +130,7 @@ def public_start(
     return start.clone(), "public set"
 
 
-def public_noise(
-    count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2
-) -> Tensor:
+def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2) -> Tensor:
     """Smooth noise images that owe nothing to the data, [count, C, H, W] in the set's normalised space.
 
     Gaussian noise with the mean and standard deviation that the normalisation, a public constant, says pixels have; it
