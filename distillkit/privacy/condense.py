@@ -72,8 +72,8 @@ def condense_private(
 
     This is done twice. A first, rough set takes `first_share` of the budget and is centred on smooth noise; the second
     goes on from it, and its centre is the mean embedding of the first. What all images have in common then no longer
-    fills most of a unit vector, and as much noise leaves more signal. With `train`, networks that learned from the first
-    set embed for the second; more `passes` repeat the second.
+    fills most of a unit vector, and as much noise leaves more signal. With `train`, networks that learned from the
+    first set embed for the second; more `passes` repeat the second.
 
     Papers: distribution matching is Zhao and Bilen (WACV 2023), Eq. 6; noising feature sums once follows from the
     Gaussian mechanism (Balle and Wang, ICML 2018), whose composition is exact also when one release depends on those

@@ -19,9 +19,9 @@ class TrainedNetworks:
     tell what all images have in common.
 
     Papers: DM embeds by untrained networks (Zhao and Bilen, WACV 2023); matching with networks that were trained on
-    the synthetic images is IDM (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023),
-    section 3.3. Deviation: IDM keeps a queue of networks that it trains on while the images change; ours are trained
-    once, because every private release needs one fixed map.
+    the synthetic images is IDM (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
+    Deviation: IDM keeps a queue of networks that it trains on while the images change; ours are trained once, because
+    every private release needs one fixed map.
 
     Args:
         factory: `factory()` gives a network, on the device and of the dtype of the set; its parameters are drawn.
