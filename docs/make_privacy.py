@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from private_sets import METHODS, table
+from private_sets import METHODS, table, updates
 
 RESULTS = Path(__file__).parent / "results"
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -29,6 +29,7 @@ def place(record: dict[str, Any]) -> tuple[Any, ...]:
         record["dataset"],
         METHODS.index(record["method"]),
         -(record["epsilon_wanted"] or 0),
+        -updates(record),
         settings,
         record["seed"],
     )
