@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from distillkit.networks import build, network
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
+from fl.experiment import git_commit
 
 METHODS = ("random", "herding", "k-center", "dm", "dc", "dsa")
 PRESETS: dict[str, dict[str, Any]] = {
@@ -219,19 +219,12 @@ def run(
         "seconds_condense": condensed,
         "seconds_cpu": time.process_time() - started_cpu,
         "command": " ".join(["python", "examples/condense.py", *sys.argv[1:]]),
-        "commit": commit(),
+        "commit": git_commit(),
     }
     told = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     config = {**told, "set": made.info, "evaluation": found.record(), "torch": torch.__version__}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return row
-
-
-def commit() -> str | None:
-    """The git commit of this script's repository, None outside one."""
-    here = Path(__file__).resolve().parent
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -5,15 +5,14 @@
     python examples/feddm.py --dp none
 
 One record of one client is protected, over the whole run, by every row that states an epsilon; what it states is what
-the run's own ledger says. Sigma comes from `plan`. Settings were chosen on other images (USPS; see `--tune`), with as
-many tries for each method. Noise comes from the operating system, so a run repeats up to its noise.
+the run's own ledger says. Sigma comes from `plan`. Settings were chosen on other images (USPS; see `--tune`; the
+results page says how many tries each method had). Noise comes from the operating system, so a run repeats up to it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from distillkit.privacy import Ledger, gaussian_sigma, plan
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, FedDM, Filtered, Method, simulate
 from fl.addons import DPSGD, Proximal, Scaffold
-from fl.experiment import Experiment, git_commit, options, show
+from fl.experiment import Experiment, git_commit, mean_std, options, show
 from fl.methods import PrivateFedDM, SummedFedDM
 from fl.store import write_atomically
 
@@ -166,12 +165,6 @@ def one(
         run, make, dealt(train, split, seed), facts=facts, rounds=chosen["rounds"], test=test, ledger=ledger,
         on_round=partial(told, ledger), progress=False,
     )  # fmt: skip
-
-
-def mean_std(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Mean and standard deviation over seeds, as text."""
-    spread = f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{scale * statistics.mean(values):.{digits}f}{spread}"
 
 
 def table(lines: list[dict[str, Any]]) -> str:

@@ -49,7 +49,7 @@ from fl.addons import (
     ServerMomentum,
     ServerYogi,
 )
-from fl.experiment import Experiment, git_commit, options, show
+from fl.experiment import Experiment, git_commit, mean_std, options, show
 from fl.methods import FedLGD, FedProto, fedrep, single_image
 from fl.store import write_atomically
 
@@ -209,16 +209,10 @@ def merged(lines: Sequence[Settings], command: str) -> list[Settings]:
 
 def table(rows: Sequence[Settings]) -> str:
     """One row a method: means over seeds, with the standard deviation where there are several."""
-
-    def cell(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
-        scaled = [scale * v for v in values]
-        spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
-        return f"{statistics.mean(scaled):.{digits}f}{spread}"
-
     header = ["method", "seeds", "last %", "best %", "own tests %", "MB up", "MB down", "client CPU s"]
     lines = []
     for row in rows:
-        shares = [cell(row[k], 100) for k in ("accuracy_last", "accuracy_best", "accuracy_own")]
+        shares = [mean_std(row[k], 100) for k in ("accuracy_last", "accuracy_best", "accuracy_own")]
         megabytes = [f"{statistics.mean(row[k]) / 1e6:.2f}" for k in ("bytes_up", "bytes_down")]
         seconds = f"{statistics.mean(row['client_seconds']):.0f}"
         lines.append([row["method"], str(len(row["seeds"])), *shares, *megabytes, seconds])

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
-import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -35,8 +33,8 @@ from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import Normalization
 from distillkit.privacy import Ledger, condense_private, image_sgd, plan
 from distillkit.rng import derive
+from fl.experiment import git_commit, mean_std, show
 from fl.experiment import options as common_options
-from fl.experiment import show
 from fl.store import write_atomically
 
 METHODS = ("class_means", "image_sgd", "class_means_clean", "dm", "random", "all")
@@ -270,18 +268,6 @@ def one(options: argparse.Namespace, task: tuple[str, float | None, int]) -> dic
     return record
 
 
-def commit() -> str | None:
-    """The git commit of this script's repository, None outside one."""
-    here = Path(__file__).resolve().parent
-    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or None
-
-
-def mean_std(values: list[float], digits: int = 1) -> str:
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.{digits}f}{spread}"
-
-
 def updates(record: dict[str, Any]) -> int:
     """How often the images were updated."""
     own = record["settings"].get(record["method"].removesuffix("_clean"), {})
@@ -329,7 +315,7 @@ def finished(out: Path) -> list[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     options = arguments(argv)
-    options.commit = commit()
+    options.commit = git_commit()
 
     def tell(record: dict[str, Any]) -> None:
         print(f"{record['run']}: {100 * record['accuracy']:.1f} %", flush=True)

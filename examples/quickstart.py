@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -26,7 +25,7 @@ from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from fl import FedAvg, FedDM, Method, Real, simulate
 from fl.addons import Proximal
-from fl.experiment import Experiment, git_commit, options, show
+from fl.experiment import Experiment, git_commit, mean_std, options, show
 from fl.store import Store, write_atomically
 
 CLIENTS = 10
@@ -66,13 +65,6 @@ def method(name: str, preset: dict[str, Any], **settings: Any) -> Method:
         return kind(network=network, server_batch=32, server_epochs=preset["server_epochs"], **sizes, **chosen)
     addons = (Proximal(chosen.pop("mu")),) if name == "FedProx" else ()
     return FedAvg(*addons, network=network, batch=32, **{"epochs": preset["epochs"], **chosen})
-
-
-def mean_std(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Mean and standard deviation over seeds, as text."""
-    scaled = [scale * v for v in values]
-    spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
-    return f"{statistics.mean(scaled):.{digits}f}{spread}"
 
 
 def table(lines: list[dict[str, Any]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from fl.method import Method
 from fl.simulate import simulate
 from fl.store import CheckpointError, write_atomically
 
-__all__ = ["Experiment", "git_commit", "options", "show"]
+__all__ = ["Experiment", "git_commit", "mean_std", "options", "show"]
 
 
 def options(
@@ -104,6 +105,13 @@ class Experiment:
         write_atomically(folder / "summary.json", (json.dumps(line, indent=1) + "\n").encode())
         write_atomically(self.out / "summary.json", (json.dumps(self.summary(), indent=1) + "\n").encode())
         return line
+
+
+def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
+    """Mean and standard deviation over seeds (n - 1) of scaled values, as text; one value has no deviation."""
+    scaled = [scale * v for v in values]
+    spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
+    return f"{statistics.mean(scaled):.{digits}f}{spread}"
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
