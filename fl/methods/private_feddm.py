@@ -61,7 +61,7 @@ class PrivateFedDM(FedDM):
             the unit vectors, in place of noise. The closer a centre, the more of a vector tells classes apart.
         clip: of a record's vector or gradient; None: unit vectors, or the median gradient norm on public noise.
         rate: with which a record takes part in a step (image SGD only).
-        steps, lr, momentum: of the fit; lr defaults to 200 for unit vectors, and to 1.
+        steps, lr, momentum: of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
         public_statistics: say True if a whitening of the images was fitted on public data.
         weights: "synthetic", or "samples": each class of each client by its noised count.
         options: of `FedDM`: network, ipc, rho, match, augment, and the server's.
@@ -97,7 +97,7 @@ class PrivateFedDM(FedDM):
         if "batch_real" in options:
             raise ValueError("batch_real has no place here: all records take part, or each with probability `rate`")
         self.mechanism = check.one_of(mechanism, "mechanism", ("class_means", "image_sgd"))
-        lr = (200.0 if mechanism == "class_means" else 1.0) if lr is None else lr
+        lr = (200.0 if mechanism == "class_means" else 0.1) if lr is None else lr
         super().__init__(init="noise", steps=steps, lr=lr, **options)
         self.sigma = check.real_number(sigma, "sigma", least=0.0)
         self.networks = check.positive_int(networks, "networks")
