@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.rng import derive
 from fl.addon import SLOTS, AddOn, fills
+from fl.codec import digest
 from fl.local import Phase
-from fl.message import Entry, Tensors, declared, digest
+from fl.message import Entry, Tensors, declared
 from fl.method import Client, Method, Server, described
 from fl.networks import Factory, Templates
 from fl.task import Task

@@ -12,8 +12,9 @@ import torch
 from distillkit.privacy import Secret
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from fl.codec import digest
 from fl.cohort import Pool
-from fl.message import Entry, Message, digest, sizes
+from fl.message import Entry, Message, sizes
 from fl.method import Client, Method, Server
 from fl.store import Memories
 

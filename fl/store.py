@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fl.message import Message, decode, encode
+from fl.codec import decode, encode
+from fl.message import Message
 
 __all__ = ["CheckpointError", "Memories", "Store", "write_atomically"]
 

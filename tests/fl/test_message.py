@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
 from distillkit.normalization import ZCA
-from fl.message import Entry, Message, declared, decode, digest, encode, sizes
+from fl.codec import decode, digest, encode
+from fl.message import Entry, Message, declared, sizes
 
 
 class Parts:
