@@ -12,7 +12,7 @@ from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
 from fl.addon import AddOn, fills
 from fl.averaging import FedAvg
-from fl.distil import distill_models
+from fl.distil import distill_models, due
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
 from fl.reduce import Reduced
@@ -38,17 +38,29 @@ class FedDF(AddOn):
     best weights on `server_data={"validation": ...}`. Teachers run in eval mode with the statistics that they sent, the
     student trains in train mode. With steps = 0 it is not installed.
 
+    In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the rival. There the
+    student starts from the average in a share of the rounds alone ("FedAvg initialisation"), else from the server's
+    last model (lines 366-375 of the release's strategy/fed_df.py), and its logits are clipped: `FedDF(steps=500,
+    batch=32, lr=0.005, rate=0.2, clip=2.5)`, beside clients that train as `single_image`'s. There the clients send
+    logits, here their weights, from which the server computes the same logits: the bytes are FedAvg's in every round.
+
     Args:
         steps: of Adam in a round.
         batch: images a step; the paper takes 128.
         lr: Adam's rate; the paper takes 1e-3.
         returns: "last" or "best" weights.
+        rate: share of rounds, in [0, 1], evenly spaced, in which the student starts from the average.
+        warm_rounds: that many first rounds start from it too; the single image's release has 1.
+        clip: norm of the student's logits (`losses.clip_logit_norm`), or None.
     """
 
     steps: int = 1000
     batch: int = 128
     lr: float = 1e-3
     returns: Literal["last", "best"] = "last"
+    rate: float = 1.0
+    warm_rounds: int = 1
+    clip: float | None = None
 
     logits = Entry[Tensor]("mean")
     reads = "nothing"
@@ -59,6 +71,10 @@ class FedDF(AddOn):
         check.positive_int(self.batch, "batch")
         check.real_number(self.lr, "lr", above=0.0)
         check.one_of(self.returns, "returns", ("last", "best"))
+        check.real_number(self.rate, "rate", least=0.0, most=1.0)
+        check.positive_int(self.warm_rounds, "warm_rounds", least=0)
+        if self.clip is not None:
+            check.real_number(self.clip, "clip", above=0.0)
 
     @property
     def off(self) -> bool:
@@ -72,6 +88,8 @@ class FedDF(AddOn):
         for addon in method.addons:
             if fills(addon, "normalise"):
                 raise ValueError(f"FedDF needs the clients' models, but {addon.name} rescales what they send")
+            if self.rate < 1 and any(fills(addon, slot) for slot in ("rescale", "server_step", "tested")):
+                raise ValueError(f"{addon.name} follows the average in every round: FedDF(rate=1)")
 
     def start(self, server: Server) -> None:
         """Require the images."""
@@ -99,10 +117,13 @@ class FedDF(AddOn):
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 
     def refine(self, server: Server, replies: Reduced, old: Tensors) -> Tensors:
-        """Distil the ensemble into the averaged model of each architecture."""
+        """Distil the ensemble into the student of each architecture."""
+        warm = server.round <= self.warm_rounds or due(self.rate, server.round)
+        if self.rate < 1:
+            server.notes["initialised"] = int(warm)
         return distill_models(
             server,
-            server.state[FedAvg.model],
+            server.state[FedAvg.model] if warm else old,
             server.data["proxy"].images.to(server.device),
             replies[self.logits],
             owner=self.name,
@@ -110,4 +131,5 @@ class FedDF(AddOn):
             steps=self.steps,
             batch=self.batch,
             lr=self.lr,
+            clip=self.clip,
         )

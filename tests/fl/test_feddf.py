@@ -64,6 +64,34 @@ def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) 
     assert linear.weights(result) == pytest.approx(w, abs=2e-5)
 
 
+def clipped(z: Any, norm: float) -> Any:
+    """clip_logits of the single image's release (strategy/tools/clipping.py): longer than 1 / s is rescaled to s."""
+    long = np.linalg.norm(z, axis=1, keepdims=True)
+    return np.where(long > 1 / norm, norm * z / long, z)
+
+
+@pytest.mark.golden("FedDF")
+@pytest.mark.parametrize(("rate", "starts"), [(0.5, [1, 1, 0, 1, 0]), (0.4, [1, 0, 1, 0, 1]), (0.0, [1, 0, 0, 0, 0])])
+def test_the_single_images_feddf_starts_from_the_average_in_a_share_of_the_rounds(
+    rate: float, starts: list[int]
+) -> None:
+    """`server_round <= warm_start_rounds or server_round % interval == 0`, else the last fused model; clipped logits
+    (lines 366-375 and 498-502 of the release's strategy/fed_df.py; every client counts alike, as in FedDF)."""
+    feddf = FedDF(steps=4, lr=0.05, rate=rate, clip=2.5)
+    result = linear.run(feddf, rounds=5, epochs=3, lr=0.3, how={"server_data": {"proxy": proxy()}})
+    w = linear.START
+    for warm in starts:
+        trained = [linear.descend(lambda v, k=k: linear.base_loss(k, v), w, 3, lr=0.3) for k in range(3)]  # type: ignore[misc]
+        teacher = softmax(sum(PROXY @ v for v in trained) / 3)
+
+        def divergence(v: Any, teacher: Any = teacher) -> float:
+            return float((teacher * (np.log(teacher) - np.log(softmax(clipped(PROXY @ v, 2.5))))).sum(1).mean())
+
+        w = adam(divergence, linear.average(trained) if warm else w, 4, 0.05)
+    assert linear.weights(result) == pytest.approx(w, abs=5e-5)
+    assert [row["initialised"] for row in result.rows] == starts
+
+
 def play(*addons: AddOn, rounds: int = 3, data: Any = None, **how: Any) -> Any:
     method = FedAvg(*addons, network=lambda k: Tiny(k, norm=True), lr=0.1, momentum=0.5, batch=6)
     data = data or {"proxy": images(30, 99), "validation": images(30, 98)}
@@ -131,13 +159,16 @@ def test_the_best_weights_can_be_kept() -> None:
 
 
 def test_refusals() -> None:
-    for option, value in {"steps": -1, "batch": 0, "lr": 0.0, "returns": "first"}.items():
+    wrong = {"steps": -1, "batch": 0, "lr": 0.0, "returns": "first", "rate": 1.5, "warm_rounds": -1, "clip": 0.0}
+    for option, value in wrong.items():
         with pytest.raises(ValueError, match=option):
             FedDF(**{option: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nothing can be personal"):
         FedAvg(FedDF(), network=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="FedDF needs the clients' models, but Nova rescales"):
         FedAvg(FedDF(), Nova(), network=Tiny)
+    with pytest.raises(ValueError, match=r"ServerMomentum follows the average in every round: FedDF\(rate=1\)"):
+        FedAvg(FedDF(rate=0.5), ServerMomentum(0.5), network=Tiny)
     with pytest.raises(ValueError, match="server_data={'proxy'"):
         play(FedDF(), data={"other": images(3, 0)})
     with pytest.raises(ValueError, match="server_data={'validation'"):
