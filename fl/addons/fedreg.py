@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from distillkit import check
 from distillkit.networks.dropout import seed_dropout
 from fl.addon import AddOn, fills
+from fl.local import shuffled
 from fl.message import Tensors
 
 if TYPE_CHECKING:
@@ -26,22 +27,28 @@ __all__ = ["FedReg"]
 class FedReg(AddOn):
     """FedReg (Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022).
 
-    From its own images a client makes, by `iterations` signed gradient steps that lower the received model's loss on
-    their labels, pseudo images (large steps; labelled with the softmax that the received model gives them: what it
-    knew) and perturbed images (small steps; with the true labels). Then each local step
+    From its own images a client makes, by `iterations` signed gradient steps that raise the received model's loss on
+    their labels, pseudo images (large steps, into other classes; labelled with the softmax that the received model
+    gives them: what it knew) and perturbed images (small steps; with the true labels). Then each local step
 
     1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and does the SGD step with it;
     2. takes the gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift
        w - w_t its component along g_s, then along g_p, wherever that component raises their loss to first order.
 
-    These operations, their order and the defaults are those of the released code. Its optional mask for privacy is not
-    implemented; it averages clients uniformly (`weights="uniform"`). The batches of generated images are made once a
-    round and taken in turn, so they are not those of the step's own images. Gradients on them are taken in train mode
-    on a copy whose batch statistics are thrown away.
+    These operations and their order are those of the release (Zoesgithub/FedReg: `step_func` in
+    FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly
+    (`weights="uniform"`). The batches of generated images are made once a round and taken in turn, so they are not
+    those of the step's own images. Nothing is clamped to the images' range, as there: the release clamps a tensor that
+    it throws away.
+
+    Deviations. Its optional mask for privacy is not implemented. Its batch statistics never move, since every gradient
+    is taken on copies; here step 1 moves them as in FedAvg, step 2 does not. On a CPU its pseudo and perturbed images
+    are one and the same tensor (both share the batch's memory); on its GPUs they are two, as here.
 
     Args:
-        gamma: weight of the local model in step 1, in [0, 1]; the code takes 0.5.
-        eta: step of the pseudo images, in normalised pixels; tuned by data set in the code (0.1 on CIFAR-10).
+        gamma: weight of the local model in step 1, in [0, 1]; the code's settings have 0.5, or 0.25 to 0.4.
+        eta: step of the pseudo images, in normalised pixels; tuned by data set in the code (0.1 on CIFAR, 0.2 on
+            MNIST).
         eta_perturbed: step of the perturbed images; the code takes eta / 100, which None means.
         iterations: the code takes 10.
     """
@@ -116,24 +123,22 @@ class FedReg(AddOn):
     def _generated(self, local: Local) -> list[tuple[Tensor, ...]]:
         """Pseudo images and their soft labels, perturbed images and theirs, batch by batch."""
         model, data = local.at(local.received), local.data
-        order = torch.randperm(len(data), generator=local.generator(self, "order"))
         small = self.eta / 100 if self.eta_perturbed is None else self.eta_perturbed
         found: list[tuple[Tensor, ...]] = []
-        for index in order.split(local.method.batch):
+        for index in shuffled(len(data), local.method.batch, local.generator(self, "order"), 1, None):
             local.client.check_running()
             images = data.images.index_select(0, index).to(local.client.device)
             labels = data.labels.index_select(0, index).to(local.client.device)
-            pseudo = self._lowered(model, images, labels, self.eta)
+            pseudo = self._raised(model, images, labels, self.eta)
             with torch.no_grad():
                 known = model(pseudo).softmax(1)
-            found.append((pseudo, known, self._lowered(model, images, labels, small), labels))
+            found.append((pseudo, known, self._raised(model, images, labels, small), labels))
         return found
 
-    def _lowered(self, model: nn.Module, images: Tensor, labels: Tensor, eta: float) -> Tensor:
-        """Signed steps down the loss, within the range of the batch's values."""
-        low, high = images.min(), images.max()
+    def _raised(self, model: nn.Module, images: Tensor, labels: Tensor, eta: float) -> Tensor:
+        """Signed steps up the loss."""
         for _ in range(self.iterations):
             images = images.detach().requires_grad_()
             slope = torch.autograd.grad(F.cross_entropy(model(images), labels), images)[0]
-            images = (images.detach() - eta * slope.sign()).clamp(low, high)
+            images = images.detach() + eta * slope.sign()
         return images

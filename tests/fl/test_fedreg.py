@@ -1,16 +1,19 @@
-"""FedReg against its steps in NumPy."""
+"""FedReg against numbers that its release computed, and against its steps in NumPy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from distillkit import LabeledImages
 from fl import FedAvg, simulate
-from fl.addon import AddOn
+from fl.addon import AddOn, Batch
 from fl.addons import SAM, FedReg, Nova, Proximal, Scaffold
 from tests.fl import linear
 from tests.fl.laws import assert_lawful
@@ -26,16 +29,94 @@ def cross_entropy(x: Any, targets: Any, w: Any) -> float:
     return float(-(targets * np.log(softmax(x @ w))).sum(1).mean())
 
 
-def lowered(x: Any, targets: Any, w: Any, eta: float, iterations: int) -> Any:
-    low, high = x.min(), x.max()
+def raised(x: Any, targets: Any, w: Any, eta: float, iterations: int) -> Any:
+    """The release's `FSGM` (FedUtils/models/utils.py): `inp.data.add_(eta * dp)`, its clamp being without effect."""
     for _ in range(iterations):
-        x = np.clip(x - eta * np.sign((softmax(x @ w) - targets) @ w.T), low, high)
+        x = x + eta * np.sign((softmax(x @ w) - targets) @ w.T)
     return x
+
+
+# The problem of two clients that the release was run on (Zoesgithub/FedReg at 34b081f: `step_func` of
+# FedUtils/fed/fedreg.py with `Model` of FedUtils/models/mnist/cnn.py, its network and constants replaced by these, in
+# float64 and with images that do not share memory, as on a GPU). SEEN are the orders in which the clients' loaders gave
+# their images: first to generate from, then epoch by epoch.
+
+SEEN = {
+    5: [[3, 0, 4, 1, 2], [1, 4, 2, 0, 3], [2, 3, 1, 0, 4], [0, 1, 2, 3, 4]],
+    4: [[2, 1, 0, 3], [3, 0, 1, 2], [1, 2, 3, 0], [0, 1, 2, 3]],
+}
+RELEASED = {
+    1: {
+        "1.weight": [
+            0.04204075773915, 1.130324544228, -0.3112495826488, -1.037450650966, 0.3968704267555, 0.8682766274946,
+            -0.61580338744, -0.7116887828108, 1.272181201635, -0.06355873839869, -1.258939139576, 0.4339145818097,
+        ],
+        "1.bias": [0.5434246876059, 0.7092396174269, -0.4647715718683],
+        "3.weight": [
+            0.7413077990633, 0.419855198679, -0.9989210699846, -0.04130462211905, 0.9776857824278, -0.0770904284852,
+            -1.01987242556, 0.3558566836393, 0.944049476259,
+        ],
+        "3.bias": [1.006894939227, -0.1438352994474, -0.9063914092271],
+    },
+    2: {
+        "1.weight": [
+            0.08095058682989, 1.240839470904, -0.458417658685, -1.11486279237, 0.2835409377524, 0.9005702956055,
+            -0.5260267148766, -0.7680809045319, 1.237393558974, -0.2111288883777, -1.190517082342, 0.5578277038614,
+        ],
+        "1.bias": [0.5907678521578, 0.6295508746379, -0.6445430252568],
+        "3.weight": [
+            0.6613240570331, 0.5361084869242, -1.178795980746, 0.06908579687789, 0.8665687661314, -0.08152312315729,
+            -1.050279102527, 0.3507204116905, 1.128357081692,
+        ],
+        "3.bias": [0.903394201185, -0.1799259026102, -0.7668000680227],
+    },
+}  # fmt: skip
+
+
+def wave(shape: tuple[int, ...], phase: float) -> torch.Tensor:
+    count = int(np.prod(shape))
+    return torch.sin(1.7 * torch.arange(count, dtype=torch.float64) + phase).view(shape)
+
+
+def two_layers(outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
+
+
+class InTurn(AddOn):
+    """Reads the batches of each epoch in the release's order."""
+
+    def batches(self, local: Any, data: LabeledImages, phase: Any) -> Iterator[Batch]:
+        for order in SEEN[len(data)][1:]:
+            for index in torch.tensor(order).split(2):
+                yield Batch(data.images[index], data.labels[index])
+
+
+@pytest.mark.golden("FedReg")
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_whole_rounds_are_the_releases(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients of several batches, three epochs, gamma 0.4, eta 0.1 and 0.001 in 3 iterations, rate 0.5."""
+    monkeypatch.setattr(
+        "fl.addons.fedreg.shuffled", lambda count, batch, *_: iter(torch.tensor(SEEN[count][0]).split(batch))
+    )
+    clients = [
+        LabeledImages(wave((n, 1, 2, 2), phase), torch.tensor([(2 * i + k) % 3 for i in range(n)]), num_classes=3)
+        for k, (n, phase) in enumerate([(5, 0.3), (4, 1.1)])
+    ]
+    shapes = {n: tuple(p.shape) for n, p in two_layers(3).named_parameters()}
+    start = {n: wave(shape, 0.5 * i) for i, (n, shape) in enumerate(shapes.items())}
+    method = FedAvg(
+        FedReg(0.4, eta=0.1, iterations=3), InTurn(),
+        network=two_layers, initial=start, lr=0.5, epochs=3, batch=2, weights="uniform",
+    )  # fmt: skip
+    run = simulate(method, clients, rounds=rounds, progress=False)
+    for name, want in RELEASED[rounds].items():
+        got = run.server.state[FedAvg.model][name].flatten().tolist()
+        assert got == pytest.approx(want, rel=0, abs=1e-10), name
 
 
 def local(k: int, start: Any, steps: int, gamma: float, eta: float, lr: float) -> Any:
     x, hard = linear.XS[k], np.eye(2)[linear.YS[k]]
-    pseudo, perturbed = lowered(x, hard, start, eta, 3), lowered(x, hard, start, eta / 100, 3)
+    pseudo, perturbed = raised(x, hard, start, eta, 3), raised(x, hard, start, eta / 100, 3)
     soft, w = softmax(pseudo @ start), start.copy()
     for _ in range(steps):
         w = w - lr * linear.slope(lambda v: linear.base_loss(k, v), gamma * w + (1 - gamma) * start)
@@ -47,9 +128,9 @@ def local(k: int, start: Any, steps: int, gamma: float, eta: float, lr: float) -
     return w
 
 
-@pytest.mark.golden("FedReg")
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 def test_rounds_follow_the_steps(gamma: float) -> None:
+    """The lines of the release's `func`: grad1 and the step, then w with grad2, w1 with grad3, both at beta = 1/2."""
     result = linear.run(FedReg(gamma, eta=0.2, iterations=3), rounds=3, epochs=3, lr=0.3)
     base = linear.run(rounds=3, epochs=3, lr=0.3)
     w = linear.START
