@@ -1,8 +1,12 @@
-"""The README's table of methods is what the code says, and every row has a golden test."""
+"""The README: snippets run in an empty file; its table of methods is what the code says, each with a golden test."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,24 @@ import fl.addons
 import fl.methods
 
 ROOT = Path(__file__).parents[1]
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_readme_shows_how_to_begin() -> None:
+    assert len(SNIPPETS) >= 4
+    assert "pip install" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_a_snippet_runs_when_pasted_into_an_empty_file(snippet: str, tmp_path: Path) -> None:
+    (tmp_path / "pasted.py").write_text(snippet)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "pasted.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
+    assert "Warning" not in ran.stderr, ran.stderr
 
 
 @pytest.fixture
