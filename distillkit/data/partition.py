@@ -9,6 +9,7 @@ says why. Classes are those that occur in `labels`, in increasing order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from distillkit.rng import as_generator
 
 __all__ = [
     "by_domain",
+    "capped",
     "class_clusters",
     "classes_per_client",
     "dirichlet",
@@ -153,6 +155,67 @@ def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 
         raise ValueError(f"clients must be a multiple of the number of domains, {len(groups)}, got {clients}")
     owns = torch.arange(clients)[:, None] % len(groups) == torch.arange(len(groups))
     return share_evenly(groups, owns, domains, generator, "domain")
+
+
+def capped(
+    labels: Tensor,
+    partition: Sequence[Tensor],
+    size: int,
+    *,
+    keep: Literal["shares", "even"] = "shares",
+    generator: Seed = 0,
+) -> list[Tensor]:
+    """Let every client of a partition keep at most `size` of its images; the others are left over.
+
+    `capped(labels, classes_per_client(labels, 10, 2), 500, keep="even")` is VHL's "2-classes" as its paper has it:
+    "each client only has 500 data samples of 2 classes" (Tang et al., ICML 2022, section 5.1), 250 of each as in the
+    two shards of McMahan et al. (AISTATS 2017). Its released code has no cap.
+
+    Args:
+        labels: int [N].
+        partition: one index tensor a client.
+        size: the most images that a client keeps; one with no more keeps all.
+        keep: "shares" keeps the client's class shares (to within one image a class), "even" as many of each class as of
+            the others, as far as it holds them.
+        generator: seed or generator; says which images of a class are kept.
+
+    Raises:
+        TypeError, ValueError: bad labels, indices outside them, or a bad `size` or `keep`.
+    """
+    labels = check.class_labels(labels, None, None)
+    check.positive_int(size, "size")
+    check.one_of(keep, "keep", ("shares", "even"))
+    if not partition:
+        raise ValueError("partition must have at least one client, got none")
+    rng, found = as_generator(generator), []
+    for number, held in enumerate(partition):
+        held = check.class_labels(held, None, len(labels), f"partition[{number}]")
+        if len(held) > size:
+            order = held.cpu()[torch.randperm(len(held), generator=rng)]
+            own = labels.cpu()[order]
+            counts = own.unique(return_counts=True)[1]
+            quota = _largest_remainder(counts, size) if keep == "shares" else _level(counts, size)
+            by_class = order[own.argsort(stable=True)].split(counts.tolist())
+            kept = torch.cat([mine[: int(q)] for mine, q in zip(by_class, quota)])
+            held = kept.sort().values.to(held.device)
+        found.append(held)
+    return found
+
+
+def _largest_remainder(counts: Tensor, size: int) -> Tensor:
+    """`size` places in proportion to `counts`."""
+    exact = counts * size
+    places, remainder = exact // counts.sum(), exact % counts.sum()
+    places[remainder.argsort(descending=True, stable=True)[: size - int(places.sum())]] += 1
+    return places
+
+
+def _level(counts: Tensor, size: int) -> Tensor:
+    """`size` places, the same for all classes but those that have fewer images."""
+    places = torch.zeros_like(counts)
+    for rank, k in enumerate(counts.argsort(stable=True).tolist()):
+        places[k] = min(int(counts[k]), (size - int(places.sum())) // (len(counts) - rank))
+    return places
 
 
 def summary(labels: Tensor, partition: Sequence[Tensor], num_classes: int | None = None) -> Tensor:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -280,6 +281,57 @@ def test_by_domain() -> None:
         partition.by_domain(domains, 6)
     with pytest.raises(TypeError, match="domains"):
         partition.by_domain(domains.float())
+
+
+def test_two_classes_with_500_images_of_vhls_paper() -> None:
+    """Section 5.1: "each client only has 500 data samples of 2 classes", CIFAR-10 with 10 clients."""
+    labels = balanced(10, 5000)
+    parts = partition.capped(labels, partition.classes_per_client(labels, 10, 2), 500, keep="even")
+    for row in partition.summary(labels, parts):
+        assert sorted(row.tolist()) == [0] * 8 + [250, 250]
+
+
+@given(
+    counts=st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size=1, max_size=4),
+    size=st.integers(1, 30),
+    seed=st.integers(0, 10**6),
+)
+@pytest.mark.parametrize("keep", ["shares", "even"])
+def test_a_cap_keeps_a_subset_of_the_wanted_classes(keep: Any, counts: list[list[int]], size: int, seed: int) -> None:
+    labels = torch.cat([torch.arange(3).repeat_interleave(torch.tensor(c)) for c in counts])
+    if not len(labels):
+        return
+    whole = list(torch.arange(len(labels)).split([sum(c) for c in counts]))
+    kept = partition.capped(labels, whole, size, keep=keep, generator=seed)  # type: ignore[arg-type]
+    assert all(
+        torch.equal(a, b) for a, b in zip(kept, partition.capped(labels, whole, size, keep=keep, generator=seed))
+    )  # type: ignore[arg-type]
+    for had, part, n in zip(whole, kept, counts):
+        assert torch.equal(part, part.sort().values)
+        assert set(part.tolist()) <= set(had.tolist())
+        assert len(part) == min(size, len(had))
+        left = torch.bincount(labels[part], minlength=3).tolist()
+        if len(had) <= size:
+            continue
+        if keep == "shares":
+            assert all(abs(got - size * held / sum(n)) < 1 for got, held in zip(left, n))
+        else:
+            assert all(got == held or got >= max(left) - 1 for got, held in zip(left, n))
+
+
+def test_a_cap_draws_which_images_stay() -> None:
+    labels = torch.zeros(40, dtype=torch.long)
+    one, other = (partition.capped(labels, [torch.arange(40)], 20, generator=seed)[0] for seed in (0, 1))
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, torch.arange(20))
+    with pytest.raises(ValueError, match="size must be at least 1"):
+        partition.capped(labels, [torch.arange(40)], 0)
+    with pytest.raises(ValueError, match="keep"):
+        partition.capped(labels, [torch.arange(40)], 5, keep="all")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"partition\[1\]"):
+        partition.capped(labels, [torch.arange(40), torch.tensor([40])], 5)
+    with pytest.raises(ValueError, match="at least one client"):
+        partition.capped(labels, [], 5)
 
 
 def test_summary_counts() -> None:
