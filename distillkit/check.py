@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from numbers import Integral, Real
 from typing import TypeVar
 
 import torch
@@ -76,9 +77,10 @@ def rows(values: Tensor, name: str) -> Tensor:
 
 
 def positive_int(value: int, name: str, least: int = 1, most: int | None = None) -> int:
-    """Return `value` if it is an integer in `[least, most]`, else raise TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """Return `value` as an int if it is an integer (NumPy's too) in `[least, most]`, else raise."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    value = int(value)
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     if most is not None and value > most:
@@ -95,8 +97,8 @@ def real_number(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Return `value` if it is a finite number in `[least, most]`, over `above` and under `below`, else raise."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """Return `value` as a float if it is finite, in `[least, most]`, over `above` and under `below`, else raise."""
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")

@@ -15,7 +15,7 @@ from distillkit import check
 from distillkit.condense.initialization import class_rows, random_rows
 from distillkit.networks.base import NetworkFactory, build
 from distillkit.rng import as_generator, derive
-from distillkit.sets import LabeledImages
+from distillkit.sets import Images, LabeledImages, as_set
 from distillkit.training import CLASSIC, Protocol, accuracy, train
 
 __all__ = ["CLASSIC", "Evaluation", "Protocol", "Row", "accuracy", "evaluate", "train"]
@@ -83,20 +83,20 @@ class Evaluation:
 
 
 def evaluate(
-    data: LabeledImages,
-    test: LabeledImages,
+    data: Images,
+    test: Images,
     factory: NetworkFactory | Mapping[str, NetworkFactory],
     *,
     nets: int = 3,
     protocol: Protocol = CLASSIC,
-    real: LabeledImages | None = None,
+    real: Images | None = None,
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
 ) -> Evaluation:
     """Train networks from scratch on a small set and test them: what the field's tables report.
 
     Args:
-        data: the set to judge.
+        data: the set to judge: a `LabeledImages`, or whatever `sets.as_set` takes.
         test: the images to test on, class indices; of the same normalisation, shape and classes.
         factory: `factory()` gives a network, which is moved to the data; or several by name (cross-architecture).
         nets: networks trained per row, each from its own initialisation. The papers train 20 on each of 5 sets.
@@ -114,9 +114,11 @@ def evaluate(
     Deviations from the released protocol: the standard deviation is the sample's (n - 1); random real images are drawn
     for each network.
     """
-    check.positive_int(nets, "nets")
+    nets = check.positive_int(nets, "nets")
+    data, test = as_set(data, name="data"), as_set(test, name="test")
     data.require_same_space(test)
     if real is not None:
+        real = as_set(real, name="real")
         data.require_same_space(real)
     factories = dict(factory) if isinstance(factory, Mapping) else {"": factory}
     if not factories:

@@ -6,15 +6,28 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit import check, sources
 from distillkit.normalization import IDENTITY, ZCA, Normalization
 
-__all__ = ["LabeledImages", "as_set"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch.utils.data import DataLoader, Dataset
+
+__all__ = ["Images", "LabeledImages", "Labels", "as_set"]
+
+Images: TypeAlias = (
+    "LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | list[Any]"
+)
+"""What every component takes as images: see `as_set`."""
+
+Labels: TypeAlias = "Tensor | NDArray[Any] | Sequence[int]"
+"""Class indices [N] or rows [N, K]."""
 
 _FORMAT = "distillkit.LabeledImages/1"
 
@@ -23,8 +36,8 @@ class LabeledImages:
     """Images, labels, and what they mean. Unpacks as `images, labels`; feeds `TensorDataset(*s)`.
 
     Args:
-        images: float [N, C, H, W] in the normalised space.
-        labels: class indices int [N], or rows float [N, K] (soft or multi-label).
+        images: float [N, C, H, W] in the normalised space; a NumPy array becomes float32.
+        labels: class indices int [N], or rows float [N, K] (soft or multi-label); a tensor, an array or a list.
         num_classes: K. Default: the largest label + 1, or the width of the rows. Say it when classes may be absent.
         normalization: how `images` came from pixels in [0, 1]. Default: they are such pixels.
         columns: what else belongs to each image, name -> tensor with N rows (a teacher's logits, a client's number).
@@ -40,31 +53,34 @@ class LabeledImages:
 
     def __init__(
         self,
-        images: Tensor,
-        labels: Tensor,
+        images: Tensor | NDArray[Any],
+        labels: Labels,
         *,
         num_classes: int | None = None,
         normalization: Normalization = IDENTITY,
         columns: Mapping[str, Tensor] | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        empty = isinstance(images, Tensor) and images.ndim == 4 and len(images) == 0 and images.is_floating_point()
-        self.images = images if empty else check.batch_of_images(images)
-        n = len(images)
-        if isinstance(labels, Tensor) and labels.ndim == 2 and labels.is_floating_point():
-            if len(labels) != n or not bool(torch.isfinite(labels).all()):
-                raise ValueError(f"labels must be {n} finite rows, one an image, got shape {list(labels.shape)}")
-            if num_classes is not None and labels.shape[1] != num_classes:
-                raise ValueError(f"labels have {labels.shape[1]} columns, but num_classes={num_classes}")
-            self.labels, self.num_classes = labels, labels.shape[1]
+        given: Any = sources.as_tensor(images, "images")
+        marks: Any = sources.as_tensor(labels, "labels", lists=True)
+        empty = isinstance(given, Tensor) and given.ndim == 4 and len(given) == 0 and given.is_floating_point()
+        self.images: Tensor = given if empty else check.batch_of_images(given)
+        self.labels: Tensor
+        n = len(given)
+        if isinstance(marks, Tensor) and marks.ndim == 2 and marks.is_floating_point():
+            if len(marks) != n or not bool(torch.isfinite(marks).all()):
+                raise ValueError(f"labels must be {n} finite rows, one an image, got shape {list(marks.shape)}")
+            if num_classes is not None and marks.shape[1] != num_classes:
+                raise ValueError(f"labels have {marks.shape[1]} columns, but num_classes={num_classes}")
+            self.labels, self.num_classes = marks, marks.shape[1]
         else:
             if num_classes is None and n == 0:
                 raise ValueError("num_classes must be given for an empty set")
-            self.labels = check.class_labels(labels, n, num_classes)
+            self.labels = check.class_labels(marks, n, num_classes)
             self.num_classes = int(self.labels.max()) + 1 if num_classes is None else num_classes
-        check.positive_int(self.num_classes, "num_classes")
-        if len(normalization.mean) not in (1, images.shape[1]):
-            raise ValueError(f"images have {images.shape[1]} channels, normalization has {len(normalization.mean)}")
+        self.num_classes = check.positive_int(self.num_classes, "num_classes")
+        if len(normalization.mean) not in (1, given.shape[1]):
+            raise ValueError(f"images have {given.shape[1]} channels, normalization has {len(normalization.mean)}")
         self.normalization = normalization
         self.columns = dict(columns or {})
         for name, column in self.columns.items():
@@ -73,30 +89,63 @@ class LabeledImages:
             if column.ndim == 0 or len(column) != n:
                 raise ValueError(f"column {name!r} must have {n} rows, one an image, got shape {list(column.shape)}")
         try:
-            self.info: dict[str, Any] = json.loads(json.dumps(dict(info or {})))
+            self.info: dict[str, Any] = json.loads(json.dumps(dict(info or {}), default=_plain))
         except (TypeError, ValueError) as error:
             raise TypeError(f"info must be a mapping of JSON values: {error}") from error
 
     @classmethod
     def from_pixels(
-        cls, pixels: Tensor, labels: Tensor, *, normalization: Normalization = IDENTITY, **options: Any
+        cls,
+        pixels: Tensor | NDArray[Any],
+        labels: Labels,
+        *,
+        normalization: Normalization = IDENTITY,
+        **options: Any,
     ) -> LabeledImages:
         """Build a set from `pixels` in [0, 1], float, or uint8 in 0..255, [N, C, H, W]; `options` as the class's.
 
         Raises:
             TypeError, ValueError: as the class does; also floats outside [0, 1] (by more than 0.001).
         """
-        if isinstance(pixels, Tensor) and pixels.dtype == torch.uint8:
-            pixels = pixels.float() / 255
-        if not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels):
-            check.batch_of_images(pixels, "pixels")
-            low, high = (float(v) for v in pixels.detach().aminmax())
+        given: Any = sources.as_tensor(pixels, "pixels")
+        if isinstance(given, Tensor) and given.dtype == torch.uint8:
+            given = given.float() / 255
+        if not isinstance(given, Tensor) or given.ndim != 4 or len(given):
+            check.batch_of_images(given, "pixels")
+            low, high = (float(v) for v in given.detach().aminmax())
             if low < -0.001 or high > 1.001:
                 raise ValueError(
                     f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or give "
                     "normalized images to LabeledImages(images, labels, normalization=...)"
                 )
-        return cls(normalization.encode(pixels), labels, normalization=normalization, **options)
+        return cls(normalization.encode(given), labels, normalization=normalization, **options)
+
+    @staticmethod
+    def from_dataset(
+        dataset: Dataset[Any] | DataLoader[Any],
+        *,
+        num_classes: int | None = None,
+        normalization: Normalization | None = None,
+        progress: bool = True,
+    ) -> LabeledImages:
+        """Read a PyTorch dataset of (image, label) pairs into memory, once, with a bar if it takes long.
+
+        Whatever random transforms the dataset has are drawn this one time: give it none, and pass `augment=` to what
+        trains on the set.
+
+        Args:
+            dataset: see `as_set`.
+            num_classes: K. Default: the number of the dataset's `classes` if it has names, else as the class's.
+            normalization: what the dataset's transform does after `ToTensor`. Default: nothing, pixels in [0, 1].
+                Items of uint8 and PIL pictures are pixels, and are normalised here.
+            progress: whether long reading shows a bar.
+
+        Raises:
+            TypeError, ValueError: see `as_set`.
+        """
+        if not sources.is_dataset(dataset):
+            raise TypeError(f"dataset must be a torch.utils.data.Dataset or DataLoader, got {type(dataset).__name__}")
+        return as_set(dataset, num_classes=num_classes, normalization=normalization, name="dataset", progress=progress)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -317,27 +366,76 @@ class LabeledImages:
         return f"LabeledImages({'; '.join(parts)})"
 
 
+def _plain(value: Any) -> Any:
+    """A NumPy number as Python's, for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
 def as_set(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None = None,
+    images: Images,
+    labels: Labels | None = None,
     *,
     num_classes: int | None = None,
     normalization: Normalization | None = None,
+    name: str = "images",
+    progress: bool = True,
 ) -> LabeledImages:
-    """Return the set that a component was called with: `(images, labels)` tensors, or a `LabeledImages` alone.
+    """Return the set that a component was called with; everything that takes images goes through here.
+
+    Args:
+        images: a `LabeledImages`; or images float [N, C, H, W] in the normalised space, a tensor or a NumPy array,
+            with `labels`; or anything that holds both: a pair `(images, labels)`, a `torch.utils.data.Dataset` of such
+            pairs (a lazy one is read once, into memory, with a bar), a `DataLoader` of one (its dataset is read).
+            Images of uint8 and PIL pictures are pixels in 0..255 and are normalised here; floats never are. A
+            `torch.utils.data.Subset` of a `LabeledImages` keeps its space.
+        labels: class indices [N] or rows float [N, K], a tensor, an array or a list; with a bare tensor or array only.
+        num_classes: K. Default: the number of class names that a dataset states (`classes`), else as `LabeledImages`.
+        normalization: how float images came from pixels. Default: they are pixels in [0, 1].
+        name: the argument's name, for messages.
+        progress: whether long reading shows a bar.
 
     Raises:
-        TypeError, ValueError: labels missing, or given beside a set; a class count or normalisation that
-            contradicts the set's.
+        TypeError, ValueError: labels missing, or given beside what has its own; a class count or normalisation that
+            contradicts the set's; items that are no pairs of an image and a label.
     """
+    images = _within_a_set(images)
     if isinstance(images, LabeledImages):
         if labels is not None:
-            raise TypeError("labels must be left out when images is a LabeledImages (it has its own)")
+            raise TypeError(f"labels must be left out when {name} is a LabeledImages (it has its own)")
         if num_classes not in (None, images.num_classes):
             raise ValueError(f"num_classes={num_classes}, but the set has {images.num_classes}")
         if normalization not in (None, images.normalization):
             raise ValueError(f"normalization is {normalization}, but the set's is {images.normalization}")
         return images
-    if labels is None:
-        raise TypeError("labels must be given with an images tensor")
-    return LabeledImages(images, labels, num_classes=num_classes, normalization=normalization or IDENTITY)
+    if sources.is_source(images):
+        if labels is not None:
+            raise TypeError(f"labels must be left out when {name} is a {type(images).__name__} (it has its own)")
+        num_classes = sources.class_names(images) if num_classes is None else num_classes
+        images, labels = sources.read(images, name, progress=progress)
+    elif labels is None:
+        raise TypeError(
+            f"labels must be given with {name} that have none ({type(images).__name__}); a LabeledImages, a pair "
+            "(images, labels), a Dataset and a DataLoader have their own"
+        )
+    return _from_arrays(images, labels, name, num_classes=num_classes, normalization=normalization)
+
+
+def _within_a_set(images: Any) -> Any:
+    """What a `torch.utils.data.Subset` of a set selects, as a set, whose space a copy item by item would lose."""
+    from torch.utils.data import Subset
+
+    if not isinstance(images, Subset):
+        return images
+    whole = _within_a_set(images.dataset)
+    return whole[torch.as_tensor(images.indices)] if isinstance(whole, LabeledImages) else images
+
+
+def _from_arrays(images: Any, labels: Any, name: str, **options: Any) -> LabeledImages:
+    images, labels = sources.as_tensor(images, name), sources.as_tensor(labels, "labels", lists=True)
+    if isinstance(images, Tensor) and images.dtype == torch.uint8:
+        normalization = options.pop("normalization")
+        return LabeledImages.from_pixels(images, labels, normalization=normalization or IDENTITY, **options)
+    options["normalization"] = options["normalization"] or IDENTITY
+    return LabeledImages(images, labels, **options)

@@ -14,7 +14,7 @@ from distillkit.condense.distribution import Augmentation
 from distillkit.networks.dropout import seeded_dropout
 from distillkit.networks.samplers import uses_batch_statistics
 from distillkit.rng import as_generator
-from distillkit.sets import LabeledImages
+from distillkit.sets import Images, as_set
 
 __all__ = ["CLASSIC", "Protocol", "accuracy", "train"]
 
@@ -62,7 +62,7 @@ CLASSIC = Protocol()
 
 def train(
     network: nn.Module,
-    data: LabeledImages,
+    data: Images,
     protocol: Protocol = CLASSIC,
     *,
     generator: int | torch.Generator = 0,
@@ -72,8 +72,8 @@ def train(
 
     Args:
         network: maps images to logits [N, K]; on the device and of the dtype of the images.
-        data: class indices, or rows of probabilities (a teacher's soft labels), for which cross-entropy is the
-            distillation loss at temperature 1 up to a constant.
+        data: a set, or what `sets.as_set` takes; its labels are class indices, or rows of probabilities (a teacher's
+            soft labels), for which cross-entropy is the distillation loss at temperature 1 up to a constant.
         protocol: see `Protocol`.
         generator: decides the shuffles and the augmentation (and dropout).
         chunk: images per forward and backward pass; default `chunks.chunk_size`. Gradients of a batch are summed over
@@ -83,6 +83,7 @@ def train(
         ValueError: an empty set, or rows that are not probabilities.
         FloatingPointError: the loss is no longer finite.
     """
+    data = as_set(data, name="data")
     images, labels = data
     if not len(data):
         raise ValueError("data must hold at least one image, got an empty set")
@@ -125,12 +126,13 @@ def _step(parameters: list[nn.Parameter], velocity: list[Tensor], lr: float, pro
             parameter.sub_(moving.mul_(protocol.momentum).add_(gradient), alpha=lr)
 
 
-def accuracy(network: nn.Module, data: LabeledImages, *, chunk: int | None = None) -> float:
+def accuracy(network: nn.Module, data: Images, *, chunk: int | None = None) -> float:
     """Share of images whose largest logit is that of their class, in [0, 1]; in eval mode, which is put back.
 
     Raises:
         ValueError: an empty set, or labels that are rows.
     """
+    data = as_set(data, name="data")
     if not len(data) or data.labels.ndim != 1:
         raise ValueError("data must hold at least one image and have class indices as labels")
     modes = {module: module.training for module in network.modules()}

@@ -13,14 +13,14 @@ from distillkit.condense.initialization import class_rows
 from distillkit.networks.base import Network, frozen, split
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
-from distillkit.sets import LabeledImages, as_set
+from distillkit.sets import Images, LabeledImages, Labels, as_set
 
 __all__ = ["herding", "k_center", "random_subset"]
 
 
 def random_subset(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None = None,
+    images: Images,
+    labels: Labels | None = None,
     *,
     ipc: int,
     network: nn.Module | None = None,
@@ -61,8 +61,8 @@ def random_subset(
 
 
 def herding(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None = None,
+    images: Images,
+    labels: Labels | None = None,
     *,
     ipc: int,
     network: nn.Module | None = None,
@@ -110,8 +110,8 @@ def herding(
 
 
 def k_center(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None = None,
+    images: Images,
+    labels: Labels | None = None,
     *,
     ipc: int,
     network: nn.Module | None = None,
@@ -179,7 +179,7 @@ def _chosen(
     info: dict[str, object],
 ) -> LabeledImages:
     """The set of `ipc` images a class in the order that `order(rows, min(ipc, len(rows)))` puts its rows in."""
-    check.positive_int(ipc, "ipc")
+    ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
     index = []
     for own in rows.values():

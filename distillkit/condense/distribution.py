@@ -18,7 +18,7 @@ from distillkit.networks.base import Network
 from distillkit.networks.samplers import NetworkSampler, require_same_place, uses_batch_statistics
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
-from distillkit.sets import LabeledImages, as_set
+from distillkit.sets import Images, LabeledImages, Labels, as_set
 
 __all__ = ["MATCHES", "Augmentation", "distribution_matching"]
 
@@ -73,8 +73,8 @@ class _Real:
 
 
 def distribution_matching(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None = None,
+    images: Images,
+    labels: Labels | None = None,
     *,
     networks: NetworkSampler,
     ipc: int = 10,
@@ -150,8 +150,8 @@ def distribution_matching(
     FedDM's text draws a batch of the synthetic images too; we always use all of them.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
-    check.positive_int(ipc, "ipc")
-    check.positive_int(steps, "steps", least=0)
+    ipc = check.positive_int(ipc, "ipc")
+    steps = check.positive_int(steps, "steps", least=0)
     check.one_of(match, "match", MATCHES)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
 

@@ -22,7 +22,7 @@ from distillkit.networks.base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
-from distillkit.sets import LabeledImages, as_set
+from distillkit.sets import Images, LabeledImages, Labels, as_set
 
 __all__ = ["gradient_matching", "loops_for", "match_gradient"]
 
@@ -40,7 +40,7 @@ def loops_for(ipc: int) -> tuple[int, int]:
     >>> loops_for(10), loops_for(15), loops_for(200)
     ((10, 50), (15, 38), (200, 2))
     """
-    check.positive_int(ipc, "ipc")
+    ipc = check.positive_int(ipc, "ipc")
     for (low, at_low), (high, at_high) in pairwise(_INNER):
         if ipc <= high:
             return ipc, math.floor(at_low + (at_high - at_low) * (ipc - low) / (high - low) + 0.5)
@@ -49,8 +49,8 @@ def loops_for(ipc: int) -> tuple[int, int]:
 
 @torch.enable_grad()
 def gradient_matching(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None = None,
+    images: Images,
+    labels: Labels | None = None,
     *,
     networks: NetworkSampler,
     ipc: int = 10,
@@ -124,10 +124,10 @@ def gradient_matching(
     them a tenth of the way from their initial 0 and 1.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
-    check.positive_int(ipc, "ipc")
-    check.positive_int(iterations, "iterations", least=0)
-    check.positive_int(batch_net, "batch_net")
-    check.real_number(lr_net, "lr_net", least=0.0)
+    ipc = check.positive_int(ipc, "ipc")
+    iterations = check.positive_int(iterations, "iterations", least=0)
+    batch_net = check.positive_int(batch_net, "batch_net")
+    lr_net = check.real_number(lr_net, "lr_net", least=0.0)
     outer, inner = loops_for(ipc) if loops is None else loops
     check.positive_int(outer, "loops[0]")
     check.positive_int(inner, "loops[1]", least=0)
@@ -251,7 +251,7 @@ def match_gradient(
         TypeError, ValueError: what is wrong with which argument; a target that does not fit the network.
         FloatingPointError: the loss is no longer finite.
     """
-    check.positive_int(steps, "steps", least=0)
+    steps = check.positive_int(steps, "steps", least=0)
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
     twin = copy.deepcopy(network).eval().requires_grad_(True)

@@ -88,7 +88,7 @@ def images_from_statistics(
     """
     if means.ndim != 2 or means.shape != stds.shape:
         raise ValueError(f"means and stds must be [K, C], got {list(means.shape)} and {list(stds.shape)}")
-    check.positive_int(ipc, "ipc")
+    ipc = check.positive_int(ipc, "ipc")
     k, c = means.shape
     noise = torch.randn(k, ipc, c, *size, generator=as_generator(generator), dtype=means.dtype).to(means.device)
     return (means.view(k, 1, c, 1, 1) + noise * stds.view(k, 1, c, 1, 1)).flatten(0, 1)
@@ -146,7 +146,7 @@ def initial_images(
         ValueError: soft labels, an unknown init, an absent class that init cannot make, or a starting set of
             another space.
     """
-    check.positive_int(ipc, "ipc")
+    ipc = check.positive_int(ipc, "ipc")
     generator = as_generator(generator)
     info: dict[str, object] = {"init": init if isinstance(init, str) else "given", "with_replacement": []}
     if isinstance(init, LabeledImages):

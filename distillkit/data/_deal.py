@@ -13,7 +13,7 @@ Seed = int | torch.Generator
 
 def grouped(labels: Tensor, clients: int, name: str = "labels") -> list[Tensor]:
     """The indices of each class that occurs, on the CPU."""
-    check.positive_int(clients, "clients")
+    clients = check.positive_int(clients, "clients")
     labels = check.class_labels(labels, None, None, name).cpu()
     if not len(labels):
         raise ValueError(f"{name} must not be empty")

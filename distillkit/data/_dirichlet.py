@@ -108,7 +108,7 @@ def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator)
 
     In logarithms because the draws themselves underflow to 0 at small alpha: Gamma(a) = Gamma(a + 1) U^(1/a).
     """
-    check.real_number(alpha, "alpha", least=1e-6, most=1e6)
+    alpha = check.real_number(alpha, "alpha", least=1e-6, most=1e6)
     above_one = torch._standard_gamma(torch.full(shape, alpha + 1, dtype=torch.float64), generator=generator)
     uniform = 1 - torch.rand(shape, dtype=torch.float64, generator=generator)
     return above_one.log() + uniform.log() / alpha
@@ -125,8 +125,8 @@ def _until_fair(
     generator: Seed,
 ) -> list[Tensor]:
     """Deal by the first drawn table of counts in which every client holds `min_size` images."""
-    check.positive_int(min_size, "min_size", least=0)
-    check.positive_int(tries, "tries")
+    min_size = check.positive_int(min_size, "min_size", least=0)
+    tries = check.positive_int(tries, "tries")
     if clients * min_size > labels.numel():
         raise ValueError(f"{labels.numel()} images cannot give {clients} clients at least {min_size} each")
     rng = as_generator(generator)

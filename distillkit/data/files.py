@@ -53,7 +53,7 @@ def load_folder(
             `test` or `val` has.
     """
     path = Path(path).expanduser()
-    check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
+    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
     info: dict[str, Any] = {"dataset": path.resolve().name}
     parts, beside = _parts(path)
     classes = [folder.name for folder in _subfolders(parts["train"])]

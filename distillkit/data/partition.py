@@ -118,7 +118,7 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
         TypeError, ValueError: a bad argument, or an owner that would get no image of its class.
     """
     groups = grouped(labels, clients)
-    check.real_number(share, "share", above=0.0, most=1.0)
+    share = check.real_number(share, "share", above=0.0, most=1.0)
     total = len(groups)
     if clients % total:
         raise ValueError(f"clients must be a multiple of the number of classes, {total}, got {clients}")

@@ -28,10 +28,10 @@ def around_class_means(
     Raises:
         TypeError, ValueError: fewer than 2 classes or 1 sample, a negative mean_std, a sample_std that is not positive.
     """
-    check.positive_int(num_classes, "num_classes", least=2)
-    check.positive_int(per_class, "per_class")
-    check.real_number(mean_std, "mean_std", least=0.0)
-    check.real_number(sample_std, "sample_std", above=0.0)
+    num_classes = check.positive_int(num_classes, "num_classes", least=2)
+    per_class = check.positive_int(per_class, "per_class")
+    mean_std = check.real_number(mean_std, "mean_std", least=0.0)
+    sample_std = check.real_number(sample_std, "sample_std", above=0.0)
     means = mean_std * torch.randn(num_classes, *shape, generator=generator)
     samples = sample_std * torch.randn(num_classes * per_class, *shape, generator=generator)
     return means.repeat_interleave(per_class, 0).add_(samples)

@@ -38,9 +38,9 @@ class NoiseDecoder(nn.Module):
     def __init__(self, size: int = 32, channels: int = 3, *, latent: int = 64, width: int = 64) -> None:
         super().__init__()
         self.size = check.positive_int(size, "size")
-        check.positive_int(channels, "channels")
-        check.positive_int(latent, "latent")
-        check.positive_int(width, "width")
+        channels = check.positive_int(channels, "channels")
+        latent = check.positive_int(latent, "latent")
+        width = check.positive_int(width, "width")
         base = -(-size // 4)
         layers: list[nn.Module] = [
             nn.Linear(latent, 8 * base * base),
@@ -118,8 +118,8 @@ def cnn_noise(
     release makes a new optimiser for each; the scale of its decorrelation loss is not documented, ours is in
     `decorrelation`.
     """
-    check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
-    check.positive_int(chunk, "chunk")
+    decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
+    chunk = check.positive_int(chunk, "chunk")
     if shared and not mean_std:
         raise ValueError("mean_std must be greater than 0 with shared=True, for nothing else tells the classes apart")
     generator = as_generator(generator)

@@ -30,7 +30,7 @@ def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "tru
     appendix A.1.1.
     """
     check.class_labels(counts, None, None, "counts")
-    check.positive_int(total, "total")
+    total = check.positive_int(total, "total")
     check.one_of(rounding, "rounding", ("truncate", "largest_remainder"))
     if not len(counts):
         raise ValueError("counts must have one entry a class, got none")

@@ -32,8 +32,8 @@ class SmallDecoder(nn.Module):
         if len(shape) != 3:
             raise ValueError(f"shape must be (C, H, W), got {tuple(shape)}")
         channels, height, columns = (check.positive_int(s, "shape") for s in shape)
-        check.positive_int(latent, "latent")
-        check.positive_int(width, "width", least=2)
+        latent = check.positive_int(latent, "latent")
+        width = check.positive_int(width, "width", least=2)
         self._sizes = [(-(-height // k), -(-columns // k)) for k in (4, 2, 1)]
         h, w = self._sizes[0]
         self.start = nn.Linear(latent, width * h * w)

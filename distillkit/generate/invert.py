@@ -93,9 +93,9 @@ def invert(
     images (up to rounding), where the releases norm and clamp over the batch; FedCOG's generator emits pixels in [0, 1]
     to networks that expect normalised images, here they are encoded; no hook stays behind on the teacher.
     """
-    check.positive_int(steps, "steps", least=0)
-    check.real_number(lr, "lr", above=0.0)
-    check.positive_int(latent, "latent")
+    steps = check.positive_int(steps, "steps", least=0)
+    lr = check.real_number(lr, "lr", above=0.0)
+    latent = check.positive_int(latent, "latent")
     if len(shape) != 3:
         raise ValueError(f"shape must be (C, H, W), got {tuple(shape)}")
     shape = tuple(check.positive_int(s, "shape") for s in shape)
@@ -118,7 +118,7 @@ def invert(
     n = len(targets)
     start = torch.randn(n, *(shape if decoder is None else (latent,)), generator=generator).to(like)
     if batch is not None:
-        check.positive_int(batch, "batch")
+        batch = check.positive_int(batch, "batch")
     elif objective.couples or decoder is not None:
         batch = _COUPLED_BATCH
     images, logits = like.new_empty(n, *shape), like.new_empty(n, num_classes)

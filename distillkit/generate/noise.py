@@ -67,8 +67,8 @@ def stylegan_noise(
     Paper: Tang et al., "Virtual homogeneity learning" (VHL, ICML 2022), appendix C.3. Deviations: scaled, not
     clamped; no JPEG between generator and set.
     """
-    check.real_number(noise_gain, "noise_gain", least=0.0)
-    check.positive_int(chunk, "chunk")
+    noise_gain = check.real_number(noise_gain, "noise_gain", least=0.0)
+    chunk = check.positive_int(chunk, "chunk")
     generator = as_generator(generator)
     network = build(lambda: StyleGAN2(size, channels, latent=latent, width=width), generator).to(device)
     assert isinstance(network, StyleGAN2)

@@ -90,7 +90,7 @@ class Patches:
         self.jpeg_quality = jpeg_quality
         channels, height, width = self.image.shape
         if jpeg_quality is not None:
-            check.positive_int(jpeg_quality, "jpeg_quality", most=100)
+            jpeg_quality = check.positive_int(jpeg_quality, "jpeg_quality", most=100)
             if channels not in (1, 3):
                 raise ValueError(f"jpeg_quality needs an image of 1 or 3 channels, got {channels}")
         if min(height, width) < size:
@@ -173,7 +173,7 @@ class Patches:
 
     def chunks(self, size: int = 500, indices: Sequence[int] | Tensor | None = None) -> Iterator[Tensor]:
         """Yield the crops (of `indices`, or all) `size` at a time, so that memory is bounded."""
-        check.positive_int(size, "size")
+        size = check.positive_int(size, "size")
         chosen: Sequence[int] | Tensor = range(self.count) if indices is None else indices
         for start in range(0, len(chosen), size):
             yield self.batch(chosen[start : start + size])

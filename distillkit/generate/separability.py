@@ -13,7 +13,7 @@ from distillkit import check
 from distillkit.networks.base import NetworkFactory, build
 from distillkit.networks.convnet import ConvNet
 from distillkit.rng import as_generator
-from distillkit.sets import LabeledImages, as_set
+from distillkit.sets import Images, LabeledImages, Labels, as_set
 
 __all__ = ["Separability", "separability"]
 
@@ -34,8 +34,8 @@ class Separability:
 
 
 def separability(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None = None,
+    images: Images,
+    labels: Labels | None = None,
     *,
     network: NetworkFactory | None = None,
     epochs: int = 10,
@@ -57,9 +57,9 @@ def separability(
         TypeError, ValueError: what is wrong with which argument; label rows; a class with a single image.
     """
     data = as_set(images, labels)
-    check.positive_int(epochs, "epochs")
-    check.positive_int(batch, "batch")
-    check.real_number(lr, "lr", above=0.0)
+    epochs = check.positive_int(epochs, "epochs")
+    batch = check.positive_int(batch, "batch")
+    lr = check.real_number(lr, "lr", above=0.0)
     if data.labels.ndim != 1 or not len(data):
         raise ValueError(f"labels must be class indices of at least 2 images, got shape {list(data.labels.shape)}")
     counts = data.counts()

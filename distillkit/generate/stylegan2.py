@@ -96,10 +96,10 @@ class StyleGAN2(nn.Module):
     ) -> None:
         super().__init__()
         self.size = check.positive_int(size, "size", least=4)
-        check.positive_int(channels, "channels")
-        check.positive_int(latent, "latent")
-        check.positive_int(width, "width", least=4)
-        check.positive_int(depth, "depth")
+        channels = check.positive_int(channels, "channels")
+        latent = check.positive_int(latent, "latent")
+        width = check.positive_int(width, "width", least=4)
+        depth = check.positive_int(depth, "depth")
         base, doublings = pyramid(size)
         sides = [base * 2**k for k in range(doublings + 1)]
         maps = [max(4, min(width, width * 32 // side)) for side in sides]

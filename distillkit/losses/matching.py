@@ -31,7 +31,7 @@ def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[T
         TypeError, ValueError: tensors of a wrong kind or shape, labels out of range.
     """
     floating(embeddings, "embeddings", "N, d")
-    check.positive_int(num_classes, "num_classes")
+    num_classes = check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, len(embeddings), num_classes)
     rows = at_least_float32(embeddings)
     counts = torch.bincount(labels, minlength=num_classes)
@@ -127,7 +127,7 @@ def rbf_mmd(
     floating(y, "y", "m, d")
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"y must have {x.shape[1]} columns as x has, got {y.shape[1]}")
-    check.positive_int(kernels, "kernels")
+    kernels = check.positive_int(kernels, "kernels")
     multiplier = check.real_number(multiplier, "multiplier", above=0)
     if unbiased and min(len(x), len(y)) < 2:
         raise ValueError(f"unbiased needs at least 2 rows in x and in y, got {len(x)} and {len(y)}")

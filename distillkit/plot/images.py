@@ -12,7 +12,7 @@ from distillkit import check
 from distillkit.normalization import IDENTITY
 from distillkit.plot._figure import LINES, class_names, panels
 from distillkit.rng import as_generator
-from distillkit.sets import LabeledImages, as_set
+from distillkit.sets import Images, LabeledImages, Labels, as_set
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +23,8 @@ _FRAME = 0.85  # the grey around an image, so that a white one is seen
 
 
 def grid(
-    images: Tensor | LabeledImages,
-    labels: Tensor | None = None,
+    images: Images,
+    labels: Labels | None = None,
     *,
     per_class: int = 10,
     classes: Sequence[str] | None = None,

@@ -61,12 +61,12 @@ def select(
     n = len(logits)
     if isinstance(embeddings, Tensor) and len(embeddings) != n:
         raise ValueError(f"embeddings and logits must have a row an image each, got {len(embeddings)} and {n} rows")
-    check.positive_int(keep, "keep", most=n)
+    keep = check.positive_int(keep, "keep", most=n)
     if released_threshold is None:
         share = check.real_number(kmeans_share, "kmeans_share", least=0.0, most=1.0)
         middle = min(max(round(n ** (1 - share) * keep**share), keep), n)
     else:
-        check.real_number(released_threshold, "released_threshold", least=0.0, below=1.0)
+        released_threshold = check.real_number(released_threshold, "released_threshold", least=0.0, below=1.0)
         middle = min(int(keep / (1 - released_threshold)), n)
     balanced = kmeans_balance(
         embeddings,

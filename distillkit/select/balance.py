@@ -53,10 +53,10 @@ def kmeans_balance(
     classes the two halves overlap, so that the minimum is missed. Here neither happens.
     """
     check.one_of(order, "order", _ORDERS)
-    check.real_number(balancing, "balancing", least=0.0, most=1.0)
+    balancing = check.real_number(balancing, "balancing", least=0.0, most=1.0)
     embeddings = check.rows(embeddings, "embeddings")
     predicted = check.class_labels(predicted, len(embeddings), None, "predicted").cpu()
-    check.positive_int(keep, "keep", most=len(embeddings))
+    keep = check.positive_int(keep, "keep", most=len(embeddings))
     if keep == len(embeddings):
         return torch.arange(keep, device=embeddings.device)
     distances = centroid_distances(embeddings, clusters=clusters, batch_size=batch_size, generator=generator).cpu()
@@ -95,7 +95,7 @@ def centroid_distances(
     if batch_size is None:
         kmeans = KMeans(clusters, n_init=1, random_state=seed)
     else:
-        check.positive_int(batch_size, "batch_size")
+        batch_size = check.positive_int(batch_size, "batch_size")
         kmeans = MiniBatchKMeans(clusters, n_init=1, random_state=seed, batch_size=batch_size)
     with threadpool_limits(1):
         own = kmeans.fit_predict(points.numpy())

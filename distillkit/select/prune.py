@@ -59,7 +59,7 @@ def prune_by_confidence(
     groups = logits.argmax(1).cpu() if per_class else torch.zeros(len(logits), dtype=torch.int64)
     classes, sizes = groups.unique(return_counts=True)
     if threshold is not None:
-        check.real_number(threshold, "threshold", least=0.0, below=1.0)
+        threshold = check.real_number(threshold, "threshold", least=0.0, below=1.0)
         drops = [int(threshold * n) for n in sizes.tolist()]
     else:
         assert keep is not None

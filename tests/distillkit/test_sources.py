@@ -1,0 +1,215 @@
+"""Whatever holds labelled images is taken as a set: arrays, pairs, datasets, loaders; a lazy one is read once."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from distillkit import LabeledImages, Normalization
+from distillkit.condense import herding, random_subset
+from distillkit.evaluate import Protocol, evaluate
+from distillkit.networks import ConvNet
+from distillkit.sets import as_set
+
+HALF = Normalization([0.5], [0.25])
+PIXELS = torch.arange(6 * 2 * 4 * 4).view(6, 2, 4, 4).float() / 200
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+class Lazy(Dataset[tuple[Any, Any]]):
+    """A dataset that is read item by item and counts how often."""
+
+    def __init__(self, images: Any = PIXELS, labels: Any = LABELS) -> None:
+        self.images, self.labels, self.reads = images, labels, [0] * len(images)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        self.reads[index] += 1
+        return self.images[index], self.labels[index]
+
+
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return iter(zip(PIXELS, LABELS.tolist()))
+
+
+SOURCES: dict[str, Any] = {
+    "a pair": (PIXELS, LABELS),
+    "a list": [PIXELS, LABELS],
+    "a pair of arrays": (PIXELS.numpy(), LABELS.numpy()),
+    "a float64 array and a list": (PIXELS.double().numpy(), LABELS.tolist()),
+    "TensorDataset": TensorDataset(PIXELS, LABELS),
+    "Dataset of tensors": Lazy(),
+    "Dataset of arrays and numbers": Lazy(PIXELS.numpy(), LABELS.numpy()),
+    "IterableDataset": Stream(),
+    "ConcatDataset": ConcatDataset([Lazy(PIXELS[:2], LABELS[:2]), Lazy(PIXELS[2:], LABELS[2:])]),
+    "Subset": Subset(Lazy(PIXELS.repeat(2, 1, 1, 1), LABELS.repeat(2)), range(6)),
+    "DataLoader": DataLoader(Lazy(), batch_size=4),
+    "shuffled DataLoader": DataLoader(Lazy(), batch_size=4, shuffle=True),
+    "DataLoader of a stream": DataLoader(Stream(), batch_size=4),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_all_sources_of_the_same_images_are_the_same_set(source: Any, global_rng_untouched: None) -> None:
+    made = as_set(source, progress=False)
+    assert made.images.dtype == torch.float32
+    assert torch.equal(made.images, PIXELS)
+    assert torch.equal(made.labels, LABELS)
+    assert (made.num_classes, str(made.normalization)) == (3, "pixels in [0, 1]")
+
+
+def test_a_lazy_dataset_is_read_once() -> None:
+    lazy = Lazy()
+    as_set(DataLoader(lazy, batch_size=2, shuffle=True))
+    assert lazy.reads == [1] * 6
+
+
+def test_components_take_them() -> None:
+    want = random_subset(PIXELS, LABELS, ipc=1)
+    for source in SOURCES.values():
+        assert torch.equal(random_subset(source, ipc=np.int64(1)).images, want.images)
+    assert torch.equal(herding(PIXELS.numpy(), LABELS.tolist(), ipc=1).images, herding(Lazy(), ipc=1).images)
+    ways = [
+        evaluate(data, test, lambda: ConvNet((2, 4, 4), 3, width=4, depth=1), nets=1, protocol=Protocol(epochs=1))
+        for data, test in (((PIXELS, LABELS), Lazy()), (Lazy(), TensorDataset(PIXELS, LABELS)))
+    ]
+    assert ways[0].rows[0].accuracies == ways[1].rows[0].accuracies
+
+
+def test_uint8_and_pictures_are_pixels_and_are_normalized_but_floats_are_taken_as_they_are() -> None:
+    from PIL import Image
+
+    raw = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pictures = [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in raw]
+    grey = [Image.fromarray(one[0].numpy()) for one in raw]
+    want = LabeledImages.from_pixels(raw, [0, 1, 0, 1], normalization=HALF)
+    for source in (raw, raw.numpy(), None):
+        given = {} if source is None else {"labels": [0, 1, 0, 1]}
+        made = as_set(Lazy(pictures, [0, 1, 0, 1]) if source is None else source, normalization=HALF, **given)
+        assert torch.equal(made.images, want.images)
+        assert made.normalization == HALF
+    assert torch.equal(as_set(Lazy(grey, [0, 1, 0, 1])).images, raw[:, :1].float() / 255)
+    already = as_set(Lazy(list(want.images), [0, 1, 0, 1]), normalization=HALF)
+    assert torch.equal(already.images, want.images)
+
+
+def test_rows_of_labels_are_kept() -> None:
+    rows = torch.rand(6, 5)
+    assert torch.equal(as_set(Lazy(PIXELS, rows)).labels, rows)
+    assert torch.equal(LabeledImages(PIXELS, rows.double().numpy()).labels, rows)
+
+
+def test_class_names_of_a_dataset_say_how_many_classes_there_are() -> None:
+    named = Lazy()
+    named.classes = ["a", "b", "c", "never seen"]  # type: ignore[attr-defined]
+    for source in (named, Subset(named, [0, 1]), DataLoader(named)):
+        assert as_set(source).num_classes == 4
+    assert as_set(named, num_classes=7).num_classes == 7
+
+
+def test_a_subset_of_a_set_keeps_its_space() -> None:
+    whole = LabeledImages.from_pixels(PIXELS, LABELS, normalization=HALF, columns={"n": torch.arange(6)})
+    first, second = torch.utils.data.random_split(
+        whole,  # type: ignore[arg-type]
+        [4, 2],
+        generator=torch.Generator().manual_seed(0),
+    )
+    made = as_set(Subset(first, [3, 1]))
+    assert made.normalization == HALF
+    assert made.num_classes == 3
+    assert sorted([*as_set(first).columns["n"].tolist(), *as_set(second).columns["n"].tolist()]) == list(range(6))
+    assert made.columns["n"].tolist() == [first.indices[3], first.indices[1]]
+
+
+def test_from_dataset() -> None:
+    made = LabeledImages.from_dataset(Lazy(), normalization=HALF, num_classes=5)
+    assert (made.normalization, made.num_classes) == (HALF, 5)
+    with pytest.raises(TypeError, match="dataset must be a torch"):
+        LabeledImages.from_dataset(PIXELS)  # type: ignore[arg-type]
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "no labels": (PIXELS, {}, TypeError, "labels must be given with data"),
+    "labels twice": ((PIXELS, LABELS), {"labels": LABELS}, TypeError, "labels must be left out"),
+    "labels beside a dataset": (Lazy(), {"labels": LABELS}, TypeError, "labels must be left out when data is a Lazy"),
+    "a triple": ((PIXELS, LABELS, LABELS), {}, TypeError, "labels must be given"),
+    "words": ("digits", {}, TypeError, r"labels must be given with data that have none \(str\)"),
+    "empty": (Lazy(PIXELS[:0], LABELS[:0]), {}, ValueError, "data must hold at least one item"),
+    "items without label": (TensorDataset(PIXELS), {}, TypeError, "data must give pairs.*item 0 is a tuple of 1"),
+    "flat images": (Lazy(PIXELS.flatten(1)), {}, TypeError, r"data\[0\] must be an image.*Tensor \[32\]"),
+    "grey arrays": (Lazy(PIXELS[:, 0].numpy()), {}, TypeError, r"data\[0\] must be an image.*ndarray \[4, 4\]"),
+    "other sizes": (
+        Lazy([PIXELS[0], PIXELS[1, :, :3]], [0, 1]),
+        {},
+        ValueError,
+        r"image of item 1 is torch.float32 \[2, 3, 4\].*item 0 torch.float32 \[2, 4, 4\]; make them alike",
+    ),
+    "words as labels": (Lazy(PIXELS, list("abcdef")), {}, TypeError, r"label of data\[0\] must be a class index"),
+    "float labels": (Lazy(PIXELS, LABELS.float()), {}, TypeError, "integer dtype"),
+    "words in an array": (np.array([["a"]]), {"labels": [0]}, TypeError, "data must hold numbers"),
+    "ragged labels": (PIXELS, {"labels": [[0], [1, 2]]}, TypeError, "labels must be a tensor or a regular list"),
+    "a sampler": (
+        DataLoader(Lazy(), sampler=WeightedRandomSampler([1.0] * 6, 6)),
+        {},
+        TypeError,
+        "WeightedRandomSampler.*Subset",
+    ),
+    "half a loader": (DataLoader(Lazy(), batch_sampler=[[0, 1], [2]]), {}, TypeError, "DataLoader with a list"),
+    "a collate_fn": (DataLoader(Lazy(), collate_fn=lambda items: items), {}, TypeError, "collate_fn of its own"),
+}
+
+
+@pytest.mark.parametrize(("source", "options", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_set_is_refused(source: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        as_set(source, name="data", **options)
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_one_bar_at_a_time_and_only_where_somebody_watches(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distillkit import progress
+
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return watched
+
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    with progress.bar(3, "outer") as outer, progress.bar(3, "inner") as inner:
+        inner.update()
+        outer.update()
+    with progress.bar(3, "quiet", progress=False) as quiet:
+        quiet.update()
+    with progress.bar(2, "second", done=1) as second:
+        second.update()
+    seen = screen.getvalue()
+    assert ("outer" in seen) is ("second" in seen) is watched
+    assert "inner" not in seen
+    assert "quiet" not in seen
+
+
+def test_a_quick_call_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", screen)
+    as_set(Lazy())
+    assert screen.getvalue() == ""
