@@ -85,6 +85,11 @@ class Normalization:
 
     `encode(pixels)` gives `(pixels - mean) / std`, whitened if `zca` is set; `decode` undoes it.
 
+    Attributes:
+        measured: whether these numbers are statistics of images of which nobody said that they are public. They travel
+            with every set, so a component that promises privacy refuses them. Default: whether there is a whitening,
+            which is always fitted. No part of equality: the map is the same.
+
     Raises:
         ValueError: different numbers of means and stds, or a std that is not positive.
     """
@@ -92,27 +97,31 @@ class Normalization:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     zca: ZCA | None = field(default=None)
+    measured: bool = field(default=False, compare=False, repr=False)
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], zca: ZCA | None = None) -> None:
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], zca: ZCA | None = None, *, measured: bool | None = None
+    ) -> None:
         object.__setattr__(self, "mean", tuple(check.real_number(float(m), "mean") for m in mean))
         object.__setattr__(self, "std", tuple(check.real_number(float(s), "std", above=0.0) for s in std))
         object.__setattr__(self, "zca", zca)
+        object.__setattr__(self, "measured", zca is not None if measured is None else bool(measured))
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(f"mean and std must have one value a channel, got {len(self.mean)} and {len(self.std)}")
 
     @staticmethod
-    def of(pixels: Tensor) -> Normalization:
+    def of(pixels: Tensor, *, public: bool = False) -> Normalization:
         """Measure mean and std per channel on `pixels` float [N, C, H, W] in [0, 1].
 
-        A channel that is constant gets std 1. These numbers are statistics of the data: with a privacy claim,
-        give public ones instead.
+        A channel that is constant gets std 1. These numbers are statistics of the data: with a privacy claim, give
+        public ones instead, or say `public=True` if these images are public.
         """
         check.batch_of_images(pixels, "pixels")
         channels = pixels.transpose(0, 1).flatten(1).double()
         # The measured deviation of a constant channel is rounding noise above zero, so compare the extremes.
         constant = channels.amax(1) == channels.amin(1)
         std = channels.std(1, correction=0).masked_fill(constant, 1.0)
-        return Normalization(channels.mean(1).tolist(), std.tolist())
+        return Normalization(channels.mean(1).tolist(), std.tolist(), measured=not public)
 
     def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
         if not like.is_floating_point():

@@ -38,10 +38,13 @@ class LabeledImages:
     Args:
         images: float [N, C, H, W] in the normalised space; a NumPy array becomes float32.
         labels: class indices int [N], or rows float [N, K] (soft or multi-label); a tensor, an array or a list.
-        num_classes: K. Default: the largest label + 1, or the width of the rows. Say it when classes may be absent.
+        num_classes: K. Default: the largest label + 1, or the width of the rows. Say it when classes may be absent,
+            and wherever privacy matters: a K that is read off the labels tells whether somebody has the last class.
         normalization: how `images` came from pixels in [0, 1]. Default: they are such pixels.
         columns: what else belongs to each image, name -> tensor with N rows (a teacher's logits, a client's number).
         info: provenance, JSON values only (method, steps, seed, ...); saved with the set and shown in its repr.
+        classes_given: whether K is known apart from these labels. Default: whether `num_classes` is given, or labels
+            are rows. Sets made of this one remember it; private components refuse a K that was derived.
 
     A set of zero images is allowed (a client may own nothing) if `num_classes` is given.
     An integer index gives the pair `(image, label)`, so a set is also a map-style dataset for `DataLoader`; a slice,
@@ -60,6 +63,7 @@ class LabeledImages:
         normalization: Normalization = IDENTITY,
         columns: Mapping[str, Tensor] | None = None,
         info: Mapping[str, Any] | None = None,
+        classes_given: bool | None = None,
     ) -> None:
         given: Any = sources.as_tensor(images, "images")
         marks: Any = sources.as_tensor(labels, "labels", lists=True)
@@ -79,6 +83,8 @@ class LabeledImages:
             self.labels = check.class_labels(marks, n, num_classes)
             self.num_classes = int(self.labels.max()) + 1 if num_classes is None else num_classes
         self.num_classes = check.positive_int(self.num_classes, "num_classes")
+        known = num_classes is not None or self.labels.ndim == 2
+        self.classes_given = known if classes_given is None else bool(classes_given)
         if len(normalization.mean) not in (1, given.shape[1]):
             raise ValueError(f"images have {given.shape[1]} channels, normalization has {len(normalization.mean)}")
         self.normalization = normalization
@@ -168,7 +174,7 @@ class LabeledImages:
         return self.replace(images=self.images[index], labels=self.labels[index], columns=columns)
 
     def replace(self, **changes: Any) -> LabeledImages:
-        """Return a set with some of the constructor's arguments changed."""
+        """Return a set with some of the constructor's arguments changed; a `num_classes` among them counts as given."""
         kept = {
             "images": self.images,
             "labels": self.labels,
@@ -176,6 +182,7 @@ class LabeledImages:
             "normalization": self.normalization,
             "columns": self.columns,
             "info": self.info,
+            "classes_given": True if "num_classes" in changes else self.classes_given,
         }
         return LabeledImages(**{**kept, **changes})
 
@@ -258,7 +265,8 @@ class LabeledImages:
                 )
         columns = {name: torch.cat([s.columns[name] for s in sets]) for name in first.columns}
         labels, images = torch.cat([s.labels for s in sets]), torch.cat([s.images for s in sets])
-        return first.replace(images=images, labels=labels, columns=columns)
+        given = all(s.classes_given for s in sets)
+        return first.replace(images=images, labels=labels, columns=columns, classes_given=given)
 
     def grid(self, columns: int | None = None, padding: int = 2) -> Tensor:
         """One picture of all images, pixel units float [C, H', W'] in [0, 1], row by row, white between them.
@@ -287,11 +295,12 @@ class LabeledImages:
         zca = self.normalization.zca
         if zca is not None:
             tensors |= {"zca.center": zca.center, "zca.matrix": zca.matrix, "zca.inverse": zca.inverse}
-        return tensors, {"mean": self.mean, "std": self.std, "num_classes": self.num_classes, "info": self.info}
+        facts = {"mean": self.mean, "std": self.std, "measured": self.normalization.measured}
+        return tensors, facts | {"num_classes": self.num_classes, "given": self.classes_given, "info": self.info}
 
     @staticmethod
     def from_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> LabeledImages:
-        """The inverse of `parts`."""
+        """The inverse of `parts`; what an older file does not say counts as measured, and derived."""
         zca = None
         if "zca.matrix" in tensors:
             zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
@@ -299,9 +308,10 @@ class LabeledImages:
             tensors["images"],
             tensors["labels"],
             num_classes=facts["num_classes"],
-            normalization=Normalization(facts["mean"], facts["std"], zca),
+            normalization=Normalization(facts["mean"], facts["std"], zca, measured=facts.get("measured", True)),
             columns={k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
             info=facts["info"],
+            classes_given=facts.get("given", False),
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -396,6 +406,8 @@ def as_set(
         name: the argument's name, for messages.
         progress: whether long reading shows a bar.
 
+    A `num_classes` given here takes the place of one that the set derived from its labels.
+
     Raises:
         TypeError, ValueError: labels missing, or given beside what has its own; a class count or normalisation that
             contradicts the set's; items that are no pairs of an image and a label.
@@ -404,6 +416,8 @@ def as_set(
     if isinstance(images, LabeledImages):
         if labels is not None:
             raise TypeError(f"labels must be left out when {name} is a LabeledImages (it has its own)")
+        if num_classes is not None and not images.classes_given:
+            images = images.replace(num_classes=num_classes)
         if num_classes not in (None, images.num_classes):
             raise ValueError(f"num_classes={num_classes}, but the set has {images.num_classes}")
         if normalization not in (None, images.normalization):

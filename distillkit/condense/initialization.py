@@ -168,7 +168,7 @@ def initial_images(
         images = images_from_statistics(means[chosen], stds[chosen], ipc=ipc, size=(h, w), generator=generator)
     labels = torch.tensor(chosen).repeat_interleave(ipc).to(real.labels.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in set(chosen)] if classes is None else []
-    return LabeledImages(images, labels, num_classes=real.num_classes, normalization=real.normalization, info=info)
+    return real.replace(images=images, labels=labels, columns={}, info=info)
 
 
 def _given(

@@ -92,7 +92,8 @@ def load_npz(
         size: height and width in pixels; see `load_folder`.
         channels: 1 or 3; see `load_folder`.
         normalization: default the mean and standard deviation measured on the training split.
-        classes: their names. Default: "0", "1", ... up to the largest label in the file.
+        classes: their names. Default: "0", "1", ... up to the largest label in the file; the sets then remember that
+            their class count was derived from labels (see `LabeledImages`).
 
     Raises:
         FileNotFoundError: no such file.
@@ -113,11 +114,13 @@ def load_npz(
     labels = {_PARTS[name]: _labels(arrays, name) for name in wanted}
     if len({found.ndim for found in labels.values()}) > 1:
         raise ValueError(f"the splits of {path} have labels of different kinds: class indices and rows")
+    given = classes is not None
     if classes is None:
         rows = labels["train"].ndim == 2
         total = labels["train"].shape[1] if rows else 1 + max(int(found.max()) for found in labels.values())
         classes = tuple(str(k) for k in range(total))
-    return assemble(pixels, labels, classes, normalization, {"dataset": path.stem})
+    given = given or labels["train"].ndim == 2
+    return assemble(pixels, labels, classes, normalization, {"dataset": path.stem}, classes_given=given)
 
 
 def _subfolders(path: Path) -> list[Path]:

@@ -80,10 +80,13 @@ def assemble(
     classes: Sequence[str],
     normalization: Normalization | None,
     info: Mapping[str, Any],
+    *,
+    classes_given: bool = True,
 ) -> Split:
     """Build a `Split` from the pixels (overwritten) and labels of `train`, `test` and perhaps `validation`.
 
-    The normalisation of all is the given one, or mean and standard deviation measured on `train`.
+    The normalisation of all is the given one, or mean and standard deviation measured on `train`. `classes_given` is
+    whether the classes are known apart from the labels, as by their names.
     """
     normalization = normalization or Normalization.of(pixels["train"])
     sets = {}
@@ -96,6 +99,7 @@ def assemble(
             num_classes=len(classes),
             normalization=normalization,
             info={**info, "split": part},
+            classes_given=classes_given,
         )
     return Split(sets["train"], sets["test"], tuple(classes), sets.get("validation"))
 

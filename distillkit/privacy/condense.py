@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, cast
 
 import torch
@@ -37,6 +38,7 @@ def condense_private(
     epsilon: float,
     delta: float = 1e-5,
     num_classes: int | None = None,
+    size: int | None = None,
     ipc: int = 10,
     network: NetworkFactory | NetworkSampler | None = None,
     networks: int = 20,
@@ -85,8 +87,11 @@ def condense_private(
         labels: class indices int [N]; left out with a set. Private.
         epsilon: > 0, for the whole call. Infinity adds no noise: the control for what the noise costs, without any
             guarantee, which the ledger records.
-        delta: below 1 / N; that of the ledger, if one is given.
-        num_classes: K, public; must be given with tensors. A class without records gets images too, of noise.
+        delta: well below 1 / N; that of the ledger, if one is given. It is compared with `size`, or the sum of `sizes`,
+            never with the private N; without either a warning follows if it is not below one over the noised N.
+        num_classes: K, public; must be given, here or to the set when it was made. A class without records gets images
+            too, of noise.
+        size: a public number of records, or an upper bound; delta is compared with it, and nothing else.
         ipc: images per class.
         network: a factory of networks that are re-drawn, or a sampler; it must owe nothing to the private data.
             Default: ConvNet of width 128, of depth 3 or what the image size allows.
@@ -106,7 +111,8 @@ def condense_private(
         init: `"noise"`, or a public set with `ipc` images per class.
         steps: of each later pass's fit.
         lr, momentum: of all fits (SGD, cosine schedule); lr is for unit vectors.
-        normalization: how `images` came from pixels: public constants.
+        normalization: how `images` came from pixels: public constants. One that was measured (`Normalization.of`, the
+            default of `load_folder`) is refused.
         public_statistics: say True if the set's normalisation was measured on public data.
         ledger: where the release is charged, with whatever it holds already; default one for this call.
         client, round: for the ledger.
@@ -123,6 +129,10 @@ def condense_private(
             PrivateInitialization, NotAccountable.
         TypeError, ValueError: bad images, labels or options.
     """
+    if size is not None:
+        check.positive_int(size, "size")
+    if sizes is not None and (sizes.ndim != 1 or not bool((sizes > 0).all())):
+        raise ValueError(f"sizes must be positive numbers, one a class, got {sizes.tolist()}")
     real = private_set(
         images,
         labels,
@@ -130,7 +140,10 @@ def condense_private(
         normalization=normalization,
         public_statistics=public_statistics,
         delta=delta,
+        size=float(sizes.sum()) if size is None and sizes is not None else size,
     )
+    if sizes is not None and len(sizes) != real.num_classes:
+        raise ValueError(f"sizes must be {real.num_classes} positive numbers, one a class, got {sizes.tolist()}")
     check.positive_int(passes, "passes", least=2)
     counting = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
     check.real_number(first_share, "first_share", least=0.0, most=0.5)
@@ -156,9 +169,13 @@ def condense_private(
 
     if sizes is None:
         counted = private_histogram(real.labels, num_classes=real.num_classes, sigma=sigma_sizes, **where)
+        if size is None and float(counted.sum()) * delta >= 1:
+            warnings.warn(
+                f"delta={delta:g} is not below one over the (noised) number of records, where publishing a random "
+                "record passes; take a smaller delta",
+                stacklevel=2,
+            )
         sizes = counted.clamp_min(max(1.0, 2 * sigma_sizes))
-    elif sizes.shape != (real.num_classes,) or not bool((sizes > 0).all()):
-        raise ValueError(f"sizes must be {real.num_classes} positive numbers, got {sizes.tolist()}")
     denominators = sizes.view(1, -1, 1)
 
     def fit(start: Tensor, maps: PublicMaps, sigma: float, steps: int) -> Tensor:

@@ -165,10 +165,11 @@ def train_private(
         model: any network without batch statistics; see `require_per_example`. The weights it comes with must be
             public, or released under the same ledger.
         images, labels: the private set, as for `condense_private`; N may be 0.
-        size: the public number of records: gradients are divided by rate * size, not by the batch.
+        size: the public number of records: gradients are divided by rate * size, not by the batch, and delta is
+            compared with it.
         epsilon: for all steps of this call, from which sigma follows; or give `sigma`.
         sigma: noise standard deviation / clip.
-        delta: below 1 / N; that of the ledger, if one is given.
+        delta: below 1 / size; that of the ledger, if one is given.
         clip: l2 norm of one example's gradient over all parameters.
         rate: probability with which a record takes part in a step.
         steps: all are charged before the first.
@@ -195,7 +196,7 @@ def train_private(
     if sigma is None:
         assert epsilon is not None
         sigma = plan(epsilon, delta, count=steps, rate=rate).sigma
-    refuse_large_delta(len(real), delta)
+    refuse_large_delta(size, delta)
     ledger = ledger_at(ledger, delta)
     secret = as_secret(secret)
     rows_of = loss if loss is not None else _cross_entropy

@@ -28,9 +28,11 @@ __all__ = [
     "public_start",
     "refuse_batch_norm",
     "refuse_large_delta",
+    "refuse_measured",
     "refuse_mixing",
     "refuse_mixing_augmentation",
     "refuse_mixing_loss",
+    "require_given_classes",
 ]
 
 
@@ -42,35 +44,57 @@ def private_set(
     normalization: Normalization | None,
     public_statistics: bool,
     delta: float,
+    size: float | None = None,
 ) -> LabeledImages:
     """The private set, if nothing about it that the release would show was measured on it.
 
+    Whether it raises follows from public facts and from where the set's own facts came from, never from the records.
+
     Raises:
-        PrivacyError: no `num_classes`, or label rows.
-        PrivateStatistics: a whitening, or mean and std equal to those of these very images.
-        NotAccountable: delta is not below one over the number of records.
+        PrivacyError: no `num_classes`, or one that the set derived from its labels; label rows.
+        PrivateStatistics: a normalisation that was measured, or fitted, on images that are not known to be public.
+        NotAccountable: delta is not below one over the public number of records, `size`, if there is one.
     """
-    if num_classes is None and not isinstance(images, LabeledImages):
-        raise PrivacyError(
-            "num_classes must be given: the largest label of the private data is private; all classes are released"
-        )
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    require_given_classes(real)
     if real.labels.ndim != 1:
         raise PrivacyError(
             "labels must be class indices [N]: soft rows have no bounded contribution to a class; take labels.argmax(1)"
         )
-    refuse_large_delta(len(real), delta)
+    if size is not None:
+        refuse_large_delta(size, delta)
     if not public_statistics:
-        _refuse_private_normalization(real)
+        refuse_measured(real.normalization)
     return real
 
 
-def refuse_large_delta(records: int, delta: float) -> None:
-    """Raise NotAccountable unless `delta` is below one over the number of records."""
-    if records and delta >= 1 / records:
+def require_given_classes(real: LabeledImages) -> None:
+    """Raise PrivacyError if the set's class count was read off its labels."""
+    if not real.classes_given:
+        raise PrivacyError(
+            "num_classes must be given: read off the private labels it would tell whether anybody has the last class. "
+            "Say it in the call, or once for the set: LabeledImages(..., num_classes=K) or "
+            "data.replace(num_classes=K); all K classes are released"
+        )
+
+
+def refuse_large_delta(size: float, delta: float) -> None:
+    """Raise NotAccountable unless `delta` is below one over `size`, a *public* number of records."""
+    if size and delta >= 1 / size:
         raise NotAccountable(
-            f"delta must be below one over the number of records (1/{records}), got {delta:g}: at that delta even "
+            f"delta must be below one over the number of records (1/{size:g}), got {delta:g}: at that delta even "
             "publishing a random record passes"
+        )
+
+
+def refuse_measured(normalization: Normalization, who: str = "a private component") -> None:
+    """Raise PrivateStatistics if these numbers were measured on images that nobody said are public."""
+    if normalization.measured and normalization != IDENTITY:
+        what = "mean and std were measured" if normalization.zca is None else "whitening was fitted"
+        raise PrivateStatistics(
+            f"the set's {what} on images, and whatever {who} releases shows them. Take public constants, for instance "
+            "data.renormalized(Normalization((0.5,), (0.5,))); or, if those images are public, say "
+            "Normalization.of(images, public=True), or public_statistics=True where that is an option"
         )
 
 
@@ -79,22 +103,6 @@ def ledger_at(ledger: Ledger | None, delta: float) -> Ledger:
     if ledger is not None and ledger.delta != delta:
         raise ValueError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
     return Ledger(delta=delta) if ledger is None else ledger
-
-
-def _refuse_private_normalization(real: LabeledImages) -> None:
-    remedy = (
-        "take public constants, for instance Normalization((0.5,), (0.5,)), or say public_statistics=True if these "
-        "were measured on public data"
-    )
-    if real.normalization.zca is not None:
-        raise PrivateStatistics(f"the set's ZCA whitening was fitted on images, and the release shows it; {remedy}")
-    if real.normalization == IDENTITY or not len(real):
-        return
-    measured = Normalization.of(real.normalization.decode(real.images))
-    ours = torch.tensor([real.mean, real.std], dtype=torch.float64)
-    theirs = torch.tensor([measured.mean, measured.std], dtype=torch.float64)
-    if ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6):
-        raise PrivateStatistics(f"the normalization is the mean and std of these very images; {remedy}")
 
 
 def public_start(

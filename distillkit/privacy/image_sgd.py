@@ -116,10 +116,11 @@ def image_sgd(
         images, labels, num_classes, ipc, init, network, augment, normalization, public_statistics, ledger, client,
             round, secret, generator, chunk: see `condense_private`. `network` may be `NetworkBall(model, rho)` around
             weights that are public or were released under this ledger.
-        size: the public number of records that the mean gradient is scaled by; not the private `len(images)`.
+        size: the public number of records that the mean gradient is scaled by and delta is compared with; not the
+            private `len(images)`.
         epsilon: for all steps of this call, from which sigma follows; or give `sigma`.
         sigma: noise standard deviation / clip.
-        delta: below 1 / N; that of the ledger, if one is given.
+        delta: below 1 / size; that of the ledger, if one is given.
         match: `"embedding+logits"` is Eq. 8.
         loss: a separable loss; see `separable`.
         clip: l2 norm of one record's gradient. Default: the median norm on public smooth noise, which costs nothing.
@@ -152,6 +153,7 @@ def image_sgd(
         normalization=normalization,
         public_statistics=public_statistics,
         delta=delta,
+        size=size,
     )
     ledger = ledger_at(ledger, delta)
     secret = as_secret(secret)

@@ -15,7 +15,6 @@ from distillkit.privacy import (
     Ledger,
     PrivacyError,
     PrivateInitialization,
-    PrivateStatistics,
     PublicMaps,
     class_sums,
     image_sgd,
@@ -23,7 +22,7 @@ from distillkit.privacy import (
     private_histogram,
     release,
 )
-from distillkit.privacy.guards import private_set, public_start
+from distillkit.privacy.guards import private_set, public_start, refuse_large_delta, refuse_measured
 from distillkit.sets import LabeledImages
 from fl.message import Entry
 from fl.method import Client, NoUsableReply, Server
@@ -62,7 +61,7 @@ class PrivateFedDM(FedDM):
         clip: of a record's vector or gradient; None: unit vectors, or the median gradient norm on public noise.
         rate: with which a record takes part in a step (image SGD only).
         steps, lr, momentum: of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
-        public_statistics: say True if a whitening of the images was fitted on public data.
+        public_statistics: say True if the images' normalisation was measured, or fitted, on public data.
         weights: "synthetic", or "samples": each class of each client by its noised count.
         options: of `FedDM`: network, ipc, rho, match, augment, and the server's.
 
@@ -128,11 +127,10 @@ class PrivateFedDM(FedDM):
             raise ValueError(f"{type(self).__name__} needs one class an image, which {server.task!r} does not have")
         if self.sizes is not None and len(self.sizes) != classes:
             raise ValueError(f"sizes must be {classes} numbers, one a class, got {len(self.sizes)}")
-        if server.normalization.zca is not None and not self.public_statistics:
-            raise PrivateStatistics(
-                "the images' ZCA whitening was fitted on images, and what is sent shows it; normalise by public "
-                "constants, or say public_statistics=True if it was fitted on public data"
-            )
+        if not self.public_statistics:
+            refuse_measured(server.normalization, type(self).__name__)
+        if server.ledger is not None and self.sizes is not None:
+            refuse_large_delta(sum(self.sizes), server.ledger.delta)
         net = self.templates.at("", classes, server.state[self.model], server.device)
         self.maps(net.eval(), self.blank(server), torch.Generator())
 
@@ -147,13 +145,11 @@ class PrivateFedDM(FedDM):
         return PublicMaps(NetworkBall(net, self.rho), self.networks, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, Ledger]:
-        """A client's records, if their normalisation is not their own, and the ledger that they are charged to."""
+        """A client's records, if its class count is given, and the ledger that they are charged to."""
         if client.ledger is None:
             raise PrivacyError("the client has no ledger to charge; `simulate` gives it one")
-        delta, public = client.ledger.delta, self.public_statistics
-        real = private_set(
-            client.data, None, num_classes=None, normalization=None, public_statistics=public, delta=delta
-        )
+        options: dict[str, Any] = {"num_classes": None, "normalization": None, "delta": client.ledger.delta}
+        real = private_set(client.data, None, public_statistics=self.public_statistics, **options)
         return real.to(client.device), client.ledger
 
     def sizes_of(self, client: Client) -> Tensor:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from distillkit import LabeledImages, Normalization
+from distillkit.data import clients
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.sets import as_set
 
@@ -384,7 +385,7 @@ def test_as_set_takes_tensors_or_a_set() -> None:
 
 
 def test_as_set_refuses_contradictions() -> None:
-    data = LabeledImages(X, Y)
+    data = LabeledImages(X, Y, num_classes=2)
     with pytest.raises(TypeError, match="labels must be left out"):
         as_set(data, Y)
     with pytest.raises(TypeError, match="labels must be given"):
@@ -393,3 +394,49 @@ def test_as_set_refuses_contradictions() -> None:
         as_set(data, num_classes=3)
     with pytest.raises(ValueError, match=r"normalization is mean \(0\.5\) .*, but the set's is pixels"):
         as_set(data, normalization=HALF)
+
+
+def test_a_set_remembers_whether_its_class_count_was_given(tmp_path: Path) -> None:
+    derived, given = LabeledImages(X, Y), LabeledImages(X, Y, num_classes=2)
+    assert (derived.classes_given, given.classes_given) == (False, True)
+    assert LabeledImages(X, torch.eye(2).repeat(len(X), 1)[: len(X)]).classes_given  # a width is no largest label
+    for data in (derived, given):
+        kept = [
+            data[:2],
+            data[torch.tensor([0])],
+            data.replace(info={"a": 1}),
+            data.to(torch.device("cpu"), torch.float64),
+            data.renormalized(HALF),
+            LabeledImages.concatenate([data, data]),
+            LabeledImages.load(data.save(tmp_path / "set.safetensors")),
+            copy.deepcopy(data),
+            *clients(data, [torch.arange(len(data))]),
+        ]
+        assert [k.classes_given for k in kept] == [data.classes_given] * len(kept)
+        assert data.replace(num_classes=2).classes_given
+    assert not LabeledImages.concatenate([given, derived]).classes_given
+    assert as_set(derived, num_classes=5).num_classes == 5
+    assert as_set(derived, num_classes=2).classes_given
+
+
+def test_a_normalization_remembers_whether_it_was_measured(tmp_path: Path) -> None:
+    pixels = torch.rand(6, 1, 3, 2, generator=torch.Generator().manual_seed(0))
+    own, public = Normalization.of(pixels), Normalization.of(pixels, public=True)
+    assert (own.measured, public.measured, HALF.measured) == (True, False, False)
+    assert own == public  # the map is the same
+    assert Normalization(own.mean, own.std, ZCA.fit(pixels)).measured
+    for normalization in (own, public):
+        data = LabeledImages(
+            normalization.encode(pixels), torch.zeros(6, dtype=torch.long), normalization=normalization
+        )
+        back = LabeledImages.load(data.save(tmp_path / "set.safetensors"))
+        assert back.normalization.measured == data[:2].normalization.measured == normalization.measured
+    assert not data.renormalized(HALF).normalization.measured
+
+
+def test_a_file_that_does_not_say_counts_as_derived_and_measured() -> None:
+    tensors, facts = LabeledImages(X, Y, num_classes=2, normalization=HALF).parts()
+    older = {k: v for k, v in facts.items() if k not in ("given", "measured")}
+    data = LabeledImages.from_parts(tensors, older)
+    assert not data.classes_given
+    assert data.normalization.measured

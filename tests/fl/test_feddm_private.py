@@ -19,6 +19,7 @@ from distillkit.privacy import (
     BatchStatistics,
     BudgetExhausted,
     Ledger,
+    NotAccountable,
     PrivacyError,
     PrivateInitialization,
     PrivateStatistics,
@@ -468,7 +469,7 @@ class Mixing(nn.Module):
 def test_refused_at_the_start() -> None:
     white = Normalization((0.0,), (1.0,), zca=ZCA.fit(torch.randn(40, 1, 4, 4, generator=derive(0))))
     held = [images(20, seed=3).replace(normalization=white)]
-    with pytest.raises(PrivateStatistics, match="ZCA whitening was fitted on images"):
+    with pytest.raises(PrivateStatistics, match="whitening was fitted on images"):
         play(held=held, network=Tiny)
     assert play(held=held, network=Tiny, public_statistics=True).rows[0]["failed"] == {}
     with pytest.raises(BatchStatistics, match="when other images are in the batch"):
@@ -479,14 +480,22 @@ def test_refused_at_the_start() -> None:
         simulate(method(), clients(), rounds=1, task=MultiLabel(3), progress=False)
 
 
-def test_statistics_of_the_clients_own_images_are_refused() -> None:
+def test_measured_statistics_are_refused_before_anybody_works() -> None:
     data = images(20, seed=3)
     pixels = (data.images - data.images.min()) / (data.images.max() - data.images.min())
-    own = Normalization.of(pixels)
-    held = LabeledImages(own.encode(pixels), data.labels, num_classes=3, normalization=own)
-    with pytest.raises(NoUsableReply, match="mean and std of these very images"):
+    held = LabeledImages.from_pixels(pixels, data.labels, num_classes=3, normalization=Normalization.of(pixels))
+    with pytest.raises(PrivateStatistics, match="mean and std were measured on images"):
         play(held=[held], network=Tiny)
     assert play(held=[held], network=Tiny, public_statistics=True).rows[0]["failed"] == {}
+
+
+@pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
+def test_no_client_fails_for_the_number_of_its_records(kind: type[PrivateFedDM]) -> None:
+    """delta = 1/60: a client of 60 records used to fail, one of 59 did not, and the union showed it."""
+    held = [images(count, seed=count) for count in (59, 60, 61)]
+    assert play(kind=kind, held=held, network=Tiny, ledger=Ledger(delta=1 / 60)).rows[0]["failed"] == {}
+    with pytest.raises(NotAccountable, match="1/60"):
+        play(kind=kind, held=held, ledger=Ledger(delta=1 / 60), sizes=[20.0] * 3, sigma_sizes=None)
 
 
 def test_no_ledger_no_release() -> None:

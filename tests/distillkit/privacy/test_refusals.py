@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,9 @@ from distillkit.privacy import (
     image_sgd,
     require_separable,
     separable,
+    train_private,
 )
+from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
 Factory = Callable[[], nn.Module]
@@ -46,6 +49,14 @@ def condense(request: pytest.FixtureRequest, toy_network: Factory) -> Callable[.
 def test_the_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(PrivacyError, match="num_classes must be given"):
         condense(toy_set.images, toy_set.labels)
+    derived = LabeledImages(toy_set.images, toy_set.labels, normalization=toy_set.normalization)
+    ledger = Ledger()
+    for data in (derived, derived[:5], LabeledImages.concatenate([derived, toy_set])):
+        with pytest.raises(PrivacyError, match=r"num_classes must be given: .* data\.replace\(num_classes=K\)"):
+            condense(data, ledger=ledger)
+    assert ledger.events == ()
+    assert condense(derived, num_classes=5).num_classes == 5
+    assert condense(derived.replace(num_classes=3)).num_classes == 3
     with pytest.raises(PrivacyError, match="class indices.*labels.argmax"):
         condense(toy_set.replace(labels=torch.eye(3, dtype=torch.float64).repeat(4, 1)))
 
@@ -101,11 +112,55 @@ def test_statistics_of_the_private_images(condense: Callable[..., LabeledImages]
     assert len(condense(LabeledImages(pixels, toy_set.labels, num_classes=3))) == 3
 
 
-def test_delta_that_is_too_large(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    with pytest.raises(NotAccountable, match="below one over the number of records"):
-        condense(toy_set, delta=0.1)
+@pytest.mark.filterwarnings("ignore:delta=")
+@pytest.mark.parametrize("records", [3, 5, 6, 12])
+def test_no_refusal_depends_on_how_many_records_there_are(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages, toy_network: Factory, records: int
+) -> None:
+    """delta = 0.19: one over 5 records and over 6 lie on either side of it. Only public sizes count."""
+    data = toy_set[:records]
+    sizes = torch.full((3,), 1.5)
+    assert len(condense_private(data, sizes=sizes, epsilon=4.0, delta=0.19, network=toy_network, networks=1, steps=1))
+    for public in ({"size": 6}, {"size": 600}):
+        with pytest.raises(NotAccountable, match=rf"one over the number of records \(1/{public['size']}\)"):
+            condense(data, delta=0.19, **public)
+    with pytest.raises(NotAccountable, match=r"number of records \(1/6\)"):
+        condense_private(data, sizes=2 * torch.ones(3), epsilon=4.0, delta=0.19, network=toy_network)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    train_private(model, data, size=5, sigma=1.0, steps=1, delta=0.19)
+    with pytest.raises(NotAccountable, match=r"number of records \(1/6\)"):
+        train_private(model, data, size=6, sigma=1.0, steps=1, delta=0.19)
+
+
+def test_delta_is_compared_with_the_noised_size_after_the_fact(toy_set: LabeledImages, toy_network: Factory) -> None:
+    options: dict[str, Any] = {"epsilon": 1e6, "network": toy_network, "networks": 1, "steps": 1}
+    with pytest.warns(UserWarning, match="not below one over the .noised. number of records"):
+        condense_private(toy_set, delta=0.2, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        condense_private(toy_set, delta=0.01, **options)
+
+
+def test_delta_out_of_range(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(NotAccountable, match="delta must be in"):
         condense(toy_set, delta=0.0)
+
+
+def test_a_normalization_is_judged_by_where_it_came_from(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages
+) -> None:
+    """The same numbers are refused or accepted for every data set alike, so that a refusal tells nothing of it."""
+    pixels = torch.rand(12, 1, 4, 4, generator=derive(0), dtype=torch.float64)
+    measured = Normalization.of(pixels)
+    for normalization, refused in ((measured, True), (Normalization(measured.mean, measured.std), False)):
+        data = LabeledImages.from_pixels(pixels, toy_set.labels, num_classes=3, normalization=normalization)
+        for one in (data, data[:11], data[:0]):
+            if refused:
+                with pytest.raises(PrivateStatistics, match=r"public=True"):
+                    condense(one)
+            else:
+                assert len(condense(one)) == 3
+        assert len(condense(data.renormalized(Normalization((0.5,), (0.5,))))) == 3
 
 
 def test_a_ledger_at_another_delta(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
