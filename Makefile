@@ -21,7 +21,6 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks
 
 docs: $(STAMP)
-	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
 # The environment is made once, reused, and made anew when pyproject.toml changes.

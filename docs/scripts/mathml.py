@@ -1,0 +1,24 @@
+"""A hook of the site's build: formulas become MathML, which browsers draw themselves, without scripts or a network."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Replace every formula of a page that Markdown has rendered (called by mkdocs, once a page)."""
+
+    def drawn(found: re.Match[str]) -> str:
+        _, bracket, latex = found.groups()
+        formula = convert(html.unescape(latex).strip(), display="inline" if bracket == "(" else "block")
+        if re.search(r">[^<]*(\\|&#x0005C;)[^<]*<", formula):
+            raise ValueError(f"latex2mathml does not know a command of {latex.strip()!r}; write it another way")
+        return formula
+
+    return _FORMULA.sub(drawn, content)
