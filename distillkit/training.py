@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit import check
+from distillkit.augment import require_space
 from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.condense.distribution import Augmentation
 from distillkit.networks.dropout import seeded_dropout
@@ -89,6 +90,7 @@ def train(
         raise ValueError("data must hold at least one image, got an empty set")
     if labels.ndim == 2 and not ((labels >= 0).all() and torch.allclose(labels.sum(1), labels.new_ones(len(labels)))):
         raise ValueError("labels that are rows must be probabilities: not negative, each row summing to 1")
+    require_space(protocol.augment, data.normalization)
     generator = as_generator(generator)
     network.train()
     size = protocol.batch if uses_batch_statistics(network) else chunk_size(images, chunk)

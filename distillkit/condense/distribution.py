@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.augment import require_space
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import class_rows, initial_images
 from distillkit.condense.means import embedding_means, groups, matching_gradient
@@ -153,6 +154,7 @@ def distribution_matching(
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
     check.one_of(match, "match", MATCHES)
+    require_space(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
 
     if isinstance(init, LabeledImages) and classes is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
+from distillkit.augment import require_space
 from distillkit.condense._inner import fix_statistics, matched, train, trainable
 from distillkit.condense.descent import Descent
 from distillkit.condense.distribution import Augmentation
@@ -128,6 +129,7 @@ def gradient_matching(
     iterations = check.positive_int(iterations, "iterations", least=0)
     batch_net = check.positive_int(batch_net, "batch_net")
     lr_net = check.real_number(lr_net, "lr_net", least=0.0)
+    require_space(augment, real.normalization)
     outer, inner = loops_for(ipc) if loops is None else loops
     check.positive_int(outer, "loops[0]")
     check.positive_int(inner, "loops[1]", least=0)

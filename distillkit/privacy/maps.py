@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.augment import require_space
 from distillkit.condense.distribution import MATCHES, Augmentation
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import NetworkSampler
@@ -129,6 +130,7 @@ class PublicMaps:
         refuse_batch_norm(first.network)
         refuse_mixing(first.network.features, noise, f"the network {type(first.network).__name__}")
         if augment is not None:
+            require_space(augment, like.normalization)
             refuse_mixing(lambda x: augment(x, derive(seed, 0), siamese=True), noise, "augment")
         with torch.no_grad():
             self.dim = first.embedding(noise[:1]).shape[1]

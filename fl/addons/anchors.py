@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.condense import class_statistics, images_from_statistics, match_gradient
-from distillkit.losses import supervised_contrastive
+from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch
 from fl.addons.condensed import SELECTED
@@ -38,11 +38,13 @@ class Anchors(AddOn):
     20). G travels only to a client that uses it and does not hold it yet.
 
     Deviations. The contrastive term is a mean over its elements as released; Eq. 4 prints a sum (`reduction="sum"`),
-    which needs another weight. Nothing is detached, as released. The release trains on G in the selected rounds too, so
-    that the gradient to be matched is partly G's own (`joined="always"`). Its G starts from the clients' mean class
-    statistics (`init="statistics-whole-set"`: the sums divided by all of a client's pixels; `"statistics"`: by the
-    class's), the paper's from noise. For statistics each client is asked once, before round 1: 2C numbers a class, and
-    which classes it owns. Noise fills classes that nobody owns.
+    which needs another weight. With `regulariser="mmd"`, the paper's alternative (Fig. 3a), the term is `weight` times
+    the squared MMD of the same two blocks of embeddings under five Gaussian kernels (`losses.rbf_mmd`), whatever their
+    labels, as released (fedlgd_main.py, lines 83-85). Nothing is detached, as released. The release trains on G in the
+    selected rounds too, so that the gradient to be matched is partly G's own (`joined="always"`). Its G starts from the
+    clients' mean class statistics (`init="statistics-whole-set"`: the sums divided by all of a client's pixels;
+    `"statistics"`: by the class's), the paper's from noise. For statistics each client is asked once, before round 1:
+    2C numbers a class, and which classes it owns. Noise fills classes that nobody owns.
 
     Args:
         ipc: images per class in G; the paper takes 10. With 0 it is not installed.
@@ -51,6 +53,7 @@ class Anchors(AddOn):
         joined: "unselected" or "always": the rounds in which G is training data.
         init: "noise", "statistics" or "statistics-whole-set".
         steps, lr, momentum: SGD on G's pixels.
+        regulariser: "contrastive" or "mmd".
         temperature: of the contrastive loss.
         reduction: "mean" or "sum" over its anchors.
     """
@@ -63,6 +66,7 @@ class Anchors(AddOn):
     steps: int = 500
     lr: float = 1.0
     momentum: float = 0.5
+    regulariser: Literal["contrastive", "mmd"] = "contrastive"
     temperature: float = 0.07
     reduction: Literal["mean", "sum"] = "mean"
     single_label = True
@@ -82,6 +86,9 @@ class Anchors(AddOn):
         check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
         check.real_number(self.temperature, "temperature", above=0.0)
         check.one_of(self.reduction, "reduction", ("mean", "sum"))
+        check.one_of(self.regulariser, "regulariser", ("contrastive", "mmd"))
+        if self.regulariser == "mmd" and (self.temperature, self.reduction) != (0.07, "mean"):
+            raise ValueError("temperature and reduction belong to regulariser='contrastive': leave them out with 'mmd'")
 
     @property
     def off(self) -> bool:
@@ -147,9 +154,11 @@ class Anchors(AddOn):
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """lambda L_Con over [the batch; all of G] (Eq. 4)."""
+        """lambda L_Con over [the batch; all of G] (Eq. 4), or their MMD."""
         if self.name not in step.own:
             return None
+        if self.regulariser == "mmd":
+            return self.weight * rbf_mmd(step.out().embedding, step.out(self).embedding)
         return self.weight * supervised_contrastive(
             step.out().embedding, step.batch.labels, step.out(self).embedding, step.of(self).labels,
             temperature=self.temperature, detach_other=False, reduction=self.reduction,

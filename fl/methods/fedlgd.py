@@ -26,6 +26,7 @@ def FedLGD(
     ipc: int = 50,
     anchors: int = 10,
     weight: float = 1.0,
+    regulariser: Literal["contrastive", "mmd"] = "contrastive",
     selected: tuple[int, ...] = SELECTED,
     condense_steps: int = 10_000,
     refine_steps: int = 100,
@@ -54,6 +55,7 @@ def FedLGD(
         ipc: condensed images per class and client (the paper: 10, 50).
         anchors: global images per class.
         weight: lambda of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
+        regulariser: "contrastive", or "mmd" for Fig. 3a (there lambda runs from 0 to 20).
         selected: the rounds of distillation, tau, on both sides; `()` distils nothing after the start.
         condense_steps, refine_steps: steps of distribution matching, first and in a selected round.
         match_steps: steps of gradient matching in a selected round.
@@ -72,6 +74,12 @@ def FedLGD(
         network=condense_network, augment=augment,
     )  # fmt: skip
     matched = Anchors(
-        ipc=anchors, weight=weight, selected=selected, joined=joined, init=anchors_init, steps=match_steps
+        ipc=anchors,
+        weight=weight,
+        selected=selected,
+        joined=joined,
+        init=anchors_init,
+        steps=match_steps,
+        regulariser=regulariser,
     )
     return FedAvg(condensed, matched, *addons, network=network, weights=weights, **options)

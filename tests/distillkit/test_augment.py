@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from distillkit.augment import DIGITS, DSA, NATURAL
+from distillkit import LabeledImages, Normalization
+from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip
+from distillkit.condense import distribution_matching, gradient_matching
+from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.normalization import IDENTITY, ZCA
+from distillkit.privacy import condense_private
+from distillkit.privacy.guards import refuse_mixing_augmentation
 from distillkit.rng import derive
+from distillkit.training import Protocol, train
 
 FAMILIES = NATURAL.split("_")
 
@@ -218,3 +225,146 @@ def test_bad_images_are_refused() -> None:
         DSA()(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 0)
     with pytest.raises(TypeError, match="generator"):
         DSA()(pictures(), "seed")  # type: ignore[arg-type]
+
+
+CIFAR = Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+
+def released_crop_flip(
+    x: Tensor, space: Normalization, g: torch.Generator, siamese: bool, pad: int, flip: float, cutout: int
+) -> Tensor:
+    """RandomCrop(padding) and flip of the pixels, Normalize, then Cutout as in VHL's data_preprocessing/utils/utils.py
+    (lines 6-25): centre (y, x), rows clip(y - L // 2, 0, h) to clip(y + L // 2, 0, h), times 0. One image at a time."""
+    n, c, h, w = x.shape
+    m = 1 if siamese else n
+    down, right = integers(g, m, 2 * pad + 1), integers(g, m, 2 * pad + 1)
+    lot = uniform(g, m, 0, 1)
+    centers = (integers(g, m, h), integers(g, m, w)) if cutout else ()
+    out = []
+    for k in range(n):
+        p = 0 if siamese else k
+        board = torch.zeros(c, h + 2 * pad, w + 2 * pad, dtype=x.dtype)
+        board[:, pad : pad + h, pad : pad + w] = space.decode(x[k : k + 1])[0]
+        pixels = board[:, down[p] : down[p] + h, right[p] : right[p] + w]
+        image = space.encode((pixels.flip(2) if lot[p] < flip else pixels)[None])[0]
+        if centers:
+            y, z = centers[0][p], centers[1][p]
+            top, bottom = (min(max(i, 0), h) for i in (y - cutout // 2, y + cutout // 2))
+            left, end = (min(max(i, 0), w) for i in (z - cutout // 2, z + cutout // 2))
+            image[:, top:bottom, left:end] *= 0
+        out.append(image)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("siamese", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3, 8, 8), (4, 3, 6, 11)])
+@pytest.mark.parametrize("space", [CIFAR, IDENTITY], ids=str)
+@pytest.mark.parametrize("options", [{}, {"pad": 2, "flip": 0.8, "cutout": 4}, {"pad": 0, "cutout": 6}])
+def test_crop_flip_equals_the_pipeline_on_pixels(
+    options: dict, space: Normalization, shape: tuple[int, int, int, int], siamese: bool, global_rng_untouched: None
+) -> None:
+    x = pictures(*shape)
+    for seed in range(3):
+        got = CropFlip(space, **options)(x, derive(seed), siamese=siamese)
+        want = released_crop_flip(x, space, derive(seed), siamese, **{"pad": 4, "flip": 0.5, "cutout": 0, **options})
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_crop_flip_moves_pixels_without_rounding_and_pads_with_black() -> None:
+    x = pictures(40, seed=3).float()
+    out = CropFlip(CIFAR)(x, 0)
+    black = CIFAR.encode(torch.zeros(1, 3, 1, 1))
+    outside = (out == black).all(1)
+    assert 0 < outside.double().mean() < 0.6
+    for before, after, hole in zip(x, out, outside):
+        assert set(after[:, ~hole].flatten().tolist()) <= set(before.flatten().tolist())
+    torch.testing.assert_close(CropFlip(CIFAR, pad=0, flip=1)(x, 0), x.flip(3), rtol=0, atol=0)
+    torch.testing.assert_close(CropFlip(CIFAR, pad=0, flip=0)(x, 0), x, rtol=0, atol=0)
+
+
+def test_crop_flip_pads_whitened_images_as_pixels() -> None:
+    pixels = torch.rand(60, 3, 4, 4, generator=derive(1), dtype=torch.float64)
+    plain = Normalization((0.5, 0.4, 0.6), (0.2, 0.3, 0.25))
+    white = Normalization(plain.mean, plain.std, ZCA.fit(plain.encode(pixels)))
+    for cutout in (0, 2):
+        got = CropFlip(white, pad=2, cutout=cutout)(white.encode(pixels), derive(5))
+        want = released_crop_flip(white.encode(pixels), white, derive(5), False, 2, 0.5, cutout)
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
+
+
+@given(st.integers(0, 10_000), st.booleans())
+def test_crop_flip_draws_by_place_alone(seed: int, siamese: bool) -> None:
+    """An image's fate depends on its place (Siamese: on nothing), not on values; equal states give equal transforms."""
+    x, augment = pictures(4), CropFlip(CIFAR, pad=3, cutout=4)
+    first, second = derive(seed), derive(seed)
+    together = augment(x, first, siamese=siamese)
+    other = augment(torch.cat([x[:1], 3 * x[1:] + 1]), second, siamese=siamese)
+    assert torch.equal(together[0], other[0])
+    assert torch.equal(first.get_state(), second.get_state())
+    if siamese:
+        assert torch.equal(augment(x[2:3], derive(seed), siamese=True)[0], together[2])
+
+
+def test_crop_flip_gives_each_image_its_own_draw() -> None:
+    x = pictures(1).expand(64, -1, -1, -1)
+    assert len(CropFlip(CIFAR, pad=2)(x, 1).unique(dim=0)) > 30
+    assert len(CropFlip(CIFAR, pad=2)(x, 1, siamese=True).unique(dim=0)) == 1
+    refuse_mixing_augmentation(CropFlip(CIFAR, pad=2, cutout=4), pictures(4).float())
+
+
+def test_crop_flip_is_differentiable_twice() -> None:
+    x = pictures(2, 3, 5, 4).requires_grad_()
+    assert gradcheck(lambda y: CropFlip(CIFAR, pad=2, cutout=2)(y, derive(9)).square(), (x,), fast_mode=True)
+
+
+def test_crop_flip_serves_wherever_augment_is_taken() -> None:
+    """And in another space than its own it is refused there: it would pad with grey."""
+    space = Normalization((0.5,), (0.25,))
+    data = LabeledImages(
+        torch.randn(12, 1, 8, 8, generator=derive(2)), torch.arange(12) % 2, num_classes=2, normalization=space
+    )
+    networks = RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1))
+
+    def uses(augment: CropFlip) -> list:
+        few = {"networks": networks, "ipc": 1, "augment": augment}
+        return [
+            lambda: distribution_matching(data, steps=1, **few),
+            lambda: gradient_matching(data, iterations=1, loops=(1, 1), **few),
+            lambda: condense_private(
+                data, epsilon=5.0, delta=1e-3, network=networks, networks=2, first_networks=2, first_steps=1, steps=1,
+                ipc=1, augment=augment, public_statistics=True,
+            ),
+            lambda: train(networks.draw(0), data, Protocol(epochs=1, augment=augment)),
+        ]  # fmt: skip
+
+    for use in uses(CropFlip(space, pad=2)):
+        use()
+    for use in uses(CropFlip(IDENTITY, pad=2)):
+        with pytest.raises(ValueError, match="augment pads with the black of images with pixels in"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"normalization": (0.5, 0.5)}, TypeError, "normalization must be the images' Normalization"),
+        ({"pad": -1}, ValueError, "pad"),
+        ({"pad": 2.0}, TypeError, "pad"),
+        ({"flip": 1.5}, ValueError, "flip"),
+        ({"cutout": 3}, ValueError, "cutout must be even"),
+        ({"cutout": -2}, ValueError, "cutout"),
+    ],
+)
+def test_bad_options_of_crop_flip_are_refused(arguments: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        CropFlip(**{"normalization": CIFAR, **arguments})
+
+
+def test_images_that_crop_flip_cannot_take_are_refused() -> None:
+    for options in ({"pad": 8}, {"cutout": 10}):
+        with pytest.raises(ValueError, match="too large for images of 8x8 pixels"):
+            CropFlip(CIFAR, **options)(pictures(), 0)
+    with pytest.raises(ValueError, match="1 channels"):
+        CropFlip(CIFAR)(pictures(2, 1), 0)
+    with pytest.raises(ValueError, match="4 dimensions"):
+        CropFlip(CIFAR)(torch.zeros(3, 8, 8), 0)

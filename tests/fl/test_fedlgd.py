@@ -56,15 +56,26 @@ def matched(net: nn.Module, images: Tensor, labels: Tensor, target: list[Tensor]
     return images
 
 
+def released_mmd(source: Tensor, target: Tensor) -> Tensor:
+    """The release's MMD_loss (loss_fn.py, lines 182-219): all pairs, five widths a factor 2 apart around their mean."""
+    both = torch.cat([source, target])
+    n, m = len(source), len(both)
+    distances = (both.unsqueeze(0) - both.unsqueeze(1)).square().sum(2)
+    width = distances.detach().sum() / (m**2 - m) / 2 ** (5 // 2)
+    kernel = sum(torch.exp(-distances / (width * 2**i)) for i in range(5))
+    assert isinstance(kernel, Tensor)
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - kernel[:n, n:].mean() - kernel[n:, :n].mean()
+
+
 @pytest.mark.golden("Anchors")
 @pytest.mark.parametrize("joined", ["unselected", "always"])
-@pytest.mark.parametrize(("reduction", "weight"), [("mean", 0.3), ("sum", 0.02)])
+@pytest.mark.parametrize(("reduction", "weight"), [("mean", 0.3), ("sum", 0.02), ("mmd", 0.7)])
 def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) -> None:
     """Two clients, whole batches, a server with momentum, falling rates; rounds 1 and 3 are selected."""
     clients, start = [toy(5, 1), toy(9, 2)], beginning(3)
-    anchors = Anchors(
-        ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, temperature=0.2, reduction=reduction
-    )
+    mmd = reduction == "mmd"
+    term: dict[str, Any] = {"regulariser": "mmd"} if mmd else {"temperature": 0.2, "reduction": reduction}
+    anchors = Anchors(ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, **term)
     run = played(
         anchors, ServerMomentum(0.7), rounds=4, clients=clients, network=Small, initial=start, weights="uniform",
         lr=0.2, lr_decay=0.9, batch=20, steps=2,
@@ -85,6 +96,8 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
                 total = F.cross_entropy(model(x), y)
                 if selected:
                     return total
+                if mmd:
+                    return total + weight * released_mmd(model.features(x), model.features(g))
                 z, all_labels = torch.cat([model.features(x), model.features(g)]), torch.cat([y, labels])
                 count = len(z) if reduction == "sum" else 1
                 return total + weight * count * supcon(z, all_labels, 0.2)
@@ -274,9 +287,13 @@ def test_refusals() -> None:
         for bad in ({"ipc": -1}, {"steps": -1}, {"selected": (0,)}, {"init": "zeros"}, {"lr": 0.0}, {"momentum": 1.0}):
             with pytest.raises(ValueError, match=next(iter(bad))):
                 kind(**bad)  # type: ignore[arg-type]
-    for bad in ({"weight": -1.0}, {"temperature": 0.0}, {"reduction": "none"}, {"joined": "never"}):
+    wrong: list[dict[str, Any]] = [{"weight": -1.0}, {"temperature": 0.0}, {"reduction": "none"}, {"joined": "never"}]
+    wrong += [{"regulariser": "l2norm"}, {"reduction": "sum", "regulariser": "mmd"}]
+    wrong += [{"temperature": 0.1, "regulariser": "mmd"}]
+    for bad in wrong:
         with pytest.raises(ValueError, match=next(iter(bad))):
-            Anchors(**bad)  # type: ignore[arg-type]
+            Anchors(**bad)
+    assert FedLGD(network=Tiny, regulariser="mmd").addons[0] == Anchors(regulariser="mmd")
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
     with pytest.raises(ValueError, match="Anchors needs one class an image"):
         simulate(FedLGD(network=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
