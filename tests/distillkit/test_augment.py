@@ -334,7 +334,7 @@ def test_crop_flip_serves_wherever_augment_is_taken() -> None:
                 data, epsilon=5.0, delta=1e-3, network=networks, networks=2, first_networks=2, first_steps=1, steps=1,
                 ipc=1, augment=augment, public_statistics=True,
             ),
-            lambda: train(networks.draw(0), data, Protocol(epochs=1, augment=augment)),
+            lambda: train(ConvNet((1, 8, 8), 2, width=4, depth=1), data, Protocol(epochs=1, augment=augment)),
         ]  # fmt: skip
 
     for use in uses(CropFlip(space, pad=2)):
