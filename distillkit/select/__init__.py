@@ -1,8 +1,9 @@
 """Choose a small, balanced and informative part of a large pool of images by what a model thinks of them.
 
 K-means balancing (Eq. 1-3, Algorithm 2) and confidence pruning (Eq. 4, Algorithm 3) of "Federated Learning with a
-Single Shared Image" (Soni, Saeed, Asano, 2024); the defaults are its published settings. Every selector returns
-indices into the pool: int64, ascending, without duplicates.
+Single Shared Image" (Soni, Saeed, Asano, 2024). Clusters, order, balancing and strategy are by default those of its
+section 4.1; how much each step removes is not: see `kmeans_share`. Every selector returns indices into the pool: int64,
+ascending, without duplicates.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ def select(
         keep: how many images remain, in [1, N].
         kmeans_share: the part of the reduction that k-means does, in [0, 1]: it keeps
             `M = N^(1 - share) * keep^share` images and pruning takes M to `keep`. At 0.5 both steps keep the same
-            fraction: 50,000 -> 15,811 -> 5,000. At 0 there is only pruning, at 1 only k-means.
+            fraction: 50,000 -> 15,811 -> 5,000. At 0 there is only pruning, at 1 only k-means. The paper removes 90 %
+            by pruning and keeps 5,000 of 50,000, which leaves k-means nothing to remove: its rows have 0.
         released_threshold: the authors' rule instead of `kmeans_share`: k-means keeps `int(keep / (1 - threshold))`
             images, all if there are no more than that, then every predicted class of n images loses
             `int(threshold * n)`. With their 50,000 images, keep 5,000 and threshold 0.9 k-means keeps everything,
-            so its rows in their tables are pruning alone. The count is only near `keep`.
+            so their rows "KMeans + Entropy" are pruning alone. The count is only near `keep`.
         clusters, order, balancing, batch_size: as in `kmeans_balance`.
         strategy, measure: as in `prune_by_confidence`.
         generator: seeds k-means, then the random strategy.

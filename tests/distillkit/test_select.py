@@ -270,6 +270,20 @@ def test_both_steps_bind_at_the_published_budget_only_with_our_rule() -> None:
     assert torch.equal(released, alone)
 
 
+@given(pools, st.sampled_from([0.0, 0.3, 0.5, 0.8, 0.9]))
+def test_pruning_alone_is_the_released_rule_but_for_one_image_a_class(
+    drawn: tuple[Tensor, Tensor], threshold: float
+) -> None:
+    """At the paper's kind of budget, keep = (1 - threshold) N: "we remove 90% of the training examples"."""
+    embeddings, logits = drawn
+    n = len(logits)
+    keep = n - int(threshold * n)
+    ours = select(embeddings, logits, keep=keep, kmeans_share=0.0)
+    released = prune_by_confidence(logits, threshold=threshold)
+    assert set(ours.tolist()) <= set(released.tolist())
+    assert len(released) - len(ours) < len(logits.argmax(1).unique())
+
+
 def test_the_released_rule_below_the_pool_size() -> None:
     embeddings, logits = pool(300)
     got = select(embeddings, logits, keep=50, released_threshold=0.5, clusters=5)

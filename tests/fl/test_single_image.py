@@ -15,7 +15,7 @@ import fl.crops
 from distillkit import LabeledImages, Normalization
 from distillkit.generate import Patches
 from distillkit.rng import derive
-from distillkit.select import select
+from distillkit.select import prune_by_confidence, select
 from fl import FedAvg, MultiLabel, NoUsableReply, Run, simulate
 from fl.addon import AddOn
 from fl.addons import FedDF, Proximal, Scaffold, ServerMomentum, SharedImage
@@ -205,6 +205,19 @@ def test_the_global_model_of_now_selects_the_next_rounds_crops() -> None:
     assert server.state[SharedImage.index].dtype == torch.int32
 
 
+def test_by_default_the_crops_are_pruned_by_confidence_alone() -> None:
+    """Section 4.1 removes 90 % by entropy and keeps 5,000 of 50,000: nothing is left for k-means, as in the release."""
+    shared = {name: value for name, value in SMALL.items() if name != "selection"}
+    method = single_image(PHOTO, network=Tiny, epochs=1, shared=shared)
+    server = simulate(method, federation(), rounds=1, progress=False).server
+    crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
+    net = Tiny(3).eval()
+    net.load_state_dict(server.state[FedAvg.model])
+    with torch.no_grad():
+        logits = net(crops)
+    assert server.state[SharedImage.index].tolist() == prune_by_confidence(logits, keep=6).tolist()
+
+
 def test_selection_runs_once_a_round_whatever_the_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
@@ -268,10 +281,18 @@ def test_buffers_stay_at_home_with_the_weights() -> None:
 def test_initialisations_are_evenly_spaced() -> None:
     due_in = {rate: [t for t in range(1, 13) if due(rate, t)] for rate in (0.0, 0.2, 0.3, 0.5, 1.0)}
     assert due_in == {0.0: [], 0.2: [5, 10], 0.3: [4, 7, 10], 0.5: [2, 4, 6, 8, 10, 12], 1.0: list(range(1, 13))}
-    assert [falling_steps(500, 250, 5, t) for t in range(1, 7)] == [500, 463, 375, 287, 250, 500]
-    assert sum(falling_steps(500, 250, 5, t) for t in range(1, 31)) == 11_250  # "11.3K" in Table 4
-    run = play(rounds=2, shared={"steps": 4, "least_steps": 2, "rate": 0.5})
-    assert [row["distillation_steps"] for row in run.rows] == [4, 2]
+
+
+def test_the_schedule_of_table_4_is_the_releases() -> None:
+    """Run in sunnysoni97/single_image_fl at d211367: `int(cosine_annealing_round(500, 250, 30, round, True, 5))`."""
+    first = [500, 375, 286, 250, 500, 463, 375, 286, 250, 500, 463]
+    assert [falling_steps(500, 250, 5, t) for t in range(1, 12)] == first
+    assert [t for t in range(1, 31) if falling_steps(500, 250, 5, t) == 500] == [1, 5, 10, 15, 20, 25, 30]
+    assert sum(falling_steps(500, 250, 5, t) for t in range(1, 31)) == 11_281  # "11.3K" in Table 4
+    assert [falling_steps(500, 250, 1, t) for t in (1, 2, 3)] == [500, 500, 500]
+    run = play(rounds=4, shared={"steps": 9, "least_steps": 2, "rate": 1 / 3, "warm_rounds": 1})
+    assert [row["distillation_steps"] for row in run.rows] == [9, 2, 9, 5]
+    assert [row["initialised"] for row in run.rows] == [1, 0, 1, 0]
 
 
 # The laws of every add-on, and what is refused.
@@ -322,6 +343,7 @@ def test_the_papers_setting_is_the_default() -> None:
     [shared] = method.addons
     assert isinstance(shared, SharedImage)
     assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
+    assert shared.selection == {"kmeans_share": 0.0}
     assert single_image(PHOTO, network=Tiny, shared={"clip": None}).objective is None
     assert single_image(PHOTO, network=Tiny, lr=0.3).lr == 0.3
     assert repr(method) != repr(single_image(1 - PHOTO, network=Tiny))
