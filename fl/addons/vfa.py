@@ -27,23 +27,22 @@ __all__ = ["VFA"]
 class VFA(AddOn):
     """VFA, a control of VHL (Tang et al., ICML 2022, section 5.3): calibration without any virtual image.
 
-    The server draws a feature mean mu_k ~ U[0, 1)^d for each real class, which each client downloads once. Every step
-    draws features f ~ N(mu_k, std^2), classes uniform, and adds `weight` times SupCon over [real features; f].
-
-    The constants are those of the released code; it does not say how many features a step draws: here as many as VHL
-    has virtual images.
+    The server draws a feature mean mu_k ~ U[0, 1)^d for each of the K real classes, which each client downloads once.
+    Every step of B images draws B // K + 1 features f ~ N(mu_k, std^2) of every class, and adds `weight` times SupCon
+    over [real features; f]. The paper gives no constants; these are the release's (wizard1203/VHL:
+    `align_feature_loss` in loss_fn/losses.py, the means in trainers/normal_trainer.py).
 
     Args:
         weight: with 0 it is not installed.
         std: of the features around their means.
-        batch: features a step; default: the method's `batch`.
+        per_class: features of each class a step; default: B // K + 1.
         temperature: of the contrastive loss.
         empty: "drop", or "zero" as released: see `supervised_contrastive`.
     """
 
     weight: float = 1.0
     std: float = 0.05
-    batch: int | None = None
+    per_class: int | None = None
     temperature: float = 0.07
     empty: Literal["drop", "zero"] = "drop"
     single_label = True
@@ -52,8 +51,8 @@ class VFA(AddOn):
     def __post_init__(self) -> None:
         check.real_number(self.weight, "weight", least=0.0)
         check.real_number(self.std, "std", least=0.0)
-        if self.batch is not None:
-            check.positive_int(self.batch, "batch")
+        if self.per_class is not None:
+            check.positive_int(self.per_class, "per_class")
         check.real_number(self.temperature, "temperature", above=0.0)
         check.one_of(self.empty, "empty", ("drop", "zero"))
 
@@ -85,17 +84,17 @@ class VFA(AddOn):
         """This training's own stream of features."""
         method = local.method
         means = method.part(local.message[self.means], method.architecture(local.client.id))["mean"]
-        local.of(self).update(means=means, generator=local.generator(self), batch=self.batch or method.batch)
+        local.of(self).update(means=means.cpu(), generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:
         """SupCon over real and drawn features."""
-        means, generator, count = (step.local.of(self)[key] for key in ("means", "generator", "batch"))
-        labels = torch.randint(len(means), (count,), generator=generator)
-        noise = torch.randn(count, means.shape[1], generator=generator)
-        real = step.out().embedding
-        drawn = means.cpu().index_select(0, labels) + self.std * noise
+        real, labels = step.out().embedding, step.batch.labels
+        means, generator = (step.local.of(self)[key] for key in ("means", "generator"))
+        each = self.per_class or len(labels) // len(means) + 1
+        noise = torch.randn(each * len(means), means.shape[1], generator=generator)
+        drawn = means.repeat(each, 1) + self.std * noise
         contrast = supervised_contrastive(
-            real, step.batch.labels, drawn.to(real), labels.to(real.device),
+            real, labels, drawn.to(real), torch.arange(len(means), device=labels.device).repeat(each),
             temperature=self.temperature, empty=self.empty,
         )  # fmt: skip
         return self.weight * contrast

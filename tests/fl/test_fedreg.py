@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from torch import nn
 
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
-from fl.addon import AddOn, Batch
+from fl.addon import AddOn
 from fl.addons import SAM, FedReg, Nova, Proximal, Scaffold
 from tests.fl import linear
 from tests.fl.laws import assert_lawful
+from tests.fl.released import InTurn, assert_released, wave, waves
 from tests.fl.small import Tiny, federation
 
 
@@ -73,22 +73,8 @@ RELEASED = {
 }  # fmt: skip
 
 
-def wave(shape: tuple[int, ...], phase: float) -> torch.Tensor:
-    count = int(np.prod(shape))
-    return torch.sin(1.7 * torch.arange(count, dtype=torch.float64) + phase).view(shape)
-
-
 def two_layers(outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
-
-
-class InTurn(AddOn):
-    """Reads the batches of each epoch in the release's order."""
-
-    def batches(self, local: Any, data: LabeledImages, phase: Any) -> Iterator[Batch]:
-        for order in SEEN[len(data)][1:]:
-            for index in torch.tensor(order).split(2):
-                yield Batch(data.images[index], data.labels[index])
 
 
 @pytest.mark.golden("FedReg")
@@ -102,16 +88,11 @@ def test_whole_rounds_are_the_releases(rounds: int, monkeypatch: pytest.MonkeyPa
         LabeledImages(wave((n, 1, 2, 2), phase), torch.tensor([(2 * i + k) % 3 for i in range(n)]), num_classes=3)
         for k, (n, phase) in enumerate([(5, 0.3), (4, 1.1)])
     ]
-    shapes = {n: tuple(p.shape) for n, p in two_layers(3).named_parameters()}
-    start = {n: wave(shape, 0.5 * i) for i, (n, shape) in enumerate(shapes.items())}
     method = FedAvg(
-        FedReg(0.4, eta=0.1, iterations=3), InTurn(),
-        network=two_layers, initial=start, lr=0.5, epochs=3, batch=2, weights="uniform",
+        FedReg(0.4, eta=0.1, iterations=3), InTurn({n: orders[1:] for n, orders in SEEN.items()}),
+        network=two_layers, initial=waves(two_layers(3)), lr=0.5, epochs=3, batch=2, weights="uniform",
     )  # fmt: skip
-    run = simulate(method, clients, rounds=rounds, progress=False)
-    for name, want in RELEASED[rounds].items():
-        got = run.server.state[FedAvg.model][name].flatten().tolist()
-        assert got == pytest.approx(want, rel=0, abs=1e-10), name
+    assert_released(simulate(method, clients, rounds=rounds, progress=False), RELEASED[rounds])
 
 
 def local(k: int, start: Any, steps: int, gamma: float, eta: float, lr: float) -> Any:

@@ -17,6 +17,7 @@ from fl import FedAvg, MultiLabel, simulate
 from fl.addon import AddOn
 from fl.addons import VFA, VFTL, VHL, NaiveVHL, Nova, Proximal, Scaffold
 from tests.fl.laws import assert_lawful, assert_same
+from tests.fl.released import InTurn, assert_released, wave, waves
 from tests.fl.small import Tiny, federation, images
 from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, supcon, toy, trained
 
@@ -95,10 +96,42 @@ def test_virtual_images_are_augmented_as_the_real_ones_are() -> None:
     assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model], atol=0.0)
 
 
+class GivenMeans(VFA):
+    """Means that need no generator."""
+
+    def start(self, server: Any) -> None:
+        server.state[VFA.means] = {"mean": (1 + wave((3, 3), 0.7)) / 2}
+
+
 @pytest.mark.golden("VFA")
+def test_a_vfa_round_is_the_releases() -> None:
+    """One client, batches of 5 and 2, two epochs, weight 1.5, std 0 (the release draws from the global generator).
+
+    The numbers are of SGD at 0.1 on CE + 1.5 `align_feature_loss` (wizard1203/VHL at c5aa7a1, loss_fn/losses.py).
+    """
+    released = {
+        "body.weight": [
+            0.2419345578715, 0.443937907129, -0.3563324681568, -0.3521149538076, 0.8206964024843, 0.1290699667527,
+            -0.8539563116743, 0.09098517150364, 1.227863898019, -0.07850973576675, -1.207632803615, 0.3897034115196,
+        ],
+        "body.bias": [1.104570951346, 1.583088573135, -0.2067628705294],
+        "classifier.weight": [
+            0.8242456736718, 0.3846100249278, -0.9957441850861, -0.186836741326, 1.020708503201, -0.05110681389963,
+            -0.9572781809613, 0.3480791366175, 0.914888976775,
+        ],
+        "classifier.bias": [0.9548635730017, -0.0365784457687, -0.9616168966808],
+    }  # fmt: skip
+    client = LabeledImages(wave((7, 1, 2, 2), 0.3), torch.tensor([(2 * i) % 3 for i in range(7)]), num_classes=3)
+    addons = (GivenMeans(1.5, std=0.0, empty="zero"), InTurn({7: [[3, 0, 6, 4, 1, 5, 2], [1, 4, 2, 6, 0, 3, 5]]}))
+    method = FedAvg(*addons, network=lambda k: Small(k).double(), initial=waves(Small(3)), lr=0.1, epochs=2, batch=5)
+    assert_released(simulate(method, [client], rounds=1, progress=False), released)
+
+
 def test_vfa_is_supcon_with_drawn_features() -> None:
     client, start = toy(7, 1), beginning(3)
-    run = played(VFA(weight=1.5, std=0.1, batch=4), clients=[client], network=Small, initial=start, batch=7, steps=3)
+    run = played(
+        VFA(weight=1.5, std=0.1, per_class=2), clients=[client], network=Small, initial=start, batch=7, steps=3
+    )
     means = torch.rand(3, 3, generator=derive(0, 0, "server", "VFA "))
     assert torch.equal(run.server.state[VFA.means]["mean"], means)
     net = Small(3)
@@ -107,8 +140,8 @@ def test_vfa_is_supcon_with_drawn_features() -> None:
         generator = derive(0, t, 0, "VFA", "")
 
         def loss(model: Any, generator: Any = generator) -> Any:
-            labels = torch.randint(3, (4,), generator=generator)
-            drawn = means[labels] + 0.1 * torch.randn(4, 3, generator=generator)
+            labels = torch.tensor([0, 1, 2, 0, 1, 2])
+            drawn = means[labels] + 0.1 * torch.randn(6, 3, generator=generator)
             z = torch.cat([model.features(client.images), drawn])
             return F.cross_entropy(model(client.images), client.labels) + 1.5 * supcon(
                 z, torch.cat([client.labels, labels])
@@ -218,8 +251,8 @@ def test_refusals() -> None:
         VHL(empty="keep")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="std must be at least 0"):
         VFA(std=-1.0)
-    with pytest.raises(ValueError, match="batch"):
-        VFA(batch=0)
+    with pytest.raises(ValueError, match="per_class"):
+        VFA(per_class=0)
     with pytest.raises(ValueError, match="momentum must be"):
         VFTL(momentum=1.0)
     with pytest.raises(ValueError, match="VHL: source must be a set or one of stylegan, gaussian, cnn, got 'gan'"):
