@@ -67,7 +67,7 @@ _SOURCES = {
         Normalization([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
     ),
 }
-_DIGITS_NORMALIZATION = Normalization([0.3049], [0.3760])
+_DIGITS_NORMALIZATION = Normalization([0.3050], [0.3760])
 
 
 def load(

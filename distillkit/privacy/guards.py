@@ -19,6 +19,7 @@ from distillkit.privacy.errors import (
     PrivateStatistics,
 )
 from distillkit.privacy.ledger import Ledger
+from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 
 __all__ = [
@@ -197,7 +198,7 @@ def refuse_mixing_augmentation(
     """
     others = torch.cat([public[:1], 3 * public[1:] + 1])
     for seed in range(tries):
-        one, other = (augment(x.clone(), torch.Generator().manual_seed(seed)) for x in (public, others))
+        one, other = (augment(x.clone(), derive(seed)) for x in (public, others))
         if len(one) != len(public):
             raise BatchStatistics(f"the augmentation makes {len(one)} images of {len(public)}; each must stay one")
         moved = (one[0] - other[0]).abs().mean() / (one[0].abs().mean() + 1e-12)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.rng import derive
+from distillkit.rng import STATE_BYTES, derive, generator_of
 
 __all__ = ["Secret", "as_secret"]
 
@@ -60,6 +60,14 @@ class Secret:
         else:
             whole = torch.zeros(0, dtype=torch.int64)
         return (whole.double() + 0.5) * 2.0**-_BITS
+
+    def generator(self) -> torch.Generator:
+        """A new generator whose whole state comes from here, for draws that a guarantee hides but does not count on as
+        noise: augmentation and dropout, whose public draws would tell where in a batch a record stands."""
+        if self._generator is None:
+            return generator_of(secrets.token_bytes(STATE_BYTES))
+        drawn = torch.randint(256, (STATE_BYTES,), dtype=torch.uint8, generator=self._generator)
+        return generator_of(drawn.numpy().tobytes())
 
     def normal(self, shape: Sequence[int], std: float) -> Tensor:
         """One noise tensor N(0, std^2), float64 of `shape`, on the CPU. `std` 0 draws nothing and gives zeros."""

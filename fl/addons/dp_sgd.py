@@ -10,7 +10,7 @@ import torch
 
 from distillkit import check
 from distillkit.chunks import chunk_size
-from distillkit.privacy import PrivateGradient, Secret, per_example_gradients, require_per_example
+from distillkit.privacy import PrivateGradient, per_example_gradients, require_per_example
 from distillkit.privacy.guards import refuse_large_delta
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch
@@ -44,8 +44,8 @@ class DPSGD(AddOn):
 
     Deviations. The denominator is public, where the algorithm divides by the lot size: the size of the lot that was
     drawn, empty at times, is private. `epochs` are passes in expectation, round(epochs / rate) steps (never fewer than
-    one), whatever the client has; the method's `batch` is not used. Batches, noise, and the seeds of augmentation and
-    dropout are drawn from `client.secret`: were these seeds public, a record would shift the draws of those after it.
+    one), whatever the client has; the method's `batch` is not used. Batches, noise, augmentation and dropout are
+    drawn from `client.secret`: were these draws public, a record would shift the draws of those after it.
 
     Args:
         sigma: noise standard deviation / clip; 0 means no noise and no guarantee.
@@ -101,8 +101,8 @@ class DPSGD(AddOn):
         client, method, moved = local.client, local.method, local.moved(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
         client.spend("dp_sgd", self.sigma, rate=self.rate, count=steps)
-        local.dropout.manual_seed(_seed(client.secret))
-        draws = torch.Generator().manual_seed(_seed(client.secret))
+        local.dropout.set_state(client.secret.generator().get_state())
+        draws = client.secret.generator()
         private = PrivateGradient(
             list(moved.values()), sigma=self.sigma, clip=self.clip, denominator=self.rate * self.size,
             secret=client.secret,
@@ -130,7 +130,3 @@ class DPSGD(AddOn):
         public = step.public_gradient()
         noised = dict(zip(step.moved, private.take(), strict=True))
         return {n: g + public[n] if n in public else g for n, g in noised.items()}
-
-
-def _seed(secret: Secret) -> int:
-    return int(secret.uniform(1) * 2**53)

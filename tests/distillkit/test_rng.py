@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import hashlib
+import math
+import random
+import struct
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.rng import as_generator, derive
+from distillkit import rng
+from distillkit.rng import STATE_BYTES, as_generator, derive, generator_of
 
 keys = st.lists(st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=5)), max_size=4)
 
@@ -45,8 +51,76 @@ def test_other_keys_are_refused(parts: tuple[object, ...]) -> None:
         derive(*parts)  # type: ignore[arg-type]
 
 
-def test_the_stream_does_not_change_between_versions() -> None:
-    assert derive(0, 1, "purpose").initial_seed() == 6061702192143924340
+def words_of(generator: torch.Generator) -> list[int]:
+    """The 624 words of a Mersenne Twister in torch's 5056 bytes: after 24 bytes, in eight bytes each."""
+    return list(struct.unpack_from("=624Q", generator.get_state().numpy().tobytes(), 24))
+
+
+def test_the_stream_is_the_mersenne_twister_of_the_hash_of_the_keys() -> None:
+    state = [*struct.unpack("<624I", hashlib.shake_256(b"(0, 1, 'purpose')").digest(2496))]
+    state[0] |= 1 << 31
+    generator, reference = derive(0, 1, "purpose"), random.Random()
+    assert words_of(generator) == state
+    reference.setstate((3, (*state, 624), None))
+    wanted = [(reference.getrandbits(32) & (2**24 - 1)) / 2**24 for _ in range(2000)]  # torch keeps 24 bits of a word
+    assert torch.rand(2000, generator=generator).tolist() == wanted
+
+
+@given(st.integers(-(2**70), 2**70), st.integers(0, 69))
+def test_every_bit_of_a_seed_counts(seed: int, bit: int) -> None:
+    assert first(derive(seed)) != first(derive(seed ^ (1 << bit)))
+    assert first(as_generator(5)) != first(as_generator(5 + 2**32))
+
+
+@pytest.mark.parametrize(("one", "other"), [(30602, 54651), (11534, 89064), (124341, 126833)])
+def test_streams_do_not_collide_where_32_bits_would(one: int, other: int) -> None:
+    """The first pairs whose BLAKE2b digests agree in the 32 bits that `manual_seed` would keep."""
+    assert words_of(derive(0, "client", one)) != words_of(derive(0, "client", other))
+    assert first(derive(0, "client", one)) != first(derive(0, "client", other))
+
+
+def test_first_draws_of_neighbouring_keys_are_uniform_and_unrelated() -> None:
+    """First draws of 20,000 streams: chi-squared over 100 cells, and lag correlation; both within five deviations."""
+    draws = torch.stack([torch.rand(2, generator=derive(0, i, "x"), dtype=torch.float64) for i in range(20_000)])
+    for column in draws.unbind(1):
+        counts = torch.histc(column, 100, 0, 1)
+        assert abs(float(((counts - 200) ** 2 / 200).sum()) - 99) < 5 * math.sqrt(2 * 99)
+        assert abs(float(torch.corrcoef(torch.stack([column[1:], column[:-1]]))[0, 1])) < 5 / math.sqrt(20_000)
+    assert abs(float(torch.corrcoef(draws.T)[0, 1])) < 5 / math.sqrt(20_000)
+
+
+def test_half_of_all_state_bits_are_set_and_none_is_always() -> None:
+    ones = sum(torch.tensor([[w >> b & 1 for b in range(32)] for w in words_of(derive(i))]) for i in range(64))
+    assert int((ones == 0).sum()) == 0  # 2^-64 each, of 19968
+    assert (ones == 64).nonzero().tolist() == [[0, 31]]  # the bit that keeps the state from being zeros
+    assert abs(int(ones.sum()) / (64 * 19968) - 0.5) < 0.003
+
+
+def test_the_global_state_neither_matters_nor_moves(global_rng_untouched: None) -> None:
+    assert first(derive(3, "x")) == first(derive(3, "x"))
+
+
+def test_a_state_is_filled_from_all_bytes_and_zeros_are_no_trap() -> None:
+    with pytest.raises(ValueError, match="entropy must be 2496 bytes, got 2495"):
+        generator_of(bytes(2495))
+    assert len(set(torch.rand(1000, generator=generator_of(bytes(STATE_BYTES))).tolist())) > 1
+    for i in (3, 4, 1250, 2495):
+        other = bytearray(STATE_BYTES)
+        other[i] = 1
+        assert words_of(generator_of(bytes(other))) != words_of(generator_of(bytes(STATE_BYTES)))
+
+
+def test_another_layout_of_the_state_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = [(n, *rng._LAYOUT.fields[n][:1]) for n in ("seed", "next", "left", "seeded", "words", "normals")]  # type: ignore[index]
+    rng._require_layout.cache_clear()
+    monkeypatch.setattr(rng, "_LAYOUT", np.dtype(fields))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"torch .* keeps the state of its CPU generators otherwise"):
+            derive(0)
+
+
+def test_a_stream_is_the_same_in_every_version() -> None:
+    assert torch.rand(2, generator=derive(0, 1, "purpose")).tolist() == [0.22910332679748535, 0.4680759310722351]
 
 
 def test_a_generator_is_passed_through_and_advanced() -> None:
@@ -58,6 +132,10 @@ def test_a_generator_is_passed_through_and_advanced() -> None:
 def test_an_integer_gives_a_fresh_generator_each_time(global_rng_untouched: None) -> None:
     assert first(as_generator(7)) == first(as_generator(7)) == first(derive(7))
     assert first(as_generator(-7)) != first(as_generator(7))
+
+
+def test_a_numpy_integer_is_a_seed() -> None:
+    assert first(as_generator(np.int64(7))) == first(as_generator(7))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", [True, 1.0, "1", None])

@@ -97,7 +97,7 @@ def test_rounds_follow_algorithm_1(clip: float, sigma: float, momentum: float, m
         trained = []
         for k in range(3):
             secret, here, velocity = secret_of(8, number, k), w.copy(), np.zeros_like(w)
-            secret.uniform(2)  # the seeds of dropout and augmentation
+            secret.generator(), secret.generator()  # of dropout and augmentation
             for _ in range(round(epochs / rate)):
                 drawn = secret.poisson(len(linear.YS[k]), rate).numpy()
                 empty += not len(drawn)

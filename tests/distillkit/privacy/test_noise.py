@@ -86,3 +86,16 @@ def test_as_secret_and_bad_arguments() -> None:
         secret.normal((2,), -1.0)
     with pytest.raises(ValueError, match="rate"):
         secret.poisson(3, 1.5)
+
+
+def test_a_secrets_generator_has_its_whole_state_from_the_secret(global_rng_untouched: None) -> None:
+    """Not 32 bits of a seed: every one of the 624 words differs between two generators (2^-32 each would not)."""
+
+    def words(secret: Secret) -> torch.Tensor:
+        return secret.generator().get_state()[24:5016].view(torch.int64)
+
+    for one, other in ((Secret(), Secret()), (Secret(1), Secret(2))):
+        assert int((words(one) == words(other)).sum()) <= 1
+    assert torch.equal(words(Secret(1)), words(Secret(1)))
+    secret = Secret(1)
+    assert not torch.equal(words(secret), words(secret))
