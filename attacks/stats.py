@@ -1,0 +1,273 @@
+"""How sure an attack may be: rates with intervals, ROC curves by steps, and what a hit is worth when members are rare.
+
+Every membership attack ends in a score per record, higher for "this one was trained on". The functions here turn
+scores into what may be claimed. They never interpolate, never round a rate in the attack's favour, and say how few
+errors a number rests on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+
+__all__ = ["FEW", "Point", "Rate", "Roc", "at_threshold", "bonferroni", "clopper_pearson", "ppv", "roc"]
+
+FEW = 10
+"""A false-positive rate that rests on fewer false positives is flagged: another sample may halve or double it."""
+
+
+def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The exact two-sided interval for a probability, after `hits` of `trials` independent tries.
+
+    Whatever the true probability is, the interval contains it with at least `confidence`. The tries must have been
+    decided on beforehand: for a threshold that was picked on the very scores it is reported on see `Roc.at`.
+
+    Paper: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial"
+    (Biometrika 1934), as quantiles of the beta distribution.
+
+    Args:
+        hits: 0 to `trials`.
+        trials: at least 1.
+        confidence: in (0, 1).
+
+    Raises:
+        TypeError, ValueError: numbers out of range.
+    """
+    from scipy.special import betaincinv
+
+    trials = check.positive_int(trials, "trials")
+    hits = check.positive_int(hits, "hits", least=0, most=trials)
+    tail = (1 - check.real_number(confidence, "confidence", above=0.0, below=1.0)) / 2
+    low = 0.0 if hits == 0 else float(betaincinv(hits, trials - hits + 1, tail))
+    high = 1.0 if hits == trials else float(betaincinv(hits + 1, trials - hits, 1 - tail))
+    return low, high
+
+
+def bonferroni(confidence: float, tried: int) -> float:
+    """The confidence that each of `tried` intervals needs, so that all of them hold together with `confidence`.
+
+    Use it when the best of several attacks is quoted: the best of many has luck on its side.
+    """
+    check.real_number(confidence, "confidence", above=0.0, below=1.0)
+    return 1 - (1 - confidence) / check.positive_int(tried, "tried")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share that was counted, `hits` of `trials`, and the interval that its true value lies in.
+
+    Attributes:
+        hits, trials: the counts.
+        low, high: the interval at `confidence`.
+        confidence: of the interval.
+    """
+
+    hits: int
+    trials: int
+    low: float
+    high: float
+    confidence: float
+
+    @property
+    def value(self) -> float:
+        """The share itself."""
+        return self.hits / self.trials
+
+    def __str__(self) -> str:
+        return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
+
+def _rate(hits: int, trials: int, confidence: float) -> Rate:
+    return Rate(hits, trials, *clopper_pearson(hits, trials, confidence), confidence)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What an attack achieves at one threshold.
+
+    Attributes:
+        threshold: records with a score of at least this are called members.
+        tpr, fpr: the shares of members and of non-members that are called members, with intervals.
+        few: whether the false-positive rate rests on fewer than `FEW` false positives.
+    """
+
+    threshold: float
+    tpr: Rate
+    fpr: Rate
+    few: bool
+
+    def __str__(self) -> str:
+        few = f" (only {self.fpr.hits} false positives)" if self.few else ""
+        return f"TPR {self.tpr} at FPR {100 * self.fpr.value:.2g} %{few}"
+
+
+def at_threshold(scores: Tensor, member: Tensor, threshold: float, *, confidence: float = 0.95) -> Point:
+    """True- and false-positive rate at a threshold that was fixed without looking at these scores.
+
+    Take it from other shadow models, or from theory. The intervals are exact only then.
+
+    Args:
+        scores: [n], higher for members; infinities are allowed, NaN is not.
+        member: bool [n], the truth; at least one of each.
+        threshold: records that score at least this are called members.
+        confidence: of both intervals, each by itself.
+
+    Raises:
+        TypeError, ValueError: bad scores or truth, or a threshold that is NaN.
+    """
+    inside, outside = _halves(scores, member)
+    if math.isnan(threshold):
+        raise ValueError("threshold must be a number, got nan")
+    hits, false = (int((side >= threshold).sum()) for side in (inside, outside))
+    return Point(
+        float(threshold), _rate(hits, len(inside), confidence), _rate(false, len(outside), confidence), false < FEW
+    )
+
+
+@dataclass(frozen=True)
+class Roc:
+    """Every threshold that makes a difference, from the strictest on; made by `roc`.
+
+    Attributes:
+        thresholds: float64 [t], falling; the first is infinite and calls nobody a member.
+        hits, false: int64 [t], members and non-members with at least that score. Equal scores come together.
+        members, others: how many there are.
+    """
+
+    thresholds: Tensor
+    hits: Tensor
+    false: Tensor
+    members: int
+    others: int
+
+    @property
+    def tpr(self) -> Tensor:
+        """Float64 [t]."""
+        return self.hits.double() / self.members
+
+    @property
+    def fpr(self) -> Tensor:
+        """Float64 [t]."""
+        return self.false.double() / self.others
+
+    @property
+    def auc(self) -> float:
+        """The chance that a random member scores above a random non-member, ties counting half."""
+        return float(torch.trapezoid(self.tpr, self.fpr))
+
+    def at(self, fpr: float, *, confidence: float = 0.95) -> Point:
+        """The best threshold whose false-positive rate is at most `fpr` on these scores, and what it finds.
+
+        The threshold is chosen on the very non-members that `fpr` counts, so the plain interval of the true-positive
+        rate would be too narrow. This one is for the true-positive rate at a *true* false-positive rate of `fpr`: its
+        lower end is taken at a threshold that is surely strict enough, its upper end at one that is surely loose enough
+        (each with a quarter of the allowed error, the other halves going to the count of members). It therefore covers
+        with at least `confidence`, in general more.
+
+        Args:
+            fpr: in (0, 1].
+            confidence: of the interval of `tpr`, and of that of `fpr` by itself.
+
+        Raises:
+            ValueError: `fpr` below 1 / the number of non-members, where nothing can be measured.
+        """
+        check.real_number(fpr, "fpr", above=0.0, most=1.0)
+        if fpr * self.others < 1:
+            raise ValueError(
+                f"fpr must be at least 1/{self.others}, one false positive among the non-members, got {fpr:g}; take "
+                "more non-members, or a larger rate"
+            )
+        place = self._within(math.floor(fpr * self.others + 1e-9))
+        quarter = (1 - check.real_number(confidence, "confidence", above=0.0, below=1.0)) / 4
+        surely_below, surely_above = _sure_counts(fpr, self.others, quarter)
+        strict = 0 if surely_below is None else self._within(surely_below)
+        loose = -1 if surely_above is None else int(torch.searchsorted(self.false, surely_above))
+        low = clopper_pearson(int(self.hits[strict]), self.members, 1 - 2 * quarter)[0]
+        high = clopper_pearson(int(self.hits[loose]), self.members, 1 - 2 * quarter)[1]
+        tpr = Rate(int(self.hits[place]), self.members, low, high, confidence)
+        counted = int(self.false[place])
+        return Point(float(self.thresholds[place]), tpr, _rate(counted, self.others, confidence), counted < FEW)
+
+    def _within(self, false: int) -> int:
+        """The loosest threshold with at most so many false positives."""
+        return int(torch.searchsorted(self.false, false, right=True)) - 1
+
+
+def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
+    """The most false positives that show a true rate of at most `fpr`, and the fewest that show one of at least `fpr`.
+
+    Each with probability 1 - `error`; None where no count does. A threshold just above the (k + 1)-th largest of n
+    scores has a true rate of at most Beta(k + 1, n - k), one at the k-th largest of at least Beta(k, n - k + 1).
+    """
+    from scipy.special import betainc
+
+    counts = torch.arange(trials + 1).double().numpy()
+    below = (betainc(counts[:-1] + 1, trials - counts[:-1], fpr) >= 1 - error).nonzero()[0]
+    above = (betainc(counts[1:], trials - counts[1:] + 1, fpr) <= error).nonzero()[0]
+    return int(below[-1]) if len(below) else None, 1 + int(above[0]) if len(above) else None
+
+
+def roc(scores: Tensor, member: Tensor) -> Roc:
+    """The curve of true against false positives over all thresholds, as the steps it is, without smoothing or hull.
+
+    Records with equal scores cannot be told apart, so they change sides together (a curve that splits ties depends on
+    the order of the records).
+
+    Args:
+        scores: [n], higher for members; infinities are allowed, NaN is not.
+        member: bool [n], the truth; at least one of each.
+
+    Raises:
+        TypeError, ValueError: bad scores or truth.
+    """
+    inside, outside = _halves(scores, member)
+    values = torch.cat([inside, outside]).unique().flip(0)
+    steps = torch.cat([torch.tensor([math.inf], dtype=torch.float64), values])
+    counts = [
+        torch.cat([torch.zeros(1, dtype=torch.int64), len(side) - torch.searchsorted(side.sort().values, values)])
+        for side in (inside, outside)
+    ]
+    return Roc(steps, *counts, len(inside), len(outside))
+
+
+def ppv(tpr: float, fpr: float, prior: float) -> float:
+    """The chance that a record called a member is one, where a share `prior` of the candidates are members.
+
+    An attack with 10 % true at 1 % false positives is right ten times in eleven where half of the candidates are
+    members, and once in eleven where one in a hundred is.
+
+    Raises:
+        TypeError, ValueError: numbers out of range, or both rates zero (nobody is called a member).
+    """
+    for value, name in ((tpr, "tpr"), (fpr, "fpr")):
+        check.real_number(value, name, least=0.0, most=1.0)
+    check.real_number(prior, "prior", above=0.0, below=1.0)
+    called = prior * tpr + (1 - prior) * fpr
+    if not called:
+        raise ValueError("tpr and fpr must not both be 0: nobody is called a member")
+    return prior * tpr / called
+
+
+def _halves(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores of members and of the others, float64 on the CPU."""
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise TypeError(f"scores must be a floating-point tensor [n], got {got}")
+    if not isinstance(member, Tensor) or member.dtype != torch.bool:
+        got = member.dtype if isinstance(member, Tensor) else type(member).__name__
+        raise TypeError(f"member must be a bool tensor [n], got {got}")
+    if scores.ndim != 1 or member.shape != scores.shape:
+        raise ValueError(
+            f"scores and member must be two rows of one length, got {list(scores.shape)} and {list(member.shape)}"
+        )
+    if bool(scores.isnan().any()):
+        raise ValueError(f"scores must not be NaN, but {int(scores.isnan().sum())} are: the attack failed there")
+    scores, member = scores.detach().double().cpu(), member.cpu()
+    if not bool(member.any()) or bool(member.all()):
+        raise ValueError("member must hold at least one member and one other; a rate of nothing has no meaning")
+    return scores[member], scores[~member]

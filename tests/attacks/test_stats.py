@@ -1,0 +1,142 @@
+"""Rates, curves and intervals: against SciPy, scikit-learn and sums worked out here, and by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, norm
+from sklearn.metrics import roc_auc_score
+
+from attacks.stats import at_threshold, bonferroni, clopper_pearson, ppv, roc
+from distillkit.rng import derive
+
+SCORES = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf]), st.booleans()), min_size=2, max_size=30)
+
+
+@given(st.integers(1, 60), st.data(), st.floats(0.5, 0.999))
+def test_clopper_pearson_inverts_the_binomial(trials: int, data: st.DataObject, confidence: float) -> None:
+    hits = data.draw(st.integers(0, trials))
+    low, high = clopper_pearson(hits, trials, confidence)
+    tail = (1 - confidence) / 2
+    assert low <= hits / trials <= high
+    assert low == 0 if hits == 0 else binom.sf(hits - 1, trials, low) == pytest.approx(tail, rel=1e-6)
+    assert high == 1 if hits == trials else binom.cdf(hits, trials, high) == pytest.approx(tail, rel=1e-6)
+
+
+@given(st.integers(1, 40), st.floats(0.01, 0.99))
+def test_clopper_pearson_covers_whatever_the_truth(trials: int, truth: float) -> None:
+    covered = 0.0
+    for hits in range(trials + 1):
+        low, high = clopper_pearson(hits, trials)
+        covered += binom.pmf(hits, trials, truth) * (low <= truth <= high)
+    assert covered >= 0.95 - 1e-9
+
+
+@given(SCORES)
+def test_a_curve_counts_what_a_loop_counts(rows: list[tuple[float, bool]]) -> None:
+    scores, member = torch.tensor([s for s, _ in rows], dtype=torch.float64), torch.tensor([m for _, m in rows])
+    if member.all() or not member.any():
+        with pytest.raises(ValueError, match="at least one member and one other"):
+            roc(scores, member)
+        return
+    curve = roc(scores, member)
+    assert curve.thresholds.tolist() == [math.inf, *sorted({s for s, _ in rows}, reverse=True)]
+    for threshold, hits, false in list(zip(curve.thresholds, curve.hits, curve.false))[1:]:
+        assert hits == sum(m and s >= threshold for s, m in rows)
+        assert false == sum(not m and s >= threshold for s, m in rows)
+    pairs = [(a > b) + 0.5 * (a == b) for a, m in rows if m for b, n in rows if not n]
+    assert curve.auc == pytest.approx(np.mean(pairs))
+    finite = scores.clamp(max=10)
+    assert curve.auc == pytest.approx(roc_auc_score(member, finite))
+
+
+def test_ties_give_a_diagonal_step_and_no_free_hits() -> None:
+    curve = roc(torch.zeros(40), torch.arange(40) < 20)
+    assert (curve.hits.tolist(), curve.false.tolist(), curve.auc) == ([0, 20], [0, 20], 0.5)
+    assert curve.at(0.5).tpr.hits == 0  # all or nobody: at most half false positives means nobody
+
+
+@given(SCORES.filter(lambda rows: len({m for _, m in rows}) == 2), st.integers(1, 10))
+def test_a_point_keeps_to_its_false_positives_and_no_other_finds_more(
+    rows: list[tuple[float, bool]], count: int
+) -> None:
+    scores, member = torch.tensor([s for s, _ in rows], dtype=torch.float64), torch.tensor([m for _, m in rows])
+    others = int((~member).sum())
+    wanted = min(1.0, count / others)
+    point = roc(scores, member).at(wanted)
+    assert point.fpr.value <= wanted + 1e-12
+    better = [at_threshold(scores, member, s) for s, _ in rows]
+    assert point.tpr.hits == max([0, *(p.tpr.hits for p in better if p.fpr.value <= wanted + 1e-12)])
+    assert point.tpr.low <= point.tpr.value <= point.tpr.high
+    assert point.few == (point.fpr.hits < 10)
+
+
+def test_below_one_false_positive_there_is_nothing_to_measure() -> None:
+    curve = roc(torch.arange(10.0), torch.arange(10) >= 5)
+    with pytest.raises(ValueError, match="at least 1/5, one false positive"):
+        curve.at(0.19)
+    assert curve.at(0.2).fpr.hits == 1
+
+
+@pytest.mark.parametrize("effect", [0.0, 1.0])
+def test_intervals_cover_as_stated(effect: float) -> None:
+    """2,000 attacks with Gaussian scores; the truth in closed form. A fixed threshold: Clopper-Pearson, 93 to 97 %.
+    A threshold picked on the scores: at least 95 %, where the plain interval at that threshold falls far short."""
+    runs, n, fpr = 2000, 300, 0.05
+    truth = float(norm.sf(norm.isf(fpr) - effect))
+    draws = torch.randn(runs, 2 * n, generator=derive(7), dtype=torch.float64)
+    member = torch.arange(2 * n) < n
+    fixed = chosen = plain = 0
+    for row in draws:
+        scores = row + effect * member
+        tpr = at_threshold(scores, member, float(norm.isf(fpr))).tpr
+        fixed += tpr.low <= truth <= tpr.high
+        picked = roc(scores, member).at(fpr).tpr
+        chosen += picked.low <= truth <= picked.high
+        low, high = clopper_pearson(picked.hits, picked.trials)
+        plain += low <= truth <= high
+    assert 0.93 <= fixed / runs <= 0.97
+    assert chosen / runs >= 0.95
+    assert plain / runs < 0.93
+
+
+def test_the_best_of_several_pays_for_its_luck() -> None:
+    assert bonferroni(0.95, 5) == pytest.approx(0.99)
+    assert bonferroni(0.95, 1) == 0.95
+
+
+@given(st.floats(0, 1), st.floats(0.001, 1), st.floats(0.001, 0.999))
+def test_ppv_is_bayes(tpr: float, fpr: float, prior: float) -> None:
+    assert ppv(tpr, fpr, prior) == pytest.approx(1 / (1 + (1 - prior) * fpr / (prior * tpr)) if tpr else 0.0)
+
+
+def test_ppv_of_the_docstring() -> None:
+    assert ppv(0.10, 0.01, 0.5) == pytest.approx(10 / 11)
+    assert ppv(0.10, 0.01, 0.01) == pytest.approx(1 / 10.9)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: roc([1.0], torch.tensor([True])), "scores must be a floating-point tensor"),
+        (lambda: roc(torch.tensor([1]), torch.tensor([True])), "scores must be a floating-point tensor"),
+        (lambda: roc(torch.zeros(2), torch.tensor([1, 0])), "member must be a bool tensor"),
+        (lambda: roc(torch.zeros(2), torch.tensor([True])), "two rows of one length"),
+        (lambda: roc(torch.tensor([math.nan, 1.0]), torch.tensor([True, False])), "must not be NaN, but 1 are"),
+        (lambda: at_threshold(torch.zeros(2), torch.tensor([True, False]), math.nan), "threshold must be a number"),
+        (lambda: clopper_pearson(3, 2), "hits must be at most 2, got 3"),
+        (lambda: clopper_pearson(0, 0), "trials must be at least 1"),
+        (lambda: clopper_pearson(1, 2, 1.0), "confidence"),
+        (lambda: ppv(0.0, 0.0, 0.5), "must not both be 0"),
+        (lambda: ppv(0.5, 0.1, 0.0), "prior"),
+        (lambda: bonferroni(0.95, 0), "tried must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_named(call: object, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()  # type: ignore[operator]
