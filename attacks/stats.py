@@ -228,11 +228,13 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
     inside, outside = _halves(scores, member)
     values = torch.cat([inside, outside]).unique().flip(0)
     steps = torch.cat([torch.tensor([math.inf], dtype=torch.float64), values])
-    counts = [
-        torch.cat([torch.zeros(1, dtype=torch.int64), len(side) - torch.searchsorted(side.sort().values, values)])
-        for side in (inside, outside)
-    ]
-    return Roc(steps, *counts, len(inside), len(outside))
+
+    def at_least(side: Tensor) -> Tensor:
+        return torch.cat(
+            [torch.zeros(1, dtype=torch.int64), len(side) - torch.searchsorted(side.sort().values, values)]
+        )
+
+    return Roc(steps, at_least(inside), at_least(outside), len(inside), len(outside))
 
 
 def ppv(tpr: float, fpr: float, prior: float) -> float:
