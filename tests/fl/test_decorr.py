@@ -1,4 +1,4 @@
-"""FedDecorr against its loss written in NumPy."""
+"""FedDecorr against numbers that its release computed, and against its losses written in NumPy."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from distillkit import LabeledImages
 from fl import FedAvg, simulate
 from fl.addons import FedDecorr
 from tests.fl import linear
 from tests.fl.laws import assert_lawful, assert_same
+from tests.fl.released import InTurn, assert_released, wave, waves
 from tests.fl.small import Tiny, federation
+from tests.fl.virtual_twins import Small
 
 
 def collapse(client: int, w: Any, variant: str) -> float:
-    """|K|_F^2 / d^2 of the correlation matrix; or the release's off-diagonal mean of (Z^T Z)^2, divided by N."""
+    """L_FedDecorr as printed, |K|_F^2 / d^2 of the correlation matrix; or loss.py's off-diagonal mean, over N."""
     z = linear.XS[client] @ w
     n, d = z.shape
     if variant == "paper":
@@ -28,6 +31,31 @@ def collapse(client: int, w: Any, variant: str) -> float:
 
 
 @pytest.mark.golden("FedDecorr")
+def test_by_default_a_round_is_the_releases() -> None:
+    """One client, batches of 3, 3 and 1, two epochs, the default beta and variant.
+
+    The numbers are of SGD at 0.1 on CE + 0.1 `FedDecorrLoss` (bytedance/FedDecorr at 973e4af, loss.py).
+    """
+    released = {
+        "body.weight": [
+            -0.02987337385099, 0.9923162993683, -0.2258356096956, -0.934120949518, 0.4960586670436, 0.7660750713104,
+            -0.6934677773544, -0.5873760611435, 0.9251010780379, 0.3200656456967, -1.00757847056, -0.06042376869195,
+        ],
+        "body.bias": [0.4379442386291, 0.837707856256, -0.5853171288556],
+        "classifier.weight": [
+            0.850704405992, 0.4010554066421, -0.9529164434592, -0.2228438202103, 0.9706952334315, -0.1114937316567,
+            -0.9477298343972, 0.3816470246725, 0.9324481529051,
+        ],
+        "classifier.bias": [0.8614362138478, 0.0246810170583, -0.929449000354],
+    }  # fmt: skip
+    client = LabeledImages(wave((7, 1, 2, 2), 0.3), torch.tensor([(2 * i) % 3 for i in range(7)]), num_classes=3)
+    order = InTurn({7: [[3, 0, 6, 4, 1, 5, 2], [1, 4, 2, 6, 0, 3, 5]]})
+    method = FedAvg(
+        FedDecorr(), order, network=lambda k: Small(k).double(), initial=waves(Small(3)), lr=0.1, epochs=2, batch=3
+    )
+    assert_released(simulate(method, [client], rounds=1, progress=False), released)
+
+
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rounds_follow_the_loss(variant: Any, momentum: float) -> None:
