@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,14 @@ def distill(
     batch: int,
     lr: float,
     generator: torch.Generator,
+    schedule: Literal["constant", "cosine"] = "constant",
     clip: float | None = None,
+    gradient_norm: float | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] = knowledge_distillation,
     running: Callable[[], None] = lambda: None,
     score: Callable[[nn.Module], float] | None = None,
     every: int = 50,
+    patience: int | None = None,
 ) -> nn.Module:
     """Train `student` in place by Adam to say what the teacher says; return it in eval mode.
 
@@ -43,31 +46,42 @@ def distill(
         teacher_logits: float [N, K]; for averaged probabilities give their logarithms.
         steps: optimiser steps; whole shuffled passes, the last short batch of each kept.
         batch: images a step.
-        lr: Adam's rate, constant; betas 0.9 and 0.999.
+        lr: Adam's rate; betas 0.9 and 0.999.
         generator: of the order and of dropout.
+        schedule: the rate is constant, or falls along half a cosine from `lr` to 0 after `steps`.
         clip: norm s to which the student's logits are rescaled (`losses.clip_logit_norm`); the teacher's never are.
+        gradient_norm: gradients longer than this are rescaled to it.
         loss: of the student's and the teacher's logits; by default KL(softmax(teacher) || softmax(student)), mean over
             images. A task has its own: `task.distill`.
         running: called in every step; raises to stop.
-        score: with it the best of the weights after step 1, every `every` steps and the last are kept, else the last.
+        score: with it the best of the weights after step 1, every `every` steps and the last are kept (of equals the
+            first), else the last.
+        patience: stop when the score has not risen for so many steps.
         every: how often `score` is asked; the network is in eval mode then.
     """
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
-    best, kept = float("-inf"), None
+    best, found_at, kept = float("-inf"), 0, None
     for step, index in enumerate(shuffled(len(images), batch, generator, 1, steps), start=1):
         running()
+        if schedule == "cosine":
+            optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
         logits = student.train()(images.index_select(0, index.to(images.device)))
         if clip is not None:
             logits = clip_logit_norm(logits, clip)
         target = teacher_logits.index_select(0, index.to(teacher_logits.device)).to(logits)
         optimizer.zero_grad()
         loss(logits, target).backward()
+        if gradient_norm is not None:
+            nn.utils.clip_grad_norm_(student.parameters(), gradient_norm, foreach=False)
         optimizer.step()
         if score is not None and (step == 1 or step % every == 0 or step == steps):
             reached = score(student.eval())
             if reached > best:
-                best, kept = reached, {n: t.detach().clone() for n, t in student.state_dict().items()}
+                best, found_at = reached, step
+                kept = {n: t.detach().clone() for n, t in student.state_dict().items()}
+            elif patience is not None and step - found_at >= patience:
+                break
     if kept is not None:
         student.load_state_dict(kept)
     return student.eval()
@@ -79,15 +93,23 @@ def distill_models(
     """Distil the server's copy of every architecture, from the weights in `start`; return all their weights.
 
     `owner` names the random draws; with `best` the best weights on `server.data["validation"]` are kept; `options` are
-    those of `distill`.
+    those of `distill`. The round's row gets `distillation_steps`, the most that an architecture took.
     """
     method = server.method
     found: Tensors = {}
     score = partial(validation_accuracy, server) if best else None
+    taken: list[int] = []
+
+    def running() -> None:
+        server.check_running()
+        taken[-1] += 1
+
     for name in method.networks:
+        taken.append(0)
         net, generator = method.network_on(server, name, method.part(start, name)), server.generator(f"{owner} {name}")
-        distill(net, images, teacher_logits, generator=generator, running=server.check_running, score=score, **options)
+        distill(net, images, teacher_logits, generator=generator, running=running, score=score, **options)
         found |= method.named({n: t.detach().clone() for n, t in net.state_dict().items()}, name)
+    server.notes["distillation_steps"] = max(taken)
     return found
 
 

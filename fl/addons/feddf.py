@@ -33,22 +33,30 @@ class FedDF(AddOn):
     Every client counts alike in the ensemble; the student's start is the core's weighted average, after the server's
     step if there is one. All architectures learn from the ensemble of all clients.
 
-    Deviations: a fixed number of steps at a constant rate, where the paper anneals along a cosine and stops when the
-    accuracy on a labelled validation set has not risen for 1,000 of at most 10,000 steps; `returns="best"` keeps the
-    best weights on `server_data={"validation": ...}`. Teachers run in eval mode with the statistics that they sent, the
+    The paper scores the student every 100 steps on labelled validation images, stops when its accuracy has not risen
+    for 1,000 of at most 10,000 steps, and takes the best: `FedDF(steps=10_000, returns="best", patience=1000)` with
+    `server_data={"validation": ...}`. By default no such images are needed: a thousand steps, the last weights. The
+    rate falls along a cosine and gradients are clipped, as in the release (epfml/federated-learning-public-code:
+    `NoiseKTSolver` in FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
+
+    Deviations: step 1 and the last are scored too. Teachers run in eval mode with the statistics that they sent, the
     student trains in train mode. With steps = 0 it is not installed.
 
     In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the rival. There the
     student starts from the average in a share of the rounds alone ("FedAvg initialisation"), else from the server's
     last model (lines 366-375 of the release's strategy/fed_df.py), and its logits are clipped: `FedDF(steps=500,
-    batch=32, lr=0.005, rate=0.2, clip=2.5)`, beside clients that train as `single_image`'s. There the clients send
+    batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`, beside clients that train as
+    `single_image`'s. There the clients send
     logits, here their weights, from which the server computes the same logits: the bytes are FedAvg's in every round.
 
     Args:
         steps: of Adam in a round.
         batch: images a step; the paper takes 128.
         lr: Adam's rate; the paper takes 1e-3.
-        returns: "last" or "best" weights.
+        schedule: the rate falls along half a "cosine" to 0 after `steps`, or is "constant".
+        gradient_norm: longer gradients are rescaled to it; the release takes 5. None: never.
+        returns: "last" or "best" weights, of those after every 100th step.
+        patience: stop when the best is so many steps old; needs returns="best". The paper takes 1,000.
         rate: share of rounds, in [0, 1], evenly spaced, in which the student starts from the average.
         warm_rounds: that many first rounds start from it too; the single image's release has 1.
         clip: norm of the student's logits (`losses.clip_logit_norm`), or None.
@@ -57,7 +65,10 @@ class FedDF(AddOn):
     steps: int = 1000
     batch: int = 128
     lr: float = 1e-3
+    schedule: Literal["cosine", "constant"] = "cosine"
+    gradient_norm: float | None = 5.0
     returns: Literal["last", "best"] = "last"
+    patience: int | None = None
     rate: float = 1.0
     warm_rounds: int = 1
     clip: float | None = None
@@ -70,7 +81,14 @@ class FedDF(AddOn):
         check.positive_int(self.steps, "steps", least=0)
         check.positive_int(self.batch, "batch")
         check.real_number(self.lr, "lr", above=0.0)
+        check.one_of(self.schedule, "schedule", ("cosine", "constant"))
+        if self.gradient_norm is not None:
+            check.real_number(self.gradient_norm, "gradient_norm", above=0.0)
         check.one_of(self.returns, "returns", ("last", "best"))
+        if self.patience is not None:
+            check.positive_int(self.patience, "patience")
+            if self.returns != "best":
+                raise ValueError(f"patience needs validation: returns='best', got returns={self.returns!r}")
         check.real_number(self.rate, "rate", least=0.0, most=1.0)
         check.positive_int(self.warm_rounds, "warm_rounds", least=0)
         if self.clip is not None:
@@ -131,5 +149,9 @@ class FedDF(AddOn):
             steps=self.steps,
             batch=self.batch,
             lr=self.lr,
+            schedule=self.schedule,
+            gradient_norm=self.gradient_norm,
             clip=self.clip,
+            every=100,
+            patience=self.patience,
         )

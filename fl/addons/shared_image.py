@@ -150,7 +150,7 @@ class SharedImage(AddOn):
         images = self._rendered.images(self.image, server.state[self.index], View.of(server))
         period = round(1 / self.rate) if self.rate else 1
         steps = falling_steps(self.steps, self.least_steps or self.steps, period, server.round)
-        server.notes |= {"initialised": int(self.warm(server.round)), "distillation_steps": steps}
+        server.notes["initialised"] = int(self.warm(server.round))
         return distill_models(
             server, start, images, replies[self.logits], owner=self.name, best=self.returns == "best",
             steps=steps, batch=self.batch, lr=self.lr, clip=self.clip,

@@ -13,8 +13,10 @@ from distillkit import LabeledImages, Normalization
 from fl import FedAvg, MultiLabel, simulate
 from fl.addon import AddOn
 from fl.addons import FedDF, Nova, ServerMomentum
+from fl.distil import distill
 from tests.fl import linear
 from tests.fl.laws import assert_same
+from tests.fl.released import wave
 from tests.fl.small import Tiny, federation, images
 
 PROXY = np.array([[0.3, 1.2], [-0.8, 0.4], [1.1, -0.9], [0.5, 0.6]])
@@ -31,10 +33,13 @@ def softmax(z: Any) -> Any:
     return e / e.sum(1, keepdims=True)
 
 
-def adam(f: Any, w: Any, steps: int, lr: float) -> Any:
-    first, second = np.zeros_like(w), np.zeros_like(w)
+def adam(f: Any, w: Any, steps: int, lr: float, cosine: bool = False, longest: float = np.inf) -> Any:
+    first, second, highest = np.zeros_like(w), np.zeros_like(w), lr
     for t in range(1, steps + 1):
         g = linear.slope(f, w)
+        g = g * min(1.0, longest / np.linalg.norm(g))
+        if cosine:
+            lr = highest * (1 + np.cos(np.pi * (t - 1) / steps)) / 2
         first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
         w = w - lr * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
     return w
@@ -43,9 +48,10 @@ def adam(f: Any, w: Any, steps: int, lr: float) -> Any:
 @pytest.mark.golden("FedDF")
 @pytest.mark.parametrize(("momentum", "participation"), [(0.0, 1.0), (0.9, 2)])
 def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) -> None:
-    """Teachers are averaged by logits and uniformly, the student's start by samples."""
+    """Teachers are averaged by logits and uniformly, the student's start by samples; rates and clipping as released."""
     how = {"participation": participation, "server_data": {"proxy": proxy()}}
-    result = linear.run(FedDF(steps=4, lr=0.02), rounds=3, momentum=momentum, epochs=3, lr=0.3, how=how)
+    addon = FedDF(steps=4, lr=0.02, gradient_norm=0.1)
+    result = linear.run(addon, rounds=3, momentum=momentum, epochs=3, lr=0.3, how=how)
     w = linear.START
     for row in result.rows:
         trained = []
@@ -59,9 +65,50 @@ def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) 
             return float((teacher * (np.log(teacher) - np.log(softmax(PROXY @ v)))).sum(1).mean())
 
         average = linear.average(trained, row["drawn"])
-        w = adam(divergence, average, 4, 0.02)
+        w = adam(divergence, average, 4, 0.02, cosine=True, longest=0.1)
         assert np.abs(w - average).max() > 0.005, "what is told apart is a hundred times the tolerance"
     assert linear.weights(result) == pytest.approx(w, abs=2e-5)
+
+
+def test_a_distillation_is_the_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 2, at most 9 steps, scored after each, stopped 3 steps after the best, which is kept: that of step 3.
+
+    The numbers are those of `NoiseKTSolver.distillation` with avg_logits (epfml/federated-learning-public-code,
+    FedDF-code/pcode/aggregation/noise_knowledge_transfer.py): two teachers, Adam at 0.05 along a cosine, gradients
+    of norms 5.4, 7.0, 13.3 clipped to 5, and these scores as its validation.
+    """
+    order = torch.tensor([3, 0, 4, 1, 2, 1, 4, 2, 0, 3, 2, 3, 1, 0, 4])
+    batches = [part for epoch in order.split(5) for part in epoch.split(2)]
+    monkeypatch.setattr("fl.distil.shuffled", lambda count, batch, generator, epochs, steps: iter(batches[:steps]))
+    images, scores = 12 * wave((5, 1, 2, 2), 0.3), iter([0.1, 0.4, 0.6, 0.6, 0.5, 0.6, 0.9])
+    student = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).double()
+    student.load_state_dict({"1.weight": wave((3, 4), 0.0), "1.bias": wave((3,), 0.5)})
+    teacher = sum(
+        scale * (images.flatten(1) @ wave((3, 4), phase).T + wave((3,), 0.5 + phase))
+        for phase, scale in ((0.2, 0.5), (0.9, 0.7))
+    )
+    distill(
+        student, images, torch.as_tensor(teacher) / 2, steps=9, batch=2, lr=0.05, generator=torch.Generator(),
+        schedule="cosine", gradient_norm=5.0, score=lambda net: next(scores), every=1, patience=3,
+    )  # fmt: skip
+    assert next(scores) == 0.9
+    released = {
+        "1.weight": [
+            0.1297697985663, 1.12055073933, -0.3882017784914, -1.050539866975, 0.4627456462697, 0.7031682562477,
+            -0.6509725512979, -0.5128823521503, 0.7303815643443, 0.3841192071171, -0.8337002757738, -0.1572496064366,
+        ],
+        "1.bias": [0.6123210630283, 0.7421172420679, -0.8154282136621],
+    }  # fmt: skip
+    for name, want in released.items():
+        assert student.state_dict()[name].flatten().tolist() == pytest.approx(want, rel=0, abs=1e-10)
+
+
+def test_patience_stops_the_servers_distillation_and_the_row_says_when() -> None:
+    """A student at its best from the start: after 300 of 900 steps nothing has risen for 200."""
+    data = {"proxy": images(6, 99), "validation": images(30, 98)}
+    addon = FedDF(steps=900, batch=6, lr=1e-9, returns="best", patience=200)
+    rows = [play(a, rounds=1, data=data).rows[0] for a in (addon, FedDF(steps=7, batch=6))]
+    assert [row["distillation_steps"] for row in rows] == [300, 7]
 
 
 def clipped(z: Any, norm: float) -> Any:
@@ -77,7 +124,7 @@ def test_the_single_images_feddf_starts_from_the_average_in_a_share_of_the_round
 ) -> None:
     """`server_round <= warm_start_rounds or server_round % interval == 0`, else the last fused model; clipped logits
     (lines 366-375 and 498-502 of the release's strategy/fed_df.py; every client counts alike, as in FedDF)."""
-    feddf = FedDF(steps=4, lr=0.05, rate=rate, clip=2.5)
+    feddf = FedDF(steps=4, lr=0.05, schedule="constant", gradient_norm=None, rate=rate, clip=2.5)
     result = linear.run(feddf, rounds=5, epochs=3, lr=0.3, how={"server_data": {"proxy": proxy()}})
     w = linear.START
     for warm in starts:
@@ -159,10 +206,13 @@ def test_the_best_weights_can_be_kept() -> None:
 
 
 def test_refusals() -> None:
-    wrong = {"steps": -1, "batch": 0, "lr": 0.0, "returns": "first", "rate": 1.5, "warm_rounds": -1, "clip": 0.0}
+    wrong = {"steps": -1, "batch": 0, "lr": 0.0, "returns": "first", "rate": 1.5, "warm_rounds": -1, "clip": 0.0,
+             "schedule": "linear", "gradient_norm": 0.0, "patience": 0}  # fmt: skip
     for option, value in wrong.items():
         with pytest.raises(ValueError, match=option):
             FedDF(**{option: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="patience needs validation: returns='best'"):
+        FedDF(patience=100)
     with pytest.raises(ValueError, match="nothing can be personal"):
         FedAvg(FedDF(), network=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="FedDF needs the clients' models, but Nova rescales"):
