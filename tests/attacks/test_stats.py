@@ -87,7 +87,7 @@ def test_below_one_false_positive_there_is_nothing_to_measure() -> None:
 def test_intervals_cover_as_stated(effect: float) -> None:
     """2,000 attacks with Gaussian scores; the truth in closed form. A fixed threshold: Clopper-Pearson, 93 to 97 %.
     A threshold picked on the scores: at least 95 %, where the plain interval at that threshold falls far short."""
-    runs, n, fpr = 2000, 300, 0.05
+    runs, n, fpr = 2000, 500, 0.05
     truth = float(norm.sf(norm.isf(fpr) - effect))
     draws = torch.randn(runs, 2 * n, generator=derive(7), dtype=torch.float64)
     member = torch.arange(2 * n) < n
