@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,9 @@ from distillkit import check
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 
-__all__ = ["DIGITS", "DSA", "NATURAL", "CropFlip", "require_space"]
+__all__ = ["DIGITS", "DSA", "NATURAL", "CropFlip", "in_space", "require_space"]
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 NATURAL = "color_crop_cutout_flip_scale_rotate"
 """The published strategy for natural images."""
@@ -233,6 +236,11 @@ def require_space(augment: object, normalization: Normalization) -> None:
             f"augment pads with the black of images with {told}, but these have {normalization}: give {name}(their own "
             "normalization)"
         )
+
+
+def in_space(augment: Augment, normalization: Normalization) -> Augment:
+    """The same augmentation for images with another normalisation: `CropFlip` with their black, others as they are."""
+    return replace(augment, normalization=normalization) if isinstance(augment, CropFlip) else augment
 
 
 def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ class AddOn:
     Attributes:
         outputs: extra rows of the classifier; `local.offset(self)` is the first one's index.
         previous: wants this client's last trained weights, `local.previous`.
+        layers: names of modules of the network whose outputs it reads, `step.out(...).inner[name]` [B, m].
         damping: strength of a pull to the start of the round, which enters `local.path`.
         reads: what it reads of private data besides trained weights, in its loss terms and for what it sends:
             "nothing"; in its terms alone, one "example" at a time; or anything, the "batch" together.
@@ -64,6 +65,7 @@ class AddOn:
 
     outputs: int = 0
     previous: bool = False
+    layers: tuple[str, ...] = ()
     damping: float = 0.0
     reads: Literal["nothing", "example", "batch"] = "batch"
     single_label: ClassVar[bool] = False

@@ -34,6 +34,7 @@ class FedAvg(Core):
     counters = Entry[Tensors]("max")
     last = Entry[Tensors]("first")
     own = Entry[Tensors]("first")
+    moments = Entry[Tensors]("first")
     tested = Entry[Tensors]("sum")
 
     def state_for(self, client: Client, message: Message) -> Tensors:

@@ -32,7 +32,9 @@ class Core(Method):
         network: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
         assign: with several architectures, client number -> architecture (a mapping or a function).
         initial: weights to begin with (a state dict); default: drawn from the run's seed.
-        lr, momentum, weight_decay, optimizer: the clients' optimiser ("sgd" or "adam"), rebuilt in each round.
+        lr, momentum, weight_decay, optimizer: the clients' optimiser ("sgd" or "adam").
+        optimizer_state: its momentum begins anew in each "round", or stays with the "client" from one participation to
+            the next, as in VHL's release (where the client's optimiser is never cleared).
         lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
         epochs, steps: passes over the local data in a round; `steps`, if given, is an exact number instead.
         phases: several parts of a local training instead of `epochs`/`steps` (FedRep).
@@ -59,6 +61,7 @@ class Core(Method):
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         optimizer: Literal["sgd", "adam"] = "sgd",
+        optimizer_state: Literal["round", "client"] = "round",
         lr_decay: float = 1.0,
         epochs: int = 1,
         steps: int | None = None,
@@ -77,6 +80,9 @@ class Core(Method):
         self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
         self.lr_decay = check.real_number(lr_decay, "lr_decay", above=0.0)
         self.optimizer = check.one_of(optimizer, "optimizer", ("sgd", "adam"))
+        self.optimizer_state = check.one_of(optimizer_state, "optimizer_state", ("round", "client"))
+        if optimizer_state == "client" and optimizer == "sgd" and not momentum:
+            raise ValueError("optimizer_state='client' keeps momentum, but momentum is 0: give one, or leave it out")
         self.batch = check.positive_int(batch, "batch")
         check.positive_int(epochs, "epochs")
         if steps is not None:
@@ -109,6 +115,7 @@ class Core(Method):
     def __repr__(self) -> str:
         options = {
             "lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay, "optimizer": self.optimizer,
+            "optimizer_state": None if self.optimizer_state == "round" else self.optimizer_state,
             "lr_decay": self.lr_decay, "batch": self.batch, "phases": self.phases, "weights": self.weights,
             "buffers": self.buffer_rule, "personal": self.personal, "predict": self.predict,
             "architectures": [n for n in self.networks if n], "objective": self.objective, "augment": self.augment,

@@ -24,7 +24,9 @@ from fl.step import Output, Step
 if TYPE_CHECKING:
     from fl.averaging import FedAvg
 
-__all__ = ["Local", "Output", "Phase", "Step", "rows", "shuffled"]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+__all__ = ["Augment", "Local", "Output", "Phase", "Step", "rows", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ class Local:
         task: what the labels mean.
         start: the received parameters, by name.
         previous: this client's last trained state (parameters and buffers), if an add-on asked for it and there is one.
-        net: the network in training (`network` is its features/classifier view); `params()` are the parameters that
-            are shared with the server.
+        net: the network in training (`network` is its features/classifier view, `layers` the inner ones that add-ons
+            read); `params()` are the parameters that are shared with the server.
         data: the set that is trained on.
         counts: images of each class in the client's own data, int64 [K].
         weight: factor of the base objective; an add-on may change it in `begin`.
@@ -92,6 +94,7 @@ class Local:
         self.dropout = client.generator("dropout")
         seed_dropout(self.net, self.dropout)
         self.network = split(self.net)
+        self.layers = {name: self.net.get_submodule(name) for a in method.addons for name in a.layers}
         self._named = dict(self.net.named_parameters())
         self._shared = {n: p for n, p in self._named.items() if not method.is_personal(n)}
         self.start: Tensors = {n: p.detach().clone() for n, p in self._shared.items()}
@@ -149,26 +152,34 @@ class Local:
             yield batch if method.augment is None else replace(batch, images=method.augment(batch.images, generator))
 
     def stream(
-        self, addon: AddOn, data: LabeledImages, *, batch: int | None = None, joint: bool = False, augment: bool = False
+        self,
+        addon: AddOn,
+        data: LabeledImages,
+        *,
+        batch: int | None = None,
+        joint: bool = False,
+        augment: Augment | None = None,
     ) -> Iterator[Batch]:
         """Batches of an add-on's own set without end: fresh random orders, the last short batch of each kept.
 
-        `batch` is the method's by default; `augment` applies the method's augmentation.
+        `batch` is the method's by default; `augment` is applied to each batch.
         """
-        generator, change = self.generator(addon, "stream"), self.method.augment if augment else None
+        generator = self.generator(addon, "stream")
         while True:
             for index in shuffled(len(data), batch or self.method.batch, generator, 1, None):
                 part = replace(rows(data, index, self.client.device), joint=joint)
-                yield part if change is None else replace(part, images=change(part.images, generator))
+                yield part if augment is None else replace(part, images=augment(part.images, generator))
 
     def train(self) -> None:
         """Run every phase; `net` then holds the trained weights."""
         streams = {a.name: a.data(self) for a in self.method.addons if fills(a, "data")}
         streams = {name: stream for name, stream in streams.items() if stream is not None}
-        slot = self.method.slot("batches")
+        slot, kept = self.method.slot("batches"), cast("Tensors", {})
         for number, phase in enumerate(self.method.phases):
             moved = self.moved(phase)
             optimizer = self.optimizer(list(moved.values()))
+            if self.method.optimizer_state == "client":
+                _resume(optimizer, list(moved), self.memory.get(self.method.moments) or {}, number)
             real = slot.batches(self, self.data, phase) if slot else self.batches(self.data, phase, f"batches{number}")
             self.net.train()
             before = self.steps
@@ -178,6 +189,10 @@ class Local:
                 Step(self, batch, own, moved).take(optimizer)
                 self.steps += 1
             self._phases.append((frozenset(moved), self.steps - before))
+            if self.method.optimizer_state == "client":
+                kept |= _state_of(optimizer, list(moved), number)
+        if kept:
+            self.memory[self.method.moments] = kept
 
     def fit(
         self, state: Tensors, owner: AddOn, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
@@ -241,3 +256,25 @@ class Local:
     def trained(self) -> Tensors:
         """A copy of the trained state: parameters and buffers."""
         return {n: t.detach().clone() for n, t in self.net.state_dict().items()}
+
+
+def _state_of(optimizer: torch.optim.Optimizer, names: list[str], phase: int) -> Tensors:
+    """What an optimiser remembers of each parameter, "phase/parameter/name" -> tensor."""
+    held = optimizer.state_dict()["state"]
+    return {
+        f"{phase}/{names[index]}/{key}": value.detach().clone()
+        for index, values in held.items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _resume(optimizer: torch.optim.Optimizer, names: list[str], kept: Tensors, phase: int) -> None:
+    """Let an optimiser of the parameters `names` go on from `_state_of` another; without one it begins anew."""
+    found: dict[int, Tensors] = {}
+    for index, name in enumerate(names):
+        prefix = f"{phase}/{name}/"
+        values = {n.removeprefix(prefix): t.clone() for n, t in kept.items() if n.startswith(prefix)}
+        if values:
+            found[index] = values
+    optimizer.load_state_dict({"state": found, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +23,39 @@ __all__ = ["Output", "Step", "outputs"]
 
 @dataclass(frozen=True)
 class Output:
-    """What the network says of a batch: embedding [B, d] and logits [B, K']."""
+    """What the network says of a batch: embedding [B, d], logits [B, K'], and of inner layers, name -> [B, m]."""
 
     embedding: Tensor
     logits: Tensor
+    inner: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def outputs(network: Network, images: Tensor) -> Output:
-    """One forward pass, in which every layer runs once."""
-    if isinstance(network, SplitNetwork):
-        return Output(*network.outputs(images))
-    embedding = network.features(images)
-    return Output(embedding, network.classifier(embedding))
+def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | None = None) -> Output:
+    """One forward pass, in which every layer runs once; what the modules in `layers` give is noted, flattened.
+
+    Raises:
+        ValueError: a module in `layers` that did not run exactly once, or whose output has no row for each image.
+    """
+    found: dict[str, Tensor] = {}
+
+    def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        if name in found or not isinstance(output, Tensor) or output.ndim < 2 or len(output) != len(images):
+            raise ValueError(
+                f"layer {name!r} must run once in a forward pass and give a tensor with a row for each image"
+            )
+        found[name] = output.flatten(1).clone()  # what follows may work in place
+
+    with ExitStack() as hooks:
+        for name, module in (layers or {}).items():
+            hooks.callback(module.register_forward_hook(partial(note, name)).remove)
+        if isinstance(network, SplitNetwork):
+            embedding, logits = network.outputs(images)
+        else:
+            embedding = network.features(images)
+            logits = network.classifier(embedding)
+    if missing := [name for name in layers or {} if name not in found]:
+        raise ValueError(f"layer {missing[0]!r} did not run in a forward pass of the network")
+    return Output(embedding, logits, found)
 
 
 class Step:
@@ -52,13 +74,14 @@ class Step:
         return self.own[addon.name]
 
     def _forward(self) -> None:
-        run = partial(outputs, self.local.network)
+        run = partial(outputs, self.local.network, layers=self.local.layers)
         joint = [name for name, batch in self.own.items() if batch.joint]
         parts = [self.batch.images, *(self.own[name].images for name in joint)]
         together = run(torch.cat(parts) if joint else self.batch.images)
         sizes = [len(part) for part in parts]
-        for name, e, z in zip(["", *joint], together.embedding.split(sizes), together.logits.split(sizes)):
-            self._outputs[name] = Output(e, z)
+        inner = {layer: values.split(sizes) for layer, values in together.inner.items()}
+        for i, (e, z) in enumerate(zip(together.embedding.split(sizes), together.logits.split(sizes))):
+            self._outputs[["", *joint][i]] = Output(e, z, {layer: values[i] for layer, values in inner.items()})
         for name, batch in self.own.items():
             if not batch.joint:
                 self._outputs[name] = run(batch.images)

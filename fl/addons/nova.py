@@ -14,6 +14,7 @@ from fl.method import Server
 from fl.reduce import Like, Reduced, Schema
 
 if TYPE_CHECKING:
+    from fl.core import Core
     from fl.local import Local
 
 __all__ = ["Nova"]
@@ -38,6 +39,11 @@ class Nova(AddOn):
 
     reads: Literal["nothing", "example", "batch"] = "nothing"
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
+
+    def check(self, method: Core) -> None:
+        """|a_i|_1 counts this round's gradients."""
+        if method.optimizer_state == "client":
+            raise ValueError("Nova needs optimizer_state='round': gradients of earlier rounds are in old momentum")
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
         """One number for each tensor of the update."""

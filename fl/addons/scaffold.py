@@ -49,6 +49,8 @@ class Scaffold(AddOn):
         """Option II reads the mean gradient off the change of the weights."""
         if method.optimizer == "adam":
             raise ValueError("Scaffold needs optimizer='sgd': an Adam step says little about the size of the gradient")
+        if method.optimizer_state == "client":
+            raise ValueError("Scaffold needs optimizer_state='round': old momentum is in the change of the weights too")
         if len(method.networks) > 1:
             raise ValueError("Scaffold needs one architecture: c is the mean of all clients' variates")
 

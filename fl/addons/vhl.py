@@ -7,15 +7,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit import check
+from distillkit.augment import in_space
 from distillkit.losses import supervised_contrastive
+from distillkit.networks import split
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch
+from fl.averaging import FedAvg
+from fl.local import Augment
 from fl.message import Entry, Message
 from fl.method import Server
+from fl.step import outputs
 from fl.virtual import virtual_set
 
 if TYPE_CHECKING:
@@ -41,8 +47,9 @@ class VHL(AddOn):
     Deviations. The third term is in the released code alone (weight .1); it keeps the virtual classes apart, for which
     the detached second term does nothing. The release calibrates in the first five local epochs of a round only, which
     no published setting exceeds, drops the last short virtual batch of a pass, and counts outputs of virtual classes
-    as answers (errors) in tests: give `predict="all"` for that. Its rate decays with each client's own participations
-    and its momentum outlives the round; here rounds count and an optimiser lasts one round, as everywhere.
+    as answers (errors) in tests: give `predict="all"` for that. Its rate decays with each client's own participations,
+    here with the rounds, as in the paper; its momentum outlives the round: `FedAvg(optimizer_state="client")`. It crops
+    and flips the virtual images whatever is done to the real ones (`augment`).
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
@@ -51,6 +58,10 @@ class VHL(AddOn):
         per_class: images of each class of noise; the release leaves open whether 200 or 5,000.
         cross_entropy, calibration, contrast: the weights. If all are 0 it is not installed.
         batch: virtual images a step; default: the method's `batch`, as in the paper.
+        augment: of the virtual images: "method" for what the method does to the real ones, an augmentation of their
+            own, or None. `CropFlip` pads them with the black of their own normalisation, whichever it was told.
+        layer: name of the module whose outputs the contrastive terms compare, as in `named_modules()`, flattened (the
+            release's `model_out_feature_layer`, Table 6); None: the embedding.
         temperature: of the contrastive loss.
         empty: "drop", or "zero" as released: see `supervised_contrastive`.
         options: further arguments of the noise function, e.g. `{"width": 64}`.
@@ -63,6 +74,8 @@ class VHL(AddOn):
     calibration: float = 1.0
     contrast: float = 0.1
     batch: int | None = None
+    augment: Augment | Literal["method"] | None = "method"
+    layer: str | None = None
     temperature: float = 0.07
     empty: Literal["drop", "zero"] = "drop"
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +89,12 @@ class VHL(AddOn):
             check.real_number(getattr(self, name), name, least=0.0)
         if self.batch is not None:
             check.positive_int(self.batch, "batch")
+        if isinstance(self.augment, str):
+            check.one_of(self.augment, "augment", ("method",))
+        elif self.augment is not None and not callable(self.augment):
+            raise TypeError(f"augment must be 'method', an augmentation or None, got {type(self.augment).__name__}")
+        if self.layer is not None and not (self.calibration or self.contrast):
+            raise ValueError("layer is what calibration and contrast read, but both are 0: leave it out")
         check.real_number(self.temperature, "temperature", above=0.0)
         check.one_of(self.empty, "empty", ("drop", "zero"))
 
@@ -83,6 +102,11 @@ class VHL(AddOn):
     def outputs(self) -> int:  # type: ignore[override]
         """The virtual classes."""
         return self.classes
+
+    @property
+    def layers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The inner layer, if one is calibrated."""
+        return () if self.layer is None else (self.layer,)
 
     @property
     def off(self) -> bool:
@@ -96,29 +120,41 @@ class VHL(AddOn):
             raise ValueError(f"{' and '.join(several)} cannot be combined: both are VHL with other weights")
 
     def start(self, server: Server) -> None:
-        """Make the virtual set."""
-        server.state[self.noise] = virtual_set(
-            server, self.name, self.source, self.classes, self.per_class, self.options
-        )
+        """Make the virtual set; try the layer on it."""
+        noise = virtual_set(server, self.name, self.source, self.classes, self.per_class, self.options)
+        method: Core = server.method
+        for architecture in method.networks if self.layer is not None else ():
+            net = method.network_on(server, architecture, method.part(server.state[FedAvg.model], architecture)).eval()
+            named = dict(net.named_modules())
+            if self.layer not in named or not self.layer:
+                known = ", ".join(n for n in named if n)
+                raise ValueError(f"{self.name}: the network has no layer {self.layer!r}; it has {known}")
+            with torch.no_grad():
+                outputs(split(net), noise.images[:2], {self.layer: named[self.layer]})
+        server.state[self.noise] = noise
 
     def send(self, server: Server, client: int, message: Message) -> None:
         """The virtual set; its body travels once to each client."""
         message[self.noise] = server.state[self.noise]
 
     def data(self, local: Local) -> Iterator[Batch]:
-        """Virtual batches, augmented as the real ones are."""
-        return local.stream(self, local.message[self.noise], batch=self.batch, joint=True, augment=True)
+        """Virtual batches, augmented in their own space."""
+        noise = local.message[self.noise]
+        change = local.method.augment if isinstance(self.augment, str) else self.augment
+        augment = None if change is None else in_space(change, noise.normalization)
+        return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:
         """The three terms."""
         real, virtual, labels = step.out(), step.out(self), step.of(self).labels
+        x, v = (o.embedding if self.layer is None else o.inner[self.layer] for o in (real, virtual))
         contrast = partial(supervised_contrastive, temperature=self.temperature, empty=self.empty)
         total = self.cross_entropy * F.cross_entropy(virtual.logits, labels + step.local.offset(self))
         if self.calibration:
-            near = contrast(real.embedding, step.batch.labels, virtual.embedding, labels, detach_other=True)
+            near = contrast(x, step.batch.labels, v, labels, detach_other=True)
             total = total + self.calibration * near
         if self.contrast:
-            total = total + self.contrast * contrast(virtual.embedding, labels)
+            total = total + self.contrast * contrast(v, labels)
         return total
 
 

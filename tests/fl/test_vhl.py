@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from distillkit import LabeledImages
+from distillkit.augment import CropFlip
 from distillkit.generate import cnn_noise, stylegan_noise, upsampled_gaussian
+from distillkit.networks import split
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
 from fl.addon import AddOn
 from fl.addons import VFA, VFTL, VHL, NaiveVHL, Nova, Proximal, Scaffold
+from fl.step import outputs
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.released import InTurn, assert_released, wave, waves
 from tests.fl.small import Tiny, federation, images
@@ -38,13 +43,19 @@ def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None 
 @pytest.mark.parametrize(
     ("addon", "weights"),
     [
+        (VHL(VIRTUAL, 3, batch=8, layer="body"), (1.0, 1.0, 0.1)),
+        (VHL(VIRTUAL, 3, batch=8, layer="norm", calibration=0.0, contrast=0.6), (1.0, 0.0, 0.6)),
         (VHL(VIRTUAL, 3, batch=8), (1.0, 1.0, 0.1)),
         (VHL(VIRTUAL, 3, batch=8, cross_entropy=0.7, calibration=2.0, contrast=0.0), (0.7, 2.0, 0.0)),
         (NaiveVHL(VIRTUAL, 3, batch=8), (1.0, 0.0, 0.0)),
     ],
 )
 def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, float]) -> None:
-    """Two clients, whole batches, momentum, batch statistics over real and virtual images together."""
+    """Two clients, whole batches, momentum, batch statistics over real and virtual images together.
+
+    The contrastive terms see one layer's outputs, flattened (the release's resnet_v2.py, lines 108-137, and
+    proxy_align_loss in losses.py, lines 256-330: both terms take the same features).
+    """
     clients, start = [toy(5, 1), toy(9, 2)], beginning(6, norm=True)
     run = played(addon, clients=clients, network=normed, initial=start, momentum=0.9, batch=9, steps=3)
 
@@ -56,8 +67,10 @@ def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, fl
         for x, y in clients:
 
             def loss(model: Any, x: Any = x, y: Any = y) -> Any:
-                features = model.features(torch.cat([x, xv]))
-                logits, n = model.classifier(features), len(x)
+                body = model.body(torch.cat([x, xv]).flatten(1))
+                normed = model.norm(body)
+                logits, n = model.classifier(torch.tanh(normed)), len(x)
+                features = {None: torch.tanh(normed), "body": body, "norm": normed}[addon.layer]
                 total = F.cross_entropy(logits[:n], y) + weights[0] * F.cross_entropy(logits[n:], yv + 3)
                 if weights[1]:
                     both = torch.cat([features[:n], features[n:].detach()])
@@ -94,6 +107,57 @@ def test_virtual_images_are_augmented_as_the_real_ones_are() -> None:
     want = played(VHL(twice(VIRTUAL), 3), clients=[twice(client)], network=normed)
     got = played(VHL(VIRTUAL, 3), clients=[client], network=normed, augment=lambda images, generator: 2 * images)
     assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model], atol=0.0)
+
+
+def test_virtual_images_may_have_an_augmentation_of_their_own_or_none() -> None:
+    def times(factor: float) -> Any:
+        return lambda images, generator: factor * images
+
+    def virtual(factor: float) -> LabeledImages:
+        return VIRTUAL.replace(images=factor * VIRTUAL.images)
+
+    how: dict[str, Any] = {"clients": [toy(9, 1)], "network": normed, "augment": times(2)}
+    same = [
+        (VHL(VIRTUAL, 3, augment=times(3)), VHL(virtual(3), 3, augment=None)),
+        (VHL(VIRTUAL, 3, augment=None), VHL(virtual(0.5), 3)),
+    ]
+    for pair in same:
+        states = [played(addon, **how).server.state[FedAvg.model] for addon in pair]
+        assert_close(*states, atol=0.0)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_virtual_images_are_cropped_with_their_own_black(own: bool) -> None:
+    """The release pads pictures before it normalises them by .5 and .25: with -2 (generative/datasets.py, 44-54).
+
+    A pad of 3 around 4x4 pixels leaves about four tenths of them."""
+    real, virtual = Normalization((0.3,), (0.5,)), Normalization((0.5,), (0.25,))
+    clients, seen = [c.replace(normalization=real) for c in federation()], []
+
+    class Peek(AddOn):
+        def loss(self, step: Any) -> None:
+            seen.append(step.own["VHL"].images)
+
+    addon = VHL(**{**NOISE, "options": {"width": 8, "normalization": virtual}})
+    crop = CropFlip(real, pad=3, flip=0.0)
+    if own:
+        addon, crop = replace(addon, augment=crop), None
+    run = played(addon, Peek(), clients=clients, augment=crop)
+    pixels = torch.cat(seen).flatten()
+    assert set(pixels.tolist()) <= {-2.0, *run.server.state[VHL.noise].images.flatten().tolist()}
+    assert 0.5 < float((pixels == -2.0).double().mean()) < 0.9
+    with pytest.raises(ValueError, match="augment pads with the black"):
+        played(clients=clients, augment=CropFlip(virtual, pad=1))
+
+
+def test_what_a_layer_gives_is_noted_as_it_is_before_what_follows_works_in_place() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
+    x = torch.randn(6, 1, 2, 2, generator=derive(0))
+    found = outputs(split(net), x, {"1": net[1]})
+    assert torch.allclose(found.inner["1"], net[1](x.flatten(1)))
+    assert float(found.inner["1"].detach().min()) < 0
+    assert torch.equal(found.logits, net(x))
+    assert not net[1]._forward_hooks
 
 
 class GivenMeans(VFA):
@@ -169,7 +233,7 @@ def test_vftl_is_fedavg_from_pretrained_weights() -> None:
 @pytest.mark.parametrize(
     "addon",
     [
-        VHL(**NOISE, batch=5),
+        VHL(**NOISE, batch=5, layer="body.0"),
         NaiveVHL(source="cnn", **NOISE),
         VHL(source="gaussian", classes=3, per_class=4, options={"base": 2}, empty="zero"),
         VFA(),
@@ -255,6 +319,14 @@ def test_refusals() -> None:
         VFA(per_class=0)
     with pytest.raises(ValueError, match="momentum must be"):
         VFTL(momentum=1.0)
+    with pytest.raises(ValueError, match="augment"):
+        VHL(augment="none")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="augment"):
+        VHL(augment=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="layer is what calibration and contrast read, but both are 0"):
+        NaiveVHL(layer="body")
+    with pytest.raises(ValueError, match=r"VHL: the network has no layer 'layer1'; it has body, body.0, body.1"):
+        played(VHL(**NOISE, layer="layer1"))
     with pytest.raises(ValueError, match="VHL: source must be a set or one of stylegan, gaussian, cnn, got 'gan'"):
         played(VHL("gan"))
     with pytest.raises(ValueError, match="has 3 classes, but classes=10"):

@@ -1,0 +1,103 @@
+"""Momentum that outlives a round: each client's own, from one participation to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fl import FedAvg, simulate
+from fl.addons import Ditto, Nova, Proximal, Scaffold
+from fl.local import Phase
+from tests.fl import linear
+from tests.fl.laws import assert_lawful, assert_same
+from tests.fl.small import Tiny, federation
+
+
+@pytest.mark.parametrize("participation", [1.0, 2])
+def test_momentum_goes_on_where_the_clients_last_round_left_it(participation: float | int) -> None:
+    """VHL's release never clears a client's optimiser when all are instantiated (lines 133-138 of
+    algorithms_standalone/basePS/client.py): v = .9 v + g over rounds, whatever the weights were set to meanwhile."""
+    how = {"participation": participation}
+    result = linear.run(rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, lr_decay=0.8, optimizer_state="client")
+    w, velocity = linear.START, {k: np.zeros_like(linear.START) for k in range(3)}
+    for t, row in enumerate(result.rows):
+        trained = []
+        for k in row["drawn"]:
+            here = w.copy()
+            for _ in range(2):
+                velocity[k] = 0.9 * velocity[k] + linear.slope(lambda v, k=k: linear.base_loss(k, v), here)  # type: ignore[misc]
+                here = here - 0.1 * 0.8**t * velocity[k]
+            trained.append(here)
+        w = linear.average(trained, row["drawn"])
+    assert linear.weights(result) == pytest.approx(w, abs=2e-5)
+    forgetful = linear.run(rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, lr_decay=0.8)
+    assert np.abs(linear.weights(forgetful) - w).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_one_client_trains_on_as_if_rounds_did_not_exist(kind: Any) -> None:
+    data = federation()[0]
+    start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
+    options: dict[str, Any] = {"network": Tiny, "initial": start, "lr": 0.01, "momentum": 0.9, "batch": len(data)}
+    run = simulate(FedAvg(**options, optimizer=kind, optimizer_state="client"), [data], rounds=5, progress=False)
+    net = Tiny(3)
+    net.load_state_dict(start)
+    params = net.parameters()
+    make = torch.optim.Adam(params, lr=0.01) if kind == "adam" else torch.optim.SGD(params, 0.01, 0.9)
+    for _ in range(5):
+        make.zero_grad()
+        F.cross_entropy(net(data.images), data.labels).backward()
+        make.step()
+    for name, value in net.state_dict().items():
+        assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
+
+
+def test_every_phase_has_its_own() -> None:
+    """Head first, then all: the head's momentum of the first phase is not the second's."""
+    phases = [Phase(steps=2, train="classifier.*"), Phase(steps=1)]
+    data = federation()[0]
+    start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
+    options: dict[str, Any] = {"network": Tiny, "initial": start, "lr": 0.05, "momentum": 0.5, "batch": len(data)}
+    run = simulate(FedAvg(**options, phases=phases, optimizer_state="client"), [data], rounds=3, progress=False)
+    net = Tiny(3)
+    net.load_state_dict(start)
+    head = torch.optim.SGD(net.classifier.parameters(), 0.05, 0.5)
+    whole = torch.optim.SGD(net.parameters(), 0.05, 0.5)
+    for _ in range(3):
+        for optimizer in (head, head, whole):
+            net.zero_grad()
+            F.cross_entropy(net(data.images), data.labels).backward()
+            optimizer.step()
+    for name, value in net.state_dict().items():
+        assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_the_laws(kind: Any, tmp_path: Path, global_rng_untouched: None) -> None:
+    assert_lawful(lambda: [Proximal(0.1), Ditto()], tmp_path, optimizer=kind, optimizer_state="client")
+
+
+def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> None:
+    def play(**options: Any) -> Any:
+        method = FedAvg(network=Tiny, momentum=0.9, lr=0.05, **options)
+        return simulate(method, federation(), rounds=2, progress=False)
+
+    plain, kept = play(), play(optimizer_state="client")
+    assert_same(plain, play(optimizer_state="round"))
+    assert [(r["up"], r["down"]) for r in kept.rows] == [(r["up"], r["down"]) for r in plain.rows]
+    assert "optimizer_state='client'" in repr(FedAvg(network=Tiny, momentum=0.9, optimizer_state="client"))
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="optimizer_state must be one of"):
+        FedAvg(network=Tiny, optimizer_state="server")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="keeps momentum, but momentum is 0"):
+        FedAvg(network=Tiny, optimizer_state="client")
+    for addon in (Scaffold(), Nova()):
+        with pytest.raises(ValueError, match=f"{addon.name} needs optimizer_state='round'"):
+            FedAvg(addon, network=Tiny, momentum=0.9, optimizer_state="client")
