@@ -1,4 +1,4 @@
-"""Dropout that draws from a generator of ours."""
+"""Dropout that draws from a generator of ours, or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-__all__ = ["seed_dropout", "seeded_dropout"]
+__all__ = ["plain_dropout", "seed_dropout", "seeded_dropout"]
 
 _LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -24,23 +24,49 @@ def _drop(layer: nn.modules.dropout._DropoutNd, generator: torch.Generator, x: T
     return x * kept / (1 - layer.p)
 
 
+def _layers(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, _LAYERS)]
+
+
 def seed_dropout(model: nn.Module, generator: torch.Generator) -> list[nn.Module]:
     """Make the `nn.Dropout` layers of `model` (1d to 3d too) draw from `generator`, for good; return these layers.
 
     Other layers that draw (alpha dropout, attention's own, `F.dropout` in a forward) are not reached.
     """
-    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    layers = _layers(model)
     for layer in layers:
         layer.forward = partial(_drop, layer, generator)  # type: ignore[arg-type]
     return layers
 
 
 @contextlib.contextmanager
-def seeded_dropout(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """`seed_dropout` for the length of a `with` block."""
-    layers = seed_dropout(model, generator)
+def _own_forwards(model: nn.Module) -> Iterator[None]:
+    before = [(layer, vars(layer).get("forward")) for layer in _layers(model)]
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, forward in before:
+            vars(layer).pop("forward", None)
+            if forward is not None:
+                layer.forward = forward
+
+
+@contextlib.contextmanager
+def seeded_dropout(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
+    """`seed_dropout` for the length of a `with` block; then the layers draw as they did before."""
+    with _own_forwards(model):
+        seed_dropout(model, generator)
+        yield
+
+
+@contextlib.contextmanager
+def plain_dropout(model: nn.Module) -> Iterator[None]:
+    """Let the layers that `seed_dropout` reaches pass their input on unchanged, for the length of a `with` block."""
+    with _own_forwards(model):
+        for layer in _layers(model):
+            layer.forward = _pass
+        yield
+
+
+def _pass(x: Tensor) -> Tensor:
+    return x

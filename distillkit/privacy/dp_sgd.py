@@ -191,6 +191,7 @@ def train_private(
     real = as_set(images, labels)
     check.positive_int(size, "size")
     check.positive_int(steps, "steps")
+    check.real_number(rate, "rate", above=0.0, most=1.0)
     if (epsilon is None) == (sigma is None):
         raise PrivacyError("give either epsilon, from which sigma follows, or sigma")
     if sigma is None:
@@ -207,8 +208,8 @@ def train_private(
     model.train()
     try:
         with per_example_gradients(model) as gradients:
-            ledger.spend(Event("dp_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
             private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
+            ledger.spend(Event("dp_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
             for _ in range(steps):
                 for rows in secret.poisson(len(real), rate).to(real.images.device).split(part):
                     if len(rows):
@@ -218,7 +219,6 @@ def train_private(
                     parameter.grad = gradient
                 step_of.step()
                 step_of.zero_grad(set_to_none=True)
-            private.close()
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -1,11 +1,9 @@
-"""Clip per-example gradients, sum them, add noise: Opacus' DPOptimizer, with our source of noise."""
+"""Clip per-example gradients, sum them, add noise."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +12,10 @@ from distillkit import check
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.noise import Secret
 
-__all__ = ["PrivateGradient"]
+__all__ = ["PrivateGradient", "refuse_half_precision"]
+
+# A float64 sum of squares over P numbers is off by at most P 2^-53 of itself: this covers P up to 10^8.
+_MARGIN = 1 - 2.0**-26
 
 
 class PrivateGradient:
@@ -23,85 +24,72 @@ class PrivateGradient:
     `add` may be called any number of times a step, so that the gradients of a batch never have to exist together,
     or not at all (an empty batch is pure noise). `take` ends the step. Charge a ledger before the first `take`.
 
+    Norms, clipping and sums are in float64, whatever the parameters are: a sum in float32 rounds what is added to it,
+    and a record that shifts where it rounds moves the sum by several clips. In float64 the sum of n records is off by
+    at most n^2 2^-53 clips (1e-6 for 100,000 in a step), and no clipped norm exceeds the clip.
+
     Args:
-        parameters: leaf tensors that require gradients; together they are clipped as one vector.
+        parameters: leaf tensors that require gradients, float32 or float64; together they are clipped as one vector.
         sigma: noise standard deviation / clip; 0 draws no noise.
         clip: largest l2 norm of one example's gradient; infinity only with sigma 0.
         denominator: a *public* number, rate * records, never the size of the batch that was drawn.
         secret: where the noise comes from.
 
-    The clip factor is Opacus' min(1, clip / (norm + 1e-6)).
+    Raises:
+        PrivacyError: a parameter in half precision, or no clip under noise.
     """
 
     def __init__(
         self, parameters: Sequence[Tensor], *, sigma: float, clip: float, denominator: float, secret: Secret
     ) -> None:
-        check.real_number(sigma, "sigma", least=0.0)
-        check.real_number(denominator, "denominator", above=0.0)
+        self._sigma = check.real_number(sigma, "sigma", least=0.0)
+        self._denominator = check.real_number(denominator, "denominator", above=0.0)
         if clip != math.inf:
             check.real_number(clip, "clip", above=0.0)
         elif sigma:
             raise PrivacyError("clip must be finite, or sigma 0: without a clip no noise is large enough")
-        self._parameters = list(parameters)
-        self._optimizer = _optimizer_class()(
-            torch.optim.SGD(self._parameters, lr=0.0),
-            noise_multiplier=sigma,
-            max_grad_norm=clip,
-            expected_batch_size=denominator,
-        )
-        self._optimizer.secret = secret
+        self._parameters, self._clip, self._secret = list(parameters), clip, secret
+        for parameter in self._parameters:
+            refuse_half_precision(parameter, "a parameter")
+        self._sums = self._zeros()
 
+    def _zeros(self) -> list[Tensor]:
+        return [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in self._parameters]
+
+    @torch.no_grad()
     def add(self, grad_samples: Sequence[Tensor]) -> None:
         """Clip and add the gradients of some examples: for each parameter a tensor [n, *parameter.shape].
 
         An example whose gradient is not finite adds zero, silently: how many there are is private.
         """
-        finite = torch.stack([torch.isfinite(g.flatten(1).sum(1)) for g in grad_samples]).all(0)
+        flat = [g.flatten(1) for g in grad_samples]
+        norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat]
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        finite = torch.isfinite(norm)
         if not bool(finite.all()):
-            grad_samples = [torch.where(finite.view(-1, *[1] * (g.ndim - 1)), g, 0.0) for g in grad_samples]
-        self._accumulate(grad_samples)
-        self._set_samples([None] * len(self._parameters))
+            flat = [torch.where(finite[:, None], g, 0.0) for g in flat]
+        factor = torch.where(finite, (self._clip * _MARGIN / norm).clamp(max=1.0), 0.0)
+        for total, rows in zip(self._sums, flat, strict=True):
+            total += (factor @ rows.double()).view(total.shape)
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
-        """The noised gradient of every parameter; the next `add` begins a new step."""
-        self._accumulate([p.new_zeros((0, *p.shape)) for p in self._parameters])
-        self._optimizer.add_noise()
-        self._optimizer.scale_grad()
-        noised = [p.grad for p in self._parameters]
-        self._optimizer.zero_grad(set_to_none=True)
-        return [g for g in noised if g is not None]
-
-    def _accumulate(self, grad_samples: Sequence[Tensor]) -> None:
-        self._set_samples(grad_samples)
-        self._optimizer.clip_and_accumulate()
-
-    def _set_samples(self, grad_samples: Sequence[Tensor | None]) -> None:
-        for parameter, grads in zip(self._parameters, grad_samples, strict=True):
-            parameter.grad_sample = grads  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        """Remove what Opacus put on the parameters."""
-        for parameter in self._parameters:
-            for name in ("grad_sample", "summed_grad"):
-                if hasattr(parameter, name):
-                    delattr(parameter, name)
+        """The noised gradient of every parameter, in its own type; the next `add` begins a new step."""
+        std = self._sigma * self._clip if self._sigma else 0.0
+        sizes = [s.numel() for s in self._sums]
+        noise = self._secret.normal((sum(sizes),), std).split(sizes)
+        noised = [
+            ((s + own.view(s.shape).to(s.device)) / self._denominator).to(p.dtype)
+            for p, s, own in zip(self._parameters, self._sums, noise)
+        ]
+        self._sums = self._zeros()
+        return noised
 
 
-@functools.cache
-def _optimizer_class() -> Any:
-    from opacus.optimizers import DPOptimizer
-
-    class SecretOptimizer(DPOptimizer):  # type: ignore[misc]
-        """DPOptimizer whose noise comes from `self.secret`: one draw a step for all parameters together."""
-
-        secret: Secret
-
-        def add_noise(self) -> None:
-            std = self.noise_multiplier * self.max_grad_norm if self.noise_multiplier else 0.0
-            sums = [p.summed_grad for p in self.params]
-            noise = self.secret.normal((sum(s.numel() for s in sums),), std).split([s.numel() for s in sums])
-            for p, s, own in zip(self.params, sums, noise):
-                p.grad = (s.double() + own.view(s.shape).to(s.device)).to(p.dtype).view_as(p)
-
-    return SecretOptimizer
+def refuse_half_precision(values: Tensor, what: str) -> None:
+    """Raise PrivacyError unless `values` are float32 or float64."""
+    if values.dtype not in (torch.float32, torch.float64):
+        raise PrivacyError(
+            f"{what} is {values.dtype}: its rounding exceeds what a clip promises; private training takes float32 or "
+            "float64, so convert model and images, for instance with .float()"
+        )

@@ -27,6 +27,7 @@ __all__ = [
     "private_set",
     "public_noise",
     "public_start",
+    "public_trial",
     "refuse_batch_norm",
     "refuse_large_delta",
     "refuse_measured",
@@ -156,6 +157,13 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
     return like.normalization.encode((mean + std * smooth).clamp(0, 1).to(like.images.device))
 
 
+def public_trial(count: int, like: LabeledImages, generator: torch.Generator) -> Tensor:
+    """Images to try a network on: `public_noise` and a little white noise, so that none is constant (rounding in a
+    norm layer would look like a difference). Float [count, C, H, W]; owes nothing to the data either."""
+    white = torch.randn(count, *like.shape, generator=generator, dtype=like.images.dtype)
+    return public_noise(count, like, generator) + 0.3 * white.to(like.images.device)
+
+
 def refuse_batch_norm(network: object) -> None:
     """Raise BatchStatistics if a layer normalises with the statistics of the batch."""
     if uses_batch_statistics(network):
@@ -188,25 +196,29 @@ def refuse_mixing(embed: Callable[[Tensor], Tensor], public: Tensor, what: str) 
 def refuse_mixing_augmentation(
     augment: Callable[[Tensor, torch.Generator], Tensor], public: Tensor, *, tries: int = 8
 ) -> None:
-    """Raise BatchStatistics if what `augment` makes of the first image depends on the images that follow.
+    """Raise BatchStatistics if what `augment` makes of an image, at any place, depends on the other images.
 
     Args:
-        augment: maps [N, C, H, W] to as many images, drawing from the generator. Two batches of equal size and equal
-            draws are compared, because an image may have a draw of its own.
+        augment: maps [N, C, H, W] to as many images, drawing from the generator. Batches of equal size and equal draws
+            are compared, because an image may have a draw of its own, by its place.
         public: a few images to try it on, at least two.
         tries: with so many seeds, because it may act on some draws alone.
     """
-    others = torch.cat([public[:1], 3 * public[1:] + 1])
+    others = 3 * public.flip(0) + 1
     for seed in range(tries):
-        one, other = (augment(x.clone(), derive(seed)) for x in (public, others))
-        if len(one) != len(public):
-            raise BatchStatistics(f"the augmentation makes {len(one)} images of {len(public)}; each must stay one")
-        moved = (one[0] - other[0]).abs().mean() / (one[0].abs().mean() + 1e-12)
-        if not bool(moved <= torch.finfo(moved.dtype).eps ** 0.5):
-            raise BatchStatistics(
-                "the augmentation makes something else of an image when other images are in the batch, so one record "
-                "changes more than its own contribution; augment every image by itself"
-            )
+        kept = torch.rand(len(public), generator=derive(seed)).to(public.device) < 0.5
+        whole = augment(public.clone(), derive(seed))
+        if len(whole) != len(public):
+            raise BatchStatistics(f"the augmentation makes {len(whole)} images of {len(public)}; each must stay one")
+        for rows in (kept, ~kept):
+            batch = torch.where(rows.view(-1, 1, 1, 1), public, others)
+            mixed = augment(batch, derive(seed))
+            moved = (whole - mixed).abs().flatten(1).mean(1) / (whole.abs().flatten(1).mean(1) + 1e-12)
+            if not bool((moved[rows] <= torch.finfo(moved.dtype).eps ** 0.5).all()):
+                raise BatchStatistics(
+                    "the augmentation makes something else of an image when other images are in the batch, so one "
+                    "record changes more than its own contribution; augment every image by itself"
+                )
 
 
 def refuse_mixing_loss(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:

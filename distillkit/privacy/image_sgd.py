@@ -139,6 +139,7 @@ def image_sgd(
     loss = require_separable(loss)
     check.positive_int(size, "size")
     check.positive_int(steps, "steps")
+    check.real_number(rate, "rate", above=0.0, most=1.0)
     check.real_number(lr, "lr", least=0.0)
     check.real_number(momentum, "momentum", least=0.0, most=1.0)
     if (epsilon is None) == (sigma is None):
@@ -166,11 +167,10 @@ def image_sgd(
     if clip is None:
         clip = _public_clip(synthetic, maps[0], loss, real, seed)
 
-    event = Event("image_sgd", sigma, rate, steps, client, round, seeded=secret.seeded)
-    ledger.spend(event)
     private = PrivateGradient(
         [synthetic], sigma=sigma, clip=clip, denominator=rate * size / real.num_classes, secret=secret
     )
+    ledger.spend(Event("image_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
     part = chunk_size(real.images, chunk)
     velocity = torch.zeros_like(start).view_as(synthetic)
     for step in range(steps):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.augment import require_space
+from distillkit.chunks import chunk_size
 from distillkit.condense.distribution import MATCHES, Augmentation
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import NetworkSampler
-from distillkit.privacy.guards import public_noise, refuse_batch_norm, refuse_mixing
+from distillkit.privacy.apart import require_rows_apart
+from distillkit.privacy.guards import public_noise, public_trial, refuse_batch_norm
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -57,6 +59,10 @@ class PublicMap:
         """phi(x), float [N, F]; every call repeats the map's one augmentation."""
         if self.augment is not None:
             images = self.augment(images, derive(self.state[0], "augment", self.state[1]), siamese=True)
+        return self.plain(images)
+
+    def plain(self, images: Tensor) -> Tensor:
+        """`embedding` without the augmentation."""
         embedding = self.network.features(images)
         if self.match == "embedding":
             return embedding
@@ -125,15 +131,27 @@ class PublicMaps:
             count = check.positive_int(centers, "centers", least=0)
             self._around = public_noise(max(count, 4), like, derive(seed, "centre"))
             self._centered = count > 0
-        noise = public_noise(4, like, derive(seed, "try"))
-        first = self[0]
-        refuse_batch_norm(first.network)
-        refuse_mixing(first.network.features, noise, f"the network {type(first.network).__name__}")
         if augment is not None:
             require_space(augment, like.normalization)
-            refuse_mixing(lambda x: augment(x, derive(seed, 0), siamese=True), noise, "augment")
+        first = self[0]
+        noise = public_trial(max(4, min(16, chunk_size(like.images))), like, derive(seed, "try"))
+        self._refuse(first, noise)
         with torch.no_grad():
             self.dim = first.embedding(noise[:1]).shape[1]
+
+    def _refuse(self, first: PublicMap, noise: Tensor) -> None:
+        network, augment = first.network, self._augment
+        refuse_batch_norm(network)
+        held = [network] if isinstance(network, nn.Module) else []
+        require_rows_apart(first.plain, noise, f"the network {type(network).__name__}", *held)
+        if augment is None:
+            return
+        for k in range(8):  # it may act on some draws alone
+
+            def once(images: Tensor, k: int = k) -> Tensor:
+                return augment(images, derive(self._seed, "augment", k), siamese=True)
+
+            require_rows_apart(once, noise[:4], "augment with siamese=True (one draw for all images)")
 
     @property
     def sensitivity(self) -> float:

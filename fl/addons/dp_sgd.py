@@ -100,13 +100,13 @@ class DPSGD(AddOn):
         """Poisson batches, after they are paid for."""
         client, method, moved = local.client, local.method, local.moved(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
-        client.spend("dp_sgd", self.sigma, rate=self.rate, count=steps)
-        local.dropout.set_state(client.secret.generator().get_state())
-        draws = client.secret.generator()
         private = PrivateGradient(
             list(moved.values()), sigma=self.sigma, clip=self.clip, denominator=self.rate * self.size,
             secret=client.secret,
         )  # fmt: skip
+        client.spend("dp_sgd", self.sigma, rate=self.rate, count=steps)
+        local.dropout.set_state(client.secret.generator().get_state())
+        draws = client.secret.generator()
         asking = [n for n, p in local.net.named_parameters() if p.requires_grad]
         places = [asking.index(n) for n in moved]
         with per_example_gradients(local.net) as gradients:
@@ -116,7 +116,6 @@ class DPSGD(AddOn):
                 if method.augment is not None and len(batch.images):
                     batch = replace(batch, images=method.augment(batch.images, draws))
                 yield batch
-            private.close()
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """The noised gradient of the examples, plus that of what is public."""

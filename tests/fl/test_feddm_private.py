@@ -472,7 +472,7 @@ def test_refused_at_the_start() -> None:
     with pytest.raises(PrivateStatistics, match="whitening was fitted on images"):
         play(held=held, network=Tiny)
     assert play(held=held, network=Tiny, public_statistics=True).rows[0]["failed"] == {}
-    with pytest.raises(BatchStatistics, match="when other images are in the batch"):
+    with pytest.raises(BatchStatistics, match="among other images"):
         play(network=lambda n: Mixing(n).double())
     with pytest.raises(ValueError, match="sizes must be 3 numbers"):
         play(sizes=[1.0, 2.0], sigma_sizes=None)

@@ -194,8 +194,8 @@ def test_private_gradient_refuses_noise_without_a_clip_and_leaves_no_trace() -> 
     with pytest.raises(ValueError, match="clip"):
         PrivateGradient([parameter], sigma=1.0, clip=0.0, denominator=1.0, secret=Secret(0))
     gradient = PrivateGradient([parameter], sigma=1.0, clip=1.0, denominator=1.0, secret=Secret(0))
+    gradient.add([torch.ones(3, 2)])
     gradient.take()
-    gradient.close()
     assert vars(parameter) == {}
 
 

@@ -164,7 +164,7 @@ def leave_blocks_without_records_out(patch: Patch) -> None:
     take = gradient.PrivateGradient.take
 
     def only_drawn(self: Any) -> list[Tensor]:
-        drawn = [p.summed_grad is not None for p in self._parameters]
+        drawn = [bool(s.any()) for s in self._sums]
         return [g if d else torch.zeros_like(g) for g, d in zip(take(self), drawn, strict=True)]
 
     patch.setattr(gradient.PrivateGradient, "take", only_drawn)

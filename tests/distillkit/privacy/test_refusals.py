@@ -84,7 +84,7 @@ class Mixing(nn.Module):
 
 
 def test_any_layer_in_which_images_meet(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    with pytest.raises(BatchStatistics, match="the network .* other images are in the batch"):
+    with pytest.raises(BatchStatistics, match="the network .* among other images"):
         condense(toy_set, network=lambda: nn.Sequential(Mixing(), nn.Flatten(), nn.Linear(16, 3)).double())
 
 
@@ -94,7 +94,7 @@ def test_augmentation_by_statistics_of_the_batch(
     def whiten(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
         return (images - images.mean()) / images.std()
 
-    with pytest.raises(BatchStatistics, match="augment makes something else"):
+    with pytest.raises(BatchStatistics, match="augment with siamese=True .* makes something else"):
         condense(toy_set, augment=whiten)
     assert len(condense(toy_set, augment=DSA())) == 3
 

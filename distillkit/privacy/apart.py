@@ -1,0 +1,125 @@
+"""The law that a per-example guarantee rests on, tried on public noise: what is made of an example is its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from distillkit.privacy.errors import BatchStatistics, PrivacyError
+
+__all__ = ["require_rows_apart", "untouched"]
+
+
+@contextmanager
+def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[None]:
+    """Refuse a block that draws from a global random state, or changes a tensor that the modules hold; undo both.
+
+    Args:
+        what: names the thing in the message.
+        modules: their parameters, buffers, and tensors that are plain attributes.
+        device: whose random state is watched beside the CPU's, NumPy's and `random`'s.
+
+    Raises:
+        PrivacyError: it draws: whoever knows the seed knows the draws, and a record that takes part shifts them for
+            the records after it.
+        BatchStatistics: a tensor changed: it would carry what no clip bounds.
+    """
+    cuda = [device] if device.type == "cuda" else []
+    before = {name: (tensor, tensor.detach().clone()) for name, tensor in _tensors(modules)}
+    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    device_states = [torch.cuda.get_rng_state(d) for d in cuda]
+    refusal: PrivacyError | None = None
+    try:
+        try:
+            yield
+        except PrivacyError as error:  # what draws or remembers gives other rows too: name the cause
+            refusal = error
+        after = dict(_tensors(modules))
+        moved = [n for n, (t, copy) in before.items() if after.get(n) is not t or not _equal(t, copy)]
+        moved += [n for n in after if n not in before]
+        drawn = not torch.equal(torch.get_rng_state(), torch_state)
+        drawn |= any(not torch.equal(torch.cuda.get_rng_state(d), s) for d, s in zip(cuda, device_states))
+        drawn |= random.getstate() != python_state or repr(np.random.get_state()) != repr(numpy_state)  # noqa: NPY002
+    finally:
+        torch.set_rng_state(torch_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+        for d, state in zip(cuda, device_states):
+            torch.cuda.set_rng_state(state, d)
+        with torch.no_grad():
+            for tensor, copy in before.values():
+                if not _equal(tensor, copy):
+                    tensor.data.copy_(copy)
+    if moved:
+        raise BatchStatistics(
+            f"{what}: a forward pass changes {moved[0]}, which would carry what no clip bounds; keep nothing of the "
+            "examples"
+        )
+    if drawn:
+        raise PrivacyError(
+            f"{what} draws from the global random state, which is not secret: a record that takes part would shift "
+            "the draws of those after it. nn.Dropout is drawn from the secret; set the rate of every other layer that "
+            "draws (alpha dropout, attention's own, F.dropout, stochastic depth) to 0"
+        )
+    if refusal is not None:
+        raise refusal
+
+
+def _tensors(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, Tensor]]:
+    for module in modules:
+        for prefix, part in module.named_modules():
+            held = {**part._parameters, **part._buffers, **vars(part)}
+            for name, value in held.items():
+                if isinstance(value, Tensor):
+                    yield f"{prefix}.{name}" if prefix else name, value
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+
+
+def require_rows_apart(function: Callable[[Tensor], Tensor], images: Tensor, what: str, *modules: nn.Module) -> None:
+    """Refuse a function that makes something of an image, at any place of a batch, that it would not make of it alone.
+
+    Tried on all images together, on a few, and with some of them replaced.
+
+    Args:
+        function: maps images [N, C, H, W] to N rows of anything, without draws of its own.
+        images: public ones, at least two.
+        what: names it in the message.
+        modules: hold no tensor that it may change.
+
+    Raises:
+        BatchStatistics: images meet, or their number or place counts, or there are not as many rows as images.
+        PrivacyError: it draws from a global random state.
+    """
+    other = 30 * images.flip(0) + 1
+    kept = torch.arange(len(images), device=images.device) % 3 != 1
+    with torch.no_grad(), untouched(what, *modules, device=images.device):
+        alone = torch.cat([_rows(function, image, what) for image in images.split(1)])
+        for size in sorted({2, 3, len(images)} & set(range(len(images) + 1))):
+            _same(_rows(function, images[:size], what), alone[:size], what)
+        for rows in (kept, ~kept):
+            mixed = _rows(function, torch.where(rows.view(-1, 1, 1, 1), images, other), what)
+            _same(mixed[rows], alone[rows], what)
+
+
+def _rows(function: Callable[[Tensor], Tensor], images: Tensor, what: str) -> Tensor:
+    out = function(images.clone())
+    if out.ndim < 1 or len(out) != len(images):
+        raise BatchStatistics(f"{what} makes {list(out.shape)} of {len(images)} images; each must give one row")
+    return out.flatten(1) if out.ndim > 1 else out[:, None]
+
+
+def _same(ours: Tensor, alone: Tensor, what: str) -> None:
+    moved = (ours - alone).abs().mean(1) / (alone.abs().mean(1) + 1e-12)
+    if not bool((moved <= torch.finfo(moved.dtype).eps ** 0.5).all()):
+        raise BatchStatistics(
+            f"{what} makes something else of an image when it stands elsewhere or among other images, so one record "
+            "changes more than its own contribution; every example must be treated by itself"
+        )

@@ -1,0 +1,110 @@
+"""What is made of an example must be its own: the laws on functions, augmentations and maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.augment import DSA
+from distillkit.privacy import BatchStatistics, Ledger, PrivacyError, condense_private
+from distillkit.privacy.apart import require_rows_apart
+from distillkit.privacy.guards import refuse_mixing_augmentation
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+IMAGES = torch.randn(6, 1, 4, 4, generator=derive(0))
+
+
+def by_place(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return x * (torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5)
+
+
+def only_the_last_mixes(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return torch.cat([x[:-1], x[-1:] + x.mean(0, keepdim=True)])
+
+
+def global_jitter(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return x + torch.rand(1)
+
+
+def test_an_augmentation_is_tried_at_every_place() -> None:
+    refuse_mixing_augmentation(by_place, IMAGES)
+    with pytest.raises(BatchStatistics, match="when other images are in the batch"):
+        refuse_mixing_augmentation(only_the_last_mixes, IMAGES)
+    with pytest.raises(BatchStatistics, match="makes 12 images of 6"):
+        refuse_mixing_augmentation(lambda x, g: torch.cat([x, x]), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("augment", "error", "why"),
+    [
+        (
+            by_place,
+            BatchStatistics,
+            "siamese=True .one draw for all images. makes something else of an image when it stands elsewhere",
+        ),
+        (only_the_last_mixes, BatchStatistics, "when it stands elsewhere or among other images"),
+        (global_jitter, PrivacyError, "draws from the global random state"),
+    ],
+)
+def test_maps_refuse_an_augmentation_with_a_draw_for_each_place(
+    augment: Any, error: type[Exception], why: str, toy_set: LabeledImages, toy_network: Callable[[], nn.Module]
+) -> None:
+    ledger = Ledger()
+    with pytest.raises(error, match=why):
+        condense_private(toy_set, epsilon=1.0, network=toy_network, networks=1, ipc=1, augment=augment, ledger=ledger)
+    assert ledger.events == ()
+    condense_private(
+        toy_set, epsilon=1.0, network=toy_network, networks=1, ipc=1, steps=1, augment=DSA(), ledger=ledger
+    )
+    assert ledger.events
+
+
+class Remembers(nn.Module):
+    """Counts into a plain attribute, or into a buffer that it replaces."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.plain = where, torch.zeros(1)
+        self.register_buffer("buffer", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "attribute":
+            self.plain += len(x)
+        else:
+            self.buffer = self.buffer + len(x)
+        return x.flatten(1)
+
+
+BAD: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "mixes": (lambda x: x - x.mean(0), "among other images"),
+    "mixes a little": (lambda x: x + 1e-3 * x.mean(0), "among other images"),
+    "counts": (lambda x: x / len(x), "among other images"),
+    "mixes six only": (lambda x: x - x.mean(0) if len(x) == 6 else x, "among other images"),
+    "knows its place": (lambda x: x * torch.arange(1, len(x) + 1).view(-1, 1, 1, 1), "stands elsewhere"),
+    "folds": (lambda x: torch.cat([x, x]), r"makes \[2, 1, 4, 4\] of 1 images"),
+    "one number": (lambda x: x.mean(), r"makes \[\] of 1 images"),
+    "draws": (lambda x: nn.functional.dropout(x, 0.5), "."),
+    "draws by NumPy": (lambda x: x + 0 * __import__("numpy").random.rand(), "global random state"),
+    "draws by random": (lambda x: x + 0 * __import__("random").random(), "global random state"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_rows_that_meet_are_refused(name: str, global_rng_untouched: None) -> None:
+    function, why = BAD[name]
+    with pytest.raises(PrivacyError, match=f"^it .*{why}"):
+        require_rows_apart(function, IMAGES, "it")
+
+
+@pytest.mark.parametrize("where", ["attribute", "buffer"])
+def test_what_a_forward_changes_is_named_and_put_back(where: str) -> None:
+    module = Remembers(where)
+    with pytest.raises(BatchStatistics, match="changes (plain|buffer)"):
+        require_rows_apart(module, IMAGES, "it", module)
+    assert float(module.plain) == 0
+    require_rows_apart(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.ReLU()), IMAGES, "it")

@@ -1,0 +1,57 @@
+"""Clipped sums: what one record may add, whatever else is in the sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit.privacy import PrivacyError, PrivateGradient, Secret, image_sgd, train_private
+from distillkit.privacy.ledger import Ledger
+from distillkit.sets import LabeledImages
+
+
+def silent(*parameters: torch.Tensor, clip: float = 1.0) -> PrivateGradient:
+    return PrivateGradient(parameters, sigma=0.0, clip=clip, denominator=1.0, secret=Secret(0))
+
+
+def test_neighbours_whose_float32_sums_round_apart_stay_one_clip_apart() -> None:
+    """The canary lifts the sum to 2^20, where half a unit in the last place is 2^-4; below it, it is 2^-5."""
+    total = []
+    for ones in (2**20 - 1, 2**20):
+        gradient = silent(torch.zeros(1))
+        gradient.add([torch.ones(ones, 1)])
+        for _ in range(200):
+            gradient.add([torch.full((1, 1), 0.0624)])
+        total.append(float(gradient._sums[0]))
+    assert total[1] - total[0] == pytest.approx(1.0, abs=1e-6)
+
+
+@given(st.integers(0, 10**6), st.floats(-30, 30), st.sampled_from([torch.float32, torch.float64]))
+def test_no_rounding_lets_a_clipped_example_exceed_the_clip(seed: int, scale: float, dtype: torch.dtype) -> None:
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 10**scale
+    for row in rows:
+        gradient = silent(torch.zeros(20, dtype=torch.float64), torch.zeros(30, dtype=torch.float64), clip=0.7)
+        gradient.add([row[None, :20], row[None, 20:]])
+        taken = torch.cat(gradient.take())
+        norm = torch.linalg.vector_norm(row.double())
+        assert float(taken.norm()) <= 0.7
+        if float(norm) < 0.69:
+            torch.testing.assert_close(taken, row.double())
+        else:
+            assert float(taken.norm()) == pytest.approx(min(0.7, float(norm)), rel=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_refused_before_a_charge(dtype: torch.dtype) -> None:
+    with pytest.raises(PrivacyError, match=r"is torch\.b?float16.*\.float\(\)"):
+        silent(torch.zeros(2, dtype=dtype))
+    real = LabeledImages(torch.zeros(8, 1, 4, 4, dtype=dtype), torch.arange(8) % 2, num_classes=2)
+    ledger = Ledger()
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2)).to(dtype)
+    with pytest.raises(PrivacyError, match="float32 or float64"):
+        train_private(model, real, size=8, sigma=1.0, steps=1, ledger=ledger)
+    with pytest.raises((PrivacyError, TypeError)):
+        image_sgd(real, size=8, sigma=1.0, steps=1, ipc=1, ledger=ledger)
+    assert ledger.events == ()
