@@ -13,7 +13,7 @@ import torch
 
 from distillkit import check
 from distillkit.condense.initialization import class_rows, random_rows
-from distillkit.networks.base import NetworkFactory, build
+from distillkit.networks.base import NetworkFactory, build, require_factory
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, as_set
 from distillkit.training import CLASSIC, Protocol, accuracy, train
@@ -121,6 +121,8 @@ def evaluate(
         real = as_set(real, name="real")
         data.require_same_space(real)
     factories = dict(factory) if isinstance(factory, Mapping) else {"": factory}
+    for name, make in factories.items():
+        require_factory(make, f"factory[{name!r}]" if name else "factory")
     if not factories:
         raise ValueError("factory must name at least one architecture, got an empty mapping")
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))

@@ -12,6 +12,7 @@ from distillkit import check
 from distillkit.augment import require_space
 from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.condense.distribution import Augmentation
+from distillkit.networks.door import evaluating, require_network, try_network
 from distillkit.networks.dropout import seeded_dropout
 from distillkit.networks.samplers import uses_batch_statistics
 from distillkit.rng import as_generator
@@ -81,7 +82,7 @@ def train(
             its chunks, which is exact; with batch norm a batch is never cut.
 
     Raises:
-        ValueError: an empty set, or rows that are not probabilities.
+        TypeError, ValueError: an empty set, or rows that are not probabilities; a network that does not fit the data.
         FloatingPointError: the loss is no longer finite.
     """
     data = as_set(data, name="data")
@@ -92,6 +93,7 @@ def train(
         raise ValueError("labels that are rows must be probabilities: not negative, each row summing to 1")
     require_space(protocol.augment, data.normalization)
     generator = as_generator(generator)
+    try_network(require_network(network), images, classes=data.num_classes)
     network.train()
     size = protocol.batch if uses_batch_statistics(network) else chunk_size(images, chunk)
     parameters = [p for p in network.parameters() if p.requires_grad]
@@ -137,12 +139,8 @@ def accuracy(network: nn.Module, data: Images, *, chunk: int | None = None) -> f
     data = as_set(data, name="data")
     if not len(data) or data.labels.ndim != 1:
         raise ValueError("data must hold at least one image and have class indices as labels")
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
     size = chunk_size(data.images, chunk)
-    try:
+    try_network(require_network(network), data.images, classes=data.num_classes)
+    with evaluating(network):
         guesses = torch.cat([logits.argmax(1) for logits in forward_chunks(network, data.images, size)])
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return float((guesses == data.labels).double().mean())

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from distillkit.condense.distribution import Augmentation
 from distillkit.condense.parameter_gradient import parameter_gradient
 from distillkit.networks.base import Network
-from distillkit.networks.samplers import require_same_place, uses_batch_statistics
+from distillkit.networks.samplers import uses_batch_statistics
 
 
-def trainable(network: Network, images: Tensor) -> tuple[Network, list[nn.Parameter], list[nn.Module]]:
+def trainable(network: Network) -> tuple[Network, list[nn.Parameter], list[nn.Module]]:
     """A copy of a drawn network to be trained, its parameters, and its batch norms that use batch statistics."""
-    require_same_place(network, images)
     twin = copy.deepcopy(cast(nn.Module, network)).requires_grad_(True)
     norms = [m for m in twin.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and uses_batch_statistics(m)]
     return cast(Network, twin), list(twin.parameters()), list(norms)

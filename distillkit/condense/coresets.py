@@ -11,6 +11,7 @@ from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.condense.initialization import class_rows
 from distillkit.networks.base import Network, frozen, split
+from distillkit.networks.door import require_network, try_network
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
@@ -155,7 +156,11 @@ def k_center(
 
 def _embedder(real: LabeledImages, network: nn.Module | None, chunk: int | None) -> Callable[[Tensor], Tensor]:
     size = chunk_size(real.images, chunk)
-    twin: Network | None = None if network is None else split(frozen(network).eval())
+    twin: Network | None = None
+    if network is not None:
+        twin = split(frozen(require_network(network)).eval())
+        if len(real):
+            try_network(twin, real.images, features=True)
 
     @torch.no_grad()
     def embed(rows: Tensor) -> Tensor:

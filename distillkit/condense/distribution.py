@@ -16,7 +16,8 @@ from distillkit.condense.initialization import class_rows, initial_images
 from distillkit.condense.means import embedding_means, groups, matching_gradient
 from distillkit.condense.state import Progress, Resume
 from distillkit.networks.base import Network
-from distillkit.networks.samplers import NetworkSampler, require_same_place, uses_batch_statistics
+from distillkit.networks.door import require_sampler, try_network
+from distillkit.networks.samplers import NetworkSampler, uses_batch_statistics
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
@@ -151,6 +152,7 @@ def distribution_matching(
     FedDM's text draws a batch of the synthetic images too; we always use all of them.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
     check.one_of(match, "match", MATCHES)
@@ -179,7 +181,8 @@ def distribution_matching(
     for step in range(run.done, steps):
         network = networks.draw(derive(run.seed, step, "network"))
         if loss is None:
-            require_same_place(network, real.images)
+            classes_used = real.num_classes if match == "embedding+logits" else None
+            try_network(network, real.images, classes=classes_used, features=True, name="networks")
             if cache and networks.fixed and augment is None and not uses_batch_statistics(network):
                 cached = side.means(network, step, len(real))
         targets = side.means(network, step, batch_real) if cached is None else cached

@@ -20,6 +20,7 @@ from distillkit.condense.initialization import class_rows, initial_images
 from distillkit.condense.parameter_gradient import Metric, distance_gradient, parameter_gradient
 from distillkit.condense.state import Progress, Resume
 from distillkit.networks.base import Network
+from distillkit.networks.door import require_network, require_sampler, try_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
@@ -125,6 +126,7 @@ def gradient_matching(
     them a tenth of the way from their initial 0 and 1.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     iterations = check.positive_int(iterations, "iterations", least=0)
     batch_net = check.positive_int(batch_net, "batch_net")
@@ -160,7 +162,10 @@ def gradient_matching(
 
     loss = None
     for i in range(run.done, iterations):
-        network, parameters, norms = trainable(networks.draw(derive(run.seed, i, "network")), run.images)
+        drawn = networks.draw(derive(run.seed, i, "network"))
+        if loss is None:
+            try_network(drawn, run.images, classes=real.num_classes, name="networks")
+        network, parameters, norms = trainable(drawn)
         losses = []
         for j in range(outer):
             if norms:
@@ -254,9 +259,11 @@ def match_gradient(
         FloatingPointError: the loss is no longer finite.
     """
     steps = check.positive_int(steps, "steps", least=0)
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
-    twin = copy.deepcopy(network).eval().requires_grad_(True)
+    synthetic = as_set(synthetic, name="synthetic")
+    twin = copy.deepcopy(require_network(network)).eval().requires_grad_(True)
+    if not len(synthetic):
+        raise ValueError("synthetic must hold at least one image, got an empty set")
+    try_network(twin, synthetic.images, classes=synthetic.num_classes)
     parameters, targets = matched(twin, target)
     arguments = {"method": "gradient matching to a target", "metric": metric}
     run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume)

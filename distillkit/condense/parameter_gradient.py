@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from distillkit.chunks import chunk_size
 from distillkit.losses.matching import gradient_distance
@@ -17,6 +18,37 @@ from distillkit.networks.samplers import uses_batch_statistics
 __all__ = ["Metric", "distance_gradient", "parameter_gradient"]
 
 Metric = Literal["row_cosine", "mse", "cos"]
+
+
+class _PlainAttention(TorchFunctionMode):
+    """Computes attention by its formula, in this thread: PyTorch's fused kernels have no second derivative."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            kwargs["need_weights"] = True  # inside it no function is seen any more; this is its unfused way
+        return (_attention if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
 
 
 def parameter_gradient(
@@ -76,7 +108,8 @@ def distance_gradient(
     size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     if len(images) <= size:
         leaf = images.detach().requires_grad_()
-        loss = F.cross_entropy(network(leaf), labels)
+        with _PlainAttention():
+            loss = F.cross_entropy(network(leaf), labels)
         gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         distance = gradient_distance(gradient, targets, metric=metric)
         return distance.detach(), torch.autograd.grad(distance, leaf, materialize_grads=True)[0]
@@ -87,7 +120,8 @@ def distance_gradient(
     pulled = []
     for part, own in zip(images.detach().split(size), labels.split(size), strict=True):
         leaf = part.clone().requires_grad_()
-        loss = F.cross_entropy(network(leaf), own) * (len(part) / len(images))
+        with _PlainAttention():
+            loss = F.cross_entropy(network(leaf), own) * (len(part) / len(images))
         gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         along = torch.stack([(g * v).sum() for g, v in zip(gradient, direction, strict=True)]).sum()
         pulled.append(torch.autograd.grad(along, leaf, materialize_grads=True)[0])

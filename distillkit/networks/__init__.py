@@ -1,6 +1,6 @@
 """Networks with a features/classifier split, and where components get networks from."""
 
-from distillkit.networks.base import Network, build, frozen, initialize, split
+from distillkit.networks.base import AsMade, Network, build, frozen, initialize, split
 from distillkit.networks.cnn import FedCOGCNN, LeNet, SimpleCNN
 from distillkit.networks.convnet import ConvNet
 from distillkit.networks.layers import ImageNetwork, norm_layer
@@ -10,6 +10,7 @@ from distillkit.networks.samplers import FixedNetwork, NetworkBall, NetworkSampl
 
 __all__ = [
     "NETWORK_NAMES",
+    "AsMade",
     "CifarResNet",
     "ConvNet",
     "FedCOGCNN",

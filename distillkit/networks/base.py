@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import math
-import threading
+import inspect
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from distillkit.networks._draws import draw_own, seed_of, seeded
 from distillkit.rng import as_generator
 
-__all__ = ["Network", "NetworkFactory", "build", "frozen", "initialize", "split"]
+__all__ = ["AsMade", "Network", "NetworkFactory", "Redraw", "build", "frozen", "initialize", "split"]
 
 NetworkFactory = Callable[[], nn.Module]
+Redraw = Callable[[nn.Module, torch.Generator], object]
 
 
 class Network(Protocol):
@@ -112,84 +114,134 @@ def split(model: nn.Module, classifier: str | None = None) -> Network:
     return cast(Network, SplitNetwork(model, classifier))
 
 
-def _linear_like(module: nn.Module, generator: torch.Generator) -> None:
-    weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
-    weight.copy_(nn.init.kaiming_uniform_(torch.empty(weight.shape, device="cpu"), a=math.sqrt(5), generator=generator))
-    if bias is not None:
-        fan_in = nn.init._calculate_fan_in_and_fan_out(weight)[0]
-        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
-        bias.copy_(torch.empty(bias.shape, device="cpu").uniform_(-bound, bound, generator=generator))
-
-
-_LINEAR_LIKE = (
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
-_CONSTANT = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.modules.batchnorm._NormBase)
-
-
-def _attention(module: nn.MultiheadAttention, generator: torch.Generator) -> None:
-    for name, parameter in module.named_parameters(recurse=False):
-        drawn = torch.zeros(parameter.shape, device="cpu")
-        if name.startswith("bias_"):
-            nn.init.xavier_normal_(drawn, generator=generator)
-        elif name.endswith("weight"):
-            nn.init.xavier_uniform_(drawn, generator=generator)
-        parameter.copy_(drawn)
-
-
 @torch.no_grad()
-def initialize(model: nn.Module, generator: int | torch.Generator) -> nn.Module:
+def initialize(model: nn.Module, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
     """Re-draw all parameters of `model` in place, from `generator` alone; return the model.
 
     The distributions are PyTorch's own defaults: Kaiming uniform with a = sqrt(5) for linear and convolution
     weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for embeddings, Xavier for attention, and constants
     for norms (running statistics are reset) and PReLU. For a network of our own the draws are those of its
     constructor after `torch.manual_seed`; torchvision's constructors draw from other distributions, which this
-    function does not know. A module with parameters of its own that is none of these must have a method
-    `initialize(generator)`. Buffers other than running statistics stay as they are.
+    function does not know (`AsMade` keeps them). Any other module with parameters of its own is drawn by its method
+    `initialize(generator)` or, without one, by its `reset_parameters()`. Buffers other than running statistics stay as
+    they are.
+
+    Args:
+        model: the network.
+        generator: an int seed, or a CPU generator, which is advanced.
+        redraw: called as `redraw(model, generator)` after all this, without gradients: it sets the parameters for which
+            there is no such rule (a class token, position embeddings, layer scales), and may change any other.
 
     Raises:
-        TypeError: a module that this function does not know how to draw (it is named, with the remedy).
+        TypeError: without `redraw`, a module that this function does not know how to draw (it is named, with the
+            remedies).
     """
     generator = as_generator(generator)
-    for name, module in model.named_modules():
-        own = getattr(module, "initialize", None)
-        parameters = {key for key, _ in module.named_parameters(recurse=False)}
-        if callable(own):
-            own(generator)
-        elif isinstance(module, _LINEAR_LIKE) and parameters | {"bias"} == {"weight", "bias"}:
-            _linear_like(module, generator)
-        elif isinstance(module, nn.Embedding):
-            module.weight.copy_(torch.empty(module.weight.shape, device="cpu").normal_(generator=generator))
-            if module.padding_idx is not None:
-                module.weight[module.padding_idx].zero_()
-        elif isinstance(module, nn.MultiheadAttention):
-            _attention(module, generator)
-        elif isinstance(module, _CONSTANT):
-            module.reset_parameters()
-        elif parameters:
-            raise TypeError(
-                f"cannot re-draw {name or 'the model'} ({type(module).__name__}): it has parameters of its own; "
-                "give it a method initialize(generator)"
-            )
+    unknown = [(name, module) for name, module in model.named_modules() if not draw_own(module, generator)]
+    if redraw is not None:
+        with seeded(seed_of(generator)):
+            redraw(model, generator)
+    elif unknown:
+        name, module = unknown[0]
+        raise TypeError(
+            f"cannot re-draw {name or 'the model'} ({type(module).__name__}): it has parameters of its own; give it a "
+            "method initialize(generator), or keep what its constructor draws with AsMade(factory), or pass "
+            "redraw=lambda network, generator: ... where that is an option. FixedNetwork(model) and NetworkBall(model, "
+            "radius) take any network as it is"
+        )
     return model
 
 
-_construction = threading.RLock()
+class AsMade:
+    """A factory whose networks keep the weights that it gave them: their authors' initialisation, or pretrained ones.
 
+    Take it wherever a factory is wanted and PyTorch's default distributions are not: `RandomNetworks(AsMade(vit))`,
+    `evaluate(data, test, AsMade(pretrained))`. The constructor runs with the global random state seeded for the moment,
+    so a network is still a function of the seed. Each draw is a new construction.
 
-def build(factory: NetworkFactory, generator: int | torch.Generator) -> nn.Module:
-    """Call `factory()` and draw its parameters from `generator`; the global random state is left as it was.
+    Args:
+        factory: gives an `nn.Module`; its arguments, if it has any, are those that `AsMade` is called with.
 
     Raises:
-        TypeError: the factory does not return an `nn.Module`, or see `initialize`.
+        TypeError: `factory` is a network, or not callable.
     """
-    with _construction, torch.random.fork_rng(devices=[]):
+
+    def __init__(self, factory: Callable[..., nn.Module]) -> None:
+        self.factory = require_factory(factory)
+        with contextlib.suppress(TypeError, ValueError):
+            self.__signature__ = inspect.signature(factory)
+
+    def __call__(self, *arguments: Any) -> nn.Module:
+        """The factory's network, marked to be left as it is."""
+        model = self.factory(*arguments)
+        if isinstance(model, nn.Module):
+            model.__dict__[_AS_MADE] = True
+        return model
+
+    def __repr__(self) -> str:
+        return f"AsMade({getattr(self.factory, '__name__', repr(self.factory))})"
+
+
+_AS_MADE = "_distillkit_as_made"
+
+
+def is_as_made(model: nn.Module) -> bool:
+    """Whether an `AsMade` factory made it."""
+    return bool(model.__dict__.get(_AS_MADE, False))
+
+
+def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: ConvNet(shape, 10)") -> Any:
+    """Return `factory` if it can be called for a network, else raise a TypeError that says what is wanted."""
+    if isinstance(factory, nn.Module):
+        raise TypeError(
+            f"{name} must be a function that makes a network, such as `{wanted}`, but a {type(factory).__name__} "
+            "is one; to start from its weights give `AsMade(lambda: copy.deepcopy(model))`"
+        )
+    if not callable(factory):
+        raise TypeError(
+            f"{name} must be a function that makes a network, such as `{wanted}`, got {type(factory).__name__}"
+        )
+    return factory
+
+
+def _require_no_arguments(factory: Callable[..., object]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        name = getattr(factory, "__name__", type(factory).__name__)
+        inside = ", ".join(p.name for p in signature.parameters.values() if p.default is p.empty and p.kind < 2)
+        raise TypeError(
+            f"factory must be callable without arguments, but {name}{signature} needs {inside or 'some'}; wrap it, "
+            f"with your values: `lambda: {name if name.isidentifier() else 'factory'}({inside})`"
+        ) from error
+
+
+def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
+    """Call `factory()` and draw its parameters from `generator`; the global random state is left as it was.
+
+    Args:
+        factory: gives a network of any kind. What its constructor draws is overwritten, unless it is an `AsMade`.
+        generator: an int seed, or a CPU generator, which is advanced.
+        redraw: see `initialize`.
+
+    Raises:
+        TypeError: the factory is a network itself, wants arguments, or does not return an `nn.Module`; or see
+            `initialize`.
+    """
+    _require_no_arguments(require_factory(factory))
+    generator = as_generator(generator)
+    with seeded(seed_of(generator.clone_state())):
         model = factory()
     if not isinstance(model, nn.Module):
         raise TypeError(f"factory must return an nn.Module, got {type(model).__name__}")
-    return initialize(model, generator)
+    if not is_as_made(model):
+        return initialize(model, generator, redraw)
+    seed_of(generator)
+    return model
 
 
 def frozen(model: nn.Module) -> nn.Module:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.networks.base import Network, NetworkFactory, build, frozen, initialize, split
+from distillkit.networks.base import Network, NetworkFactory, Redraw, build, frozen, initialize, is_as_made, split
+from distillkit.rng import derive
 
 __all__ = [
     "FixedNetwork",
@@ -51,13 +52,13 @@ def uses_batch_statistics(network: object) -> bool:
     )
 
 
-def require_same_place(network: Network, images: Tensor) -> None:
-    """Raise a ValueError if a drawn network is on another device, or of another dtype, than `images`."""
+def require_same_place(network: Network, images: Tensor, name: str = "networks") -> None:
+    """Raise a ValueError if a network is on another device, or of another dtype, than `images`."""
     own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
     if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
         raise ValueError(
-            f"networks must be where the images are ({images.dtype} on {images.device}), but draw {own.dtype} on "
-            f"{own.device}; build them there"
+            f"{name} must be where the images are ({images.dtype} on {images.device}), but what is given or drawn is "
+            f"{own.dtype} on {own.device}; build it there: .to(device, dtype), or move the data with data.to(...)"
         )
 
 
@@ -73,33 +74,66 @@ class RandomNetworks:
 
     Args:
         factory: `factory()` gives a network of any kind, on the device and of the dtype of the images. What it draws
-            itself is overwritten.
+            itself is overwritten, unless it is an `AsMade(factory)`: then every draw is a new construction, with the
+            initialisation that the network's author chose (vision transformers and the like).
+        redraw: `redraw(network, generator)` sets the parameters that `initialize` has no rule for; those that it leaves
+            keep the values that the factory gave them. It is called without gradients.
 
     Raises:
-        TypeError: `factory` is a network, or not callable, or gives none, or one that `initialize` cannot re-draw.
+        TypeError: `factory` is a network, wants arguments, gives no network, or one that `initialize` cannot re-draw.
+        ValueError: two draws with different generators are the same network, or two with equal ones differ.
     """
 
     fixed = False
 
-    def __init__(self, factory: NetworkFactory) -> None:
-        if isinstance(factory, nn.Module) or not callable(factory):
+    def __init__(self, factory: NetworkFactory, redraw: Redraw | None = None) -> None:
+        if isinstance(factory, nn.Module):
             raise TypeError(
-                f"factory must be a function without arguments that returns an nn.Module, got "
-                f"{type(factory).__name__}; for one trained network take FixedNetwork(model)"
+                f"factory must be a function without arguments that returns an nn.Module, but a "
+                f"{type(factory).__name__} is one; for one trained network take FixedNetwork(model)"
             )
-        self._model = build(factory, 0).requires_grad_(False).eval()
-        for module in self._model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.train()
-        self._network = split(self._model)
+        if redraw is not None and not callable(redraw):
+            raise TypeError(f"redraw must be a function of (network, generator), got {type(redraw).__name__}")
+        self._factory, self._redraw = factory, redraw
+        self._model = build(factory, 0, redraw)
+        self._kept = {} if redraw is None else {n: p.detach().clone() for n, p in self._model.named_parameters()}
+        self._ready(self._model)
+        first, other, again = (self._weights(seed) for seed in (0, 1, 0))
+        if len(first) and torch.equal(first, other):
+            raise ValueError(
+                f"factory must give another {type(self._model).__name__} with another seed, but two draws are equal; "
+                "for one trained network take FixedNetwork(model)"
+            )
+        if not torch.equal(first, again):
+            raise ValueError(
+                "factory and redraw must draw from the generator alone, but two equal ones gave two networks"
+            )
 
     def draw(self, generator: torch.Generator) -> Network:
         """Re-draw the parameters; see `NetworkSampler.draw`."""
-        initialize(self._model, generator)
+        if is_as_made(self._model):
+            self._ready(build(self._factory, generator, self._redraw))
+            return self._network
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters() if self._kept else ():
+                parameter.copy_(self._kept[name])
+        initialize(self._model, generator, self._redraw)
         return self._network
 
+    def _ready(self, model: nn.Module) -> None:
+        self._model = model.requires_grad_(False).eval()
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train()
+        self._network = split(model)
+
+    def _weights(self, seed: int) -> Tensor:
+        self.draw(derive(seed, "trial"))
+        return torch.cat([p.flatten() for p in self._model.parameters()] or [torch.empty(0)]).clone()
+
     def __repr__(self) -> str:
-        return f"RandomNetworks({type(self._model).__name__})"
+        kind = type(self._model).__name__
+        return f"RandomNetworks({f'AsMade({kind})' if is_as_made(self._model) else kind})"
 
 
 class FixedNetwork:
@@ -172,5 +206,6 @@ class NetworkBall:
 
 def _copy(model: nn.Module) -> Network:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+        came = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model must be an nn.Module, got {came}; for fresh networks take RandomNetworks(factory)")
     return split(frozen(model).eval())

@@ -222,11 +222,12 @@ def test_a_fixed_network_sees_the_real_images_once() -> None:
     cached = distribution_matching(data(dtype=torch.float64), networks=once, batch_real=2, **options)
     papers = distribution_matching(data(dtype=torch.float64), networks=always, cache=False, batch_real=None, **options)
     assert torch.allclose(cached.images, papers.images, rtol=0, atol=1e-12)
-    assert sum(once.seen) == 21 + 4 * 3
-    assert sum(always.seen) == 4 * (21 + 3)
+    trial = 2  # images of noise
+    assert sum(once.seen) == trial + 21 + 4 * 3
+    assert sum(always.seen) == trial + 4 * (21 + 3)
     batches = Counting(frozen_net())
     distribution_matching(data(), networks=batches, batch_real=6, augment=DSA(), **options)
-    assert sum(batches.seen) == 4 * (6 + 5 + 6 + 3)
+    assert sum(batches.seen) == trial + 4 * (6 + 5 + 6 + 3)
 
 
 def test_augmentation_is_one_draw_for_a_class_and_step() -> None:
@@ -334,9 +335,11 @@ def test_a_torchvision_resnet_at_64_pixels() -> None:
         assert bool(torch.isfinite(made.images).all())
 
 
-def test_a_networks_own_error_is_not_swallowed() -> None:
+def test_a_networks_own_error_is_told_at_the_door() -> None:
     wrong = torch.randn(4, 2, 8, 8, generator=derive(0))
-    with pytest.raises(RuntimeError, match="expected input"):
+    with pytest.raises(
+        ValueError, match=r"networks \(TenLines\) cannot take images of the data's shape \(2, 8, 8\): .*input"
+    ):
         distribution_matching(wrong, torch.tensor([0, 0, 1, 1]), networks=RandomNetworks(TenLines), ipc=1, steps=1)
 
 

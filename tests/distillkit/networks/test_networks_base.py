@@ -93,6 +93,17 @@ class TestSplit:
         torch.testing.assert_close(twin.features(images().double()), network.features(images()).double())
 
 
+class Half(nn.Module):
+    """Its `reset_parameters` forgets one of two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.one)
+
+
 class TestInitialize:
     def test_is_pytorchs_default_for_every_kind_of_layer(self) -> None:
         def layers() -> nn.Module:
@@ -178,12 +189,33 @@ class TestInitialize:
             initialize(Shift(), 0)
         with pytest.raises(TypeError, match=r"cannot re-draw inner.1 \(Shift\)"):
             initialize(nn.ModuleDict({"inner": nn.Sequential(nn.Linear(2, 2), Shift())}), 0)
-        with pytest.raises(TypeError, match=r"cannot re-draw 0 \(LSTM\)"):
-            initialize(nn.Sequential(nn.LSTM(2, 2)), 0)
+        with pytest.raises(TypeError, match=r"cannot re-draw 0 \(Half\)"):
+            initialize(nn.Sequential(Half()), 0)
+
+    def test_draws_what_has_reset_parameters_and_leaves_what_that_misses(self, global_rng_untouched: None) -> None:
+        one, two, other = (build(lambda: nn.Sequential(nn.LSTM(2, 2), nn.Linear(2, 2)), seed) for seed in (0, 0, 1))
+        for a, b, c in zip(one.parameters(), two.parameters(), other.parameters(), strict=True):
+            assert torch.equal(a, b)
+            assert not torch.equal(a, c)
+            assert a.abs().max() <= 2**-0.5
+        half = Half()
+        with pytest.raises(TypeError, match=r"redraw=lambda network, generator"):
+            initialize(half, 0)
+        assert half.one.tolist() == half.two.tolist() == [0.0] * 3
+
+    def test_redraw_draws_the_rest_even_if_it_knows_the_global_generator_only(self, global_rng_untouched: None) -> None:
+        def redraw(network: nn.Module, generator: torch.Generator) -> None:
+            nn.init.normal_(network.one)
+            network.two.copy_(torch.randn(3, generator=generator))
+
+        a, b, c = (initialize(Half(), seed, redraw) for seed in (0, 0, 1))
+        for name in ("one", "two"):
+            assert torch.equal(getattr(a, name), getattr(b, name))
+            assert not torch.equal(getattr(a, name), getattr(c, name))
 
     def test_refuses_weights_that_are_computed_from_others(self) -> None:
         parametrized = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
-        with pytest.raises(TypeError, match=r"cannot re-draw the model \(ParametrizedLinear\)"):
+        with pytest.raises(TypeError, match=r"cannot re-draw parametrizations.weight \(Param"):
             initialize(parametrized, 0)
         from torch.nn.utils import prune
 

@@ -1,0 +1,90 @@
+"""How the parameters of one module are drawn from a generator."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+
+def _linear_like(module: nn.Module, generator: torch.Generator) -> None:
+    weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
+    weight.copy_(nn.init.kaiming_uniform_(torch.empty(weight.shape, device="cpu"), a=math.sqrt(5), generator=generator))
+    if bias is not None:
+        fan_in = nn.init._calculate_fan_in_and_fan_out(weight)[0]
+        bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
+        bias.copy_(torch.empty(bias.shape, device="cpu").uniform_(-bound, bound, generator=generator))
+
+
+_LINEAR_LIKE = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
+_CONSTANT = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.PReLU, nn.modules.batchnorm._NormBase)
+
+
+def _attention(module: nn.MultiheadAttention, generator: torch.Generator) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        drawn = torch.zeros(parameter.shape, device="cpu")
+        if name.startswith("bias_"):
+            nn.init.xavier_normal_(drawn, generator=generator)
+        elif name.endswith("weight"):
+            nn.init.xavier_uniform_(drawn, generator=generator)
+        parameter.copy_(drawn)
+
+
+_turn = threading.RLock()
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let code that knows the global generator alone draw from `seed`; the global state is put back afterwards."""
+    with _turn, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def seed_of(generator: torch.Generator) -> int:
+    """Draw a number to seed with."""
+    return int(torch.randint(2**62, (), generator=generator))
+
+
+def _reset(module: nn.Module, generator: torch.Generator) -> bool:
+    """Call the module's `reset_parameters`; whether that set all its own parameters (if not, they are as before)."""
+    own = list(module.parameters(recurse=False))
+    before = [parameter.clone() for parameter in own]
+    for parameter in own:
+        parameter.fill_(torch.nan)
+    with seeded(seed_of(generator)):
+        cast(Callable[[], object], module.reset_parameters)()
+    complete = not any(bool(parameter.isnan().any()) for parameter in own)
+    if not complete:
+        for parameter, value in zip(own, before, strict=True):
+            parameter.copy_(value)
+    return complete
+
+
+def draw_own(module: nn.Module, generator: torch.Generator) -> bool:
+    """Draw the module's own parameters, not its children's; whether it is known how."""
+    own = getattr(module, "initialize", None)
+    parameters = {key for key, _ in module.named_parameters(recurse=False)}
+    if callable(own):
+        own(generator)
+    elif isinstance(module, _LINEAR_LIKE) and parameters | {"bias"} == {"weight", "bias"}:
+        _linear_like(module, generator)
+    elif isinstance(module, nn.Embedding):
+        module.weight.copy_(torch.empty(module.weight.shape, device="cpu").normal_(generator=generator))
+        if module.padding_idx is not None:
+            module.weight[module.padding_idx].zero_()
+    elif isinstance(module, nn.MultiheadAttention):
+        _attention(module, generator)
+    elif isinstance(module, _CONSTANT):
+        module.reset_parameters()
+    elif parameters:
+        return callable(getattr(module, "reset_parameters", None)) and _reset(module, generator)
+    return True

@@ -1,0 +1,281 @@
+"""Transformers, ConvNeXt and pretrained networks: free parameters, drop path, fused attention, in every component."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distillkit import LabeledImages
+from distillkit.condense import distribution_matching, gradient_matching, herding, match_gradient
+from distillkit.condense.parameter_gradient import distance_gradient, parameter_gradient
+from distillkit.evaluate import Protocol, accuracy, evaluate, train
+from distillkit.generate import invert
+from distillkit.networks import AsMade, ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
+from distillkit.rng import derive
+
+SHAPE, CLASSES = (3, 16, 16), 3
+
+
+def vit() -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(16, 8, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=CLASSES)
+
+
+def swin() -> nn.Module:
+    from torchvision.models import SwinTransformer
+
+    return SwinTransformer([2, 2], 8, [1, 1], [1, 2], [2, 2], num_classes=CLASSES, stochastic_depth_prob=0.0)
+
+
+def convnext() -> nn.Module:
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    return ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], num_classes=CLASSES)
+
+
+MODERN = {"vit": vit, "swin": swin, "convnext": convnext}
+
+
+def data() -> LabeledImages:
+    return LabeledImages(torch.rand(6, *SHAPE, generator=derive(0)), torch.tensor([0, 1, 2, 0, 1, 2]))
+
+
+def weights(network: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def _match(make: Callable[[], nn.Module]) -> LabeledImages:
+    net = make().eval()
+    target = [torch.randn_like(p) for p in net.parameters()]
+    return match_gradient(net, data(), target, steps=1)
+
+
+COMPONENTS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
+    "DM": lambda make: distribution_matching(data(), networks=RandomNetworks(AsMade(make)), ipc=1, steps=1),
+    "FedDM": lambda make: distribution_matching(
+        data(), networks=NetworkBall(make(), 1.0), ipc=1, steps=1, match="embedding+logits"
+    ),
+    "FedLGD": lambda make: distribution_matching(data(), networks=FixedNetwork(make()), ipc=1, steps=1),
+    "DC": lambda make: gradient_matching(
+        data(), networks=RandomNetworks(AsMade(make)), ipc=2, iterations=1, loops=(2, 1), chunk=1
+    ),
+    "given gradient": _match,
+    "herding": lambda make: herding(data(), ipc=1, network=make()),
+    "evaluate": lambda make: evaluate(data(), data(), AsMade(make), nets=1, protocol=Protocol(epochs=1, batch=6)),
+    "invert": lambda make: invert(make(), torch.tensor([0, 1]), shape=SHAPE, steps=1),
+}
+
+
+@pytest.mark.parametrize("network", MODERN)
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_every_component_takes_a_modern_network(component: str, network: str) -> None:
+    made = COMPONENTS[component](MODERN[network])
+    assert made is not None
+    if isinstance(made, LabeledImages):
+        assert torch.isfinite(made.images).all()
+
+
+@pytest.mark.parametrize("network", MODERN)
+def test_the_authors_initialisation_is_kept_and_is_a_function_of_the_seed(
+    network: str, global_rng_untouched: None
+) -> None:
+    make = MODERN[network]
+    with pytest.raises(TypeError, match=r"cannot re-draw .* AsMade\(factory\)"):
+        RandomNetworks(make)
+    one, two = RandomNetworks(AsMade(make)), RandomNetworks(AsMade(make))
+    first = weights(one.draw(derive(5)))
+    assert torch.equal(first, weights(two.draw(derive(5))))
+    assert not torch.equal(first, weights(two.draw(derive(6))))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        own = weights(make())
+    assert float(first.std()) == pytest.approx(float(own.std()), rel=0.15)
+
+
+def test_a_users_own_redraw_sets_the_rest() -> None:
+    def redraw(network: nn.Module, generator: torch.Generator) -> None:
+        network.get_parameter("class_token").normal_(generator=generator)
+        network.get_parameter("encoder.pos_embedding").normal_(std=0.02, generator=generator)
+
+    networks = RandomNetworks(vit, redraw)
+    tokens = [dict(networks.draw(derive(i)).model.named_parameters())["class_token"].clone() for i in (0, 1, 0)]  # type: ignore[attr-defined]
+    assert torch.equal(tokens[0], tokens[2])
+    assert not torch.equal(tokens[0], tokens[1])
+    made = distribution_matching(data(), networks=networks, ipc=1, steps=2)
+    assert torch.isfinite(made.images).all()
+
+
+def test_parameters_that_redraw_leaves_keep_the_factorys_values() -> None:
+    class Scaled(ConvNet):
+        def __init__(self) -> None:
+            super().__init__(SHAPE, CLASSES, width=4, depth=1)
+            self.scale = nn.Parameter(torch.full((1,), 0.25))
+
+    networks = RandomNetworks(Scaled, lambda network, generator: network.get_parameter("scale").mul_(2))
+    assert [float(networks.draw(derive(i)).scale) for i in range(3)] == [1.0] * 3  # type: ignore[attr-defined]
+
+
+def test_pretrained_networks_are_fixed_ones() -> None:
+    pretrained = build(lambda: ConvNet(SHAPE, CLASSES, width=4, depth=1), 3)
+
+    def load() -> nn.Module:
+        network = ConvNet(SHAPE, CLASSES, width=4, depth=1)
+        network.load_state_dict(pretrained.state_dict())
+        return network
+
+    assert torch.equal(weights(build(AsMade(load), 0)), weights(pretrained))
+    assert not torch.equal(weights(build(load, 0)), weights(pretrained))
+    with pytest.raises(ValueError, match=r"two draws are equal; for one trained network take FixedNetwork\(model\)"):
+        RandomNetworks(AsMade(load))
+    found = evaluate(data(), data(), AsMade(load), nets=1, protocol=Protocol(epochs=1, batch=6, lr=1e-12))
+    assert found.accuracy == accuracy(pretrained, data())
+
+
+def test_a_redraw_that_does_not_draw_from_the_generator_is_refused() -> None:
+    count = iter(range(100))
+
+    def redraw(network: nn.Module, generator: torch.Generator) -> None:
+        network.get_parameter("class_token").fill_(float(next(count)))
+
+    with pytest.raises(ValueError, match="must draw from the generator alone"):
+        RandomNetworks(vit, redraw)
+
+
+def test_attention_is_differentiated_twice_as_its_formula_is() -> None:
+    """The second derivative through fused attention, against finite differences, at one chunk and at two."""
+    net = build(AsMade(vit), 0).double().eval()
+    own = list(net.parameters())
+    x = torch.rand(2, *SHAPE, generator=derive(1)).double()
+    y = torch.tensor([0, 2])
+    target = [torch.randn(p.shape, generator=derive(2)).double() for p in own]
+    distance, gradient = distance_gradient(net, own, x, y, target, metric="mse")  # type: ignore[arg-type]
+    again, cut = distance_gradient(net, own, x, y, target, metric="mse", chunk=1)  # type: ignore[arg-type]
+    torch.testing.assert_close((again, cut), (distance, gradient))
+    way, eps = torch.randn(x.shape, generator=derive(3)).double(), 1e-5
+
+    def value(images: torch.Tensor) -> float:
+        got = parameter_gradient(net, own, images, y)  # type: ignore[arg-type]
+        return float(sum((g - t).square().sum() for g, t in zip(got, target, strict=True)))
+
+    slope = (value(x + eps * way) - value(x - eps * way)) / (2 * eps)
+    ratio = float((gradient * way).sum()) / slope
+    assert ratio == pytest.approx(float(distance) / value(x), rel=1e-4)
+
+
+def sized(classes: int = CLASSES, shape: tuple[int, int, int] = SHAPE) -> nn.Module:
+    return build(lambda: ConvNet(shape, classes, width=4, depth=1), 0)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a module as networks": (
+        lambda: distribution_matching(data(), networks=sized()),  # type: ignore[arg-type]
+        TypeError,
+        r"networks must be a sampler.*this ConvNet give FixedNetwork\(model\)",
+    ),
+    "a factory as networks": (
+        lambda: gradient_matching(data(), networks=lambda: sized()),  # type: ignore[arg-type]
+        TypeError,
+        r"networks must be a sampler.*RandomNetworks\(factory\), got function",
+    ),
+    "a sampler's class": (
+        lambda: distribution_matching(data(), networks=FixedNetwork),  # type: ignore[arg-type]
+        TypeError,
+        "FixedNetwork is a class: build it",
+    ),
+    "a class that wants arguments": (
+        lambda: RandomNetworks(ConvNet),
+        TypeError,
+        r"factory must be callable without arguments, but ConvNet\(.*needs shape, num_classes; wrap it.*`lambda: Conv",
+    ),
+    "a factory of one argument": (
+        lambda: evaluate(data(), data(), lambda classes: sized(classes), nets=1),
+        TypeError,
+        r"factory must be callable without arguments, but <lambda>\(classes\) needs classes",
+    ),
+    "a module as factory": (
+        lambda: evaluate(data(), data(), sized(), nets=1),
+        TypeError,
+        "factory must be a function that makes a network.*but a ConvNet is one",
+    ),
+    "a module among factories": (
+        lambda: evaluate(data(), data(), {"net": sized()}, nets=1),
+        TypeError,
+        r"factory\['net'\] must be a function",
+    ),
+    "a network's class as network": (
+        lambda: herding(data(), ipc=1, network=ConvNet),  # type: ignore[arg-type]
+        TypeError,
+        "network must be an nn.Module, got the class ConvNet; call it",
+    ),
+    "too few outputs": (
+        lambda: train(sized(2), data()),
+        ValueError,
+        "network must give 3 logits, one a class of the data, but ConvNet gives 2",
+    ),
+    "too many outputs": (
+        lambda: evaluate(data(), data(), lambda: sized(5), nets=1),
+        ValueError,
+        "must give 3 logits.*gives 5; build it for 3 classes",
+    ),
+    "too many outputs to test": (lambda: accuracy(sized(5), data()), ValueError, "must give 3 logits.*gives 5"),
+    "other classes where logits are matched": (
+        lambda: distribution_matching(data(), networks=FixedNetwork(sized(5)), ipc=1, match="embedding+logits"),
+        ValueError,
+        "networks must give 3 logits.*gives 5",
+    ),
+    "other classes where gradients are matched": (
+        lambda: gradient_matching(data(), networks=RandomNetworks(lambda: sized(5)), ipc=1),
+        ValueError,
+        "networks must give 3 logits.*gives 5",
+    ),
+    "other images": (
+        lambda: train(sized(shape=(1, 8, 8)), data()),
+        ValueError,
+        r"network \(ConvNet\) cannot take images of the data's shape \(3, 16, 16\)",
+    ),
+    "maps for logits": (
+        lambda: accuracy(nn.Conv2d(3, 3, 3), data()),
+        ValueError,
+        r"network must give logits \[N, K\], but 2 images of shape \(3, 16, 16\) give \[2, 3, 14, 14\]",
+    ),
+    "NaN weights": (
+        lambda: train(
+            sized().requires_grad_(False).apply(lambda m: [p.fill_(torch.nan) for p in m.parameters()]), data()
+        ),
+        ValueError,
+        "gives NaN or Inf for noise",
+    ),
+    "another dtype": (
+        lambda: train(sized().double(), data()),
+        ValueError,
+        r"must be where the images are.*\.to\(device",
+    ),
+    "logits that are not the classifier's": (
+        lambda: distribution_matching(
+            data(),
+            networks=FixedNetwork(nn.Sequential(nn.Flatten(), nn.Linear(768, 3), nn.LogSoftmax(1))),
+            ipc=1,
+            match="embedding+logits",
+        ),
+        ValueError,
+        "networks's logits must be the output of its classifier",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_network_that_does_not_fit_is_refused_at_the_door(
+    call: Callable[[], Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_a_network_of_other_classes_serves_where_only_embeddings_are_matched() -> None:
+    made = distribution_matching(data(), networks=FixedNetwork(sized(1000)), ipc=1, steps=1)
+    assert made.num_classes == CLASSES
