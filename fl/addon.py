@@ -100,10 +100,13 @@ class AddOn:
         """Add to what this client is told. Pure."""
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Say what the add-on's part of the reply must look like."""
+        """Say what the add-on's part of the reply must look like; an entry without a line is refused."""
 
     def setup(self, local: Local, reply: Message) -> None:
         """Answer the one question before round 1 (class statistics, say)."""
+
+    def expect_setup(self, server: Server, client: int, schema: Schema) -> None:
+        """Say what the add-on's part of the answer must look like."""
 
     def begun(self, server: Server, replies: Reduced) -> None:
         """Take the replies to `setup`."""
@@ -133,7 +136,7 @@ class AddOn:
         """Add to the reply; `update` is what goes out, `local.delta` the raw change."""
 
     def digest(self, server: Server, reply: Message, out: Message) -> None:
-        """Derive further entries from one reply on the server, before it is forgotten."""
+        """Derive further entries from one reply on the server, before it is forgotten. Pure: it may raise."""
 
     def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
         """Use the reduced replies after the new model is set; `old` are the weights of before."""

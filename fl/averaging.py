@@ -11,7 +11,7 @@ from distillkit.augment import require_space
 from fl.core import Core
 from fl.local import Local
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, NoUsableReply, Predictor, Server
+from fl.method import Client, NoUsableReply, Predictor, Server, sums_like
 from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["FedAvg"]
@@ -86,12 +86,16 @@ class FedAvg(Core):
         return message
 
     def expect(self, server: Server, client: int) -> Schema:
-        """An update with the model's shared parameters, and its buffers."""
+        """An update with the model's shared parameters, its buffers, and its weight."""
         architecture = self.architecture(client)
         net = self.template(architecture, server.task.num_classes)
         model = self.part(server.state[self.model], architecture)
         shared = {n: model[n] for n, _ in net.named_parameters() if not self.is_personal(n)}
-        schema: Schema = {self.samples.key: Like(1.0), self.update.key: Like(self.named(shared, architecture))}
+        least, most = (0.0, self.most_samples) if self.weights == "samples" else (1.0, 1.0)
+        schema: Schema = {
+            self.samples.key: Like(1.0, least=least, most=most),
+            self.update.key: Like(self.named(shared, architecture)),
+        }
         for entry, names in self._sent_buffers(net):
             schema[entry.key] = Like(self.named({n: model[n] for n in names}, architecture))
         for addon in self.addons:
@@ -115,6 +119,14 @@ class FedAvg(Core):
             if addon.asks:
                 addon.setup(local, reply)
         return reply
+
+    def expect_setup(self, server: Server, client: int) -> Schema:
+        """The add-ons' parts of the answer."""
+        schema: Schema = {}
+        for addon in self.addons:
+            if addon.asks:
+                addon.expect_setup(server, client, schema)
+        return schema
 
     def begin(self, server: Server, replies: Reduced) -> None:
         """Give the answers to the add-ons."""
@@ -223,6 +235,13 @@ class FedAvg(Core):
             predictor = Predictor(net, self._outputs(client.task.num_classes))
             sums[name] = predictor.sums(client.test, client.task)
         return Message({self.tested: sums})
+
+    def expect_evaluation(self, server: Server, client: int) -> Schema:
+        """Sums of the models that `evaluate` tests."""
+        personal = self.slot("personal") is not None
+        alone = not personal and (bool(self.personal) or self.buffer_rule == "local")
+        names = ["personal"] if alone else ["global", "personal"] if personal else ["global"]
+        return {self.tested.key: sums_like(server.task, *names)}
 
 
 @torch.no_grad()

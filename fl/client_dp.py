@@ -147,9 +147,12 @@ class ClientDP(Filter):
             message[self.norms] = server.state[self.norms]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """A bit for each clipped entry, if the norms move."""
+        """Weights of exactly 1; a bit for each clipped entry, if the norms move."""
+        for entry in self.clips:
+            if entry.by is not None and entry.by.key in schema:
+                schema[entry.by.key] = Like(1.0, least=1.0, most=1.0)
         if self.adaptive is not None:
-            schema[self.within.key] = Like(server.state[self.norms])
+            schema[self.within.key] = Like(server.state[self.norms], least=-0.5, most=0.5)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         """Only what is clipped leaves the client, with weight 1: how many images it has is private."""

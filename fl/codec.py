@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distillkit.sets import LabeledImages
-from fl.message import Message, Tensors, Value
+from fl.message import DTYPES, Message, Tensors, Value, check_value
 
 __all__ = ["decode", "digest", "encode"]
 
 _SEPARATOR = "\x1f"
+_FORMS = {
+    "tensor": {"kind"},
+    "group": {"kind", "names"},
+    "set": {"kind", "names", "mean", "std", "num_classes", "info"},
+    "plain": {"kind", "value"},
+}
+"""The fields of each kind of form: all of them, and no others but a set's flags."""
+_FLAGS = ("measured", "given")
+_PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
 
 
 def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
@@ -35,23 +45,61 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
     return {"kind": "plain", "value": value}
 
 
-def _unpack(key: str, form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Value:
-    if form["kind"] == "tensor":
-        return tensors[key]
-    if form["kind"] == "plain":
-        return cast(Value, form["value"])
-    group = {name: tensors[f"{key}{_SEPARATOR}{name}"] for name in form["names"]}
-    if form["kind"] == "group":
-        return group
-    return LabeledImages.from_parts(group, form)
+def _unpack(key: str, form: Any, tensors: Tensors) -> Value:
+    """Build a value from its form and the tensors that it names, which are taken out of `tensors`."""
+    kind = form.get("kind") if isinstance(form, dict) else None
+    flags = set(_FLAGS) if kind == "set" else set()
+    if not isinstance(kind, str) or kind not in _FORMS or set(form) - flags != _FORMS[kind]:
+        raise ValueError(f"{key}: its form is none of {', '.join(_FORMS)} with their fields")
+    if kind == "plain":
+        return _finite(key, check_value(key, form["value"]))
+    if kind == "tensor":
+        return _taken(key, tensors)
+    names = form["names"]
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) != len(names):
+        raise ValueError(f"{key}: its tensors' names must be a list of different strings")
+    group = {name: _taken(f"{key}{_SEPARATOR}{name}", tensors) for name in names}
+    return group if kind == "group" else _set(key, group, form)
+
+
+def _taken(name: str, tensors: Tensors) -> Tensor:
+    if name not in tensors:
+        raise ValueError(f"its tensor {name!r} is missing")
+    return tensors.pop(name)
+
+
+def _set(key: str, parts: Tensors, form: Mapping[str, Any]) -> LabeledImages:
+    unknown = [n for n in parts if n not in _PARTS and not n.startswith("column.")]
+    if unknown:
+        raise ValueError(f"{key} is no set: its parts {unknown[:3]} are unknown")
+    check_value(f"{key}: num_classes", form["num_classes"])
+    for name in ("mean", "std"):
+        if not isinstance(form[name], list) or not all(type(x) in (int, float) for x in form[name]):
+            raise ValueError(f"{key} is no set: its {name} must be a list of numbers")
+    if not isinstance(form["info"], dict) or not all(isinstance(form.get(f, True), bool) for f in _FLAGS):
+        raise ValueError(f"{key} is no set: its info must be a map, and {' and '.join(_FLAGS)} true or false")
+    try:
+        return LabeledImages.from_parts(parts, form)
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, RuntimeError) as error:
+        raise ValueError(f"{key} is no set: {type(error).__name__}: {error}") from error
+
+
+def _finite(key: str, value: Value) -> Value:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} must be finite, got {value}")
+    return value
 
 
 def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
-    """Serialise a message (and string facts beside it) as safetensors, with a checksum of its content."""
+    """Serialise a message (and string facts beside it) as safetensors, with a checksum of its content.
+
+    Raises:
+        TypeError, ValueError: a value that a message cannot hold (see `check_value`), or a number that is not finite.
+    """
     from safetensors.torch import save
 
     tensors: Tensors = {}
-    forms = {key: _pack(key, value, tensors) for key, value in message.items()}
+    forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
     stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
     return save(stored, metadata={**meta, "checksum": _checksum(stored, meta)})
@@ -70,26 +118,37 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
     """Rebuild what `encode` wrote: the message and its facts.
 
+    Bytes from anywhere: every form is checked, every tensor belongs to exactly one entry.
+
     Raises:
-        ValueError: the bytes are truncated, altered, or not a message.
+        ValueError: the bytes are truncated, altered, or not a message; whatever else is wrong with them, too.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        size = int.from_bytes(data[:8], "little")
-        meta = dict(json.loads(data[8 : 8 + size]).get("__metadata__", {}))
         tensors = load(data)
-    except (SafetensorError, ValueError, KeyError) as error:
+        size = int.from_bytes(data[:8], "little")
+        meta = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
+    except Exception as error:  # the parsers fail in many ways, and all of them mean the same here
         raise ValueError(f"damaged or truncated: {error}") from error
     if meta.get("format") != "distillkit.Message/1":
         raise ValueError(f"not a message (format {meta.get('format')!r})")
+    strange = [n for n, t in tensors.items() if t.dtype not in DTYPES]
+    if strange:
+        raise ValueError(f"its tensor {strange[0]!r} has dtype {tensors[strange[0]].dtype}, which does not travel")
     checksum = meta.pop("checksum", "")
     if _checksum(tensors, meta) != checksum:
         raise ValueError("its content does not match its checksum")
-    forms = json.loads(meta["forms"])
-    facts = {k: v for k, v in meta.items() if k not in ("format", "forms")}
-    return Message.of({key: _unpack(key, form, tensors) for key, form in forms.items()}), facts
+    try:
+        forms = json.loads(meta.pop("forms", ""))
+        if not isinstance(forms, dict):
+            raise ValueError("its forms must be a map from keys")
+        message = Message.of({key: _unpack(key, form, tensors) for key, form in forms.items()})
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"not a message: {error}") from error
+    if tensors:
+        raise ValueError(f"its tensor {next(iter(tensors))!r} belongs to no entry")
+    return message, {k: v for k, v in meta.items() if k != "format"}
 
 
 def digest(key: str, value: Value) -> str:

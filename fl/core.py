@@ -17,6 +17,7 @@ from fl.local import Phase
 from fl.message import Entry, Tensors, declared
 from fl.method import Client, Method, Server, described
 from fl.networks import Factory, Templates
+from fl.schema import MOST
 from fl.task import Task
 
 __all__ = ["Core"]
@@ -42,6 +43,8 @@ class Core(Method):
         augment: applied to the real batches, `augment(images, generator)`.
         objective: `objective(logits, labels)`; default: the task's loss.
         weights: "samples" or "uniform".
+        most_samples: with "samples", the largest sample count that a client may claim; a reply that claims more is
+            refused. It is public, and bounds what one client can do to an average: give your largest client's count.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
             at their initial values on the server ("drop", integers too). Else integer buffers take the maximum.
         personal: patterns of parameter names that stay with the client (FedRep: "classifier.*").
@@ -70,6 +73,7 @@ class Core(Method):
         augment: Callable[[Tensor, torch.Generator], Tensor] | None = None,
         objective: Objective | None = None,
         weights: Literal["samples", "uniform"] = "samples",
+        most_samples: float = MOST,
         buffers: Literal["mean", "local", "drop"] = "mean",
         personal: str | Sequence[str] = (),
         predict: Literal["real", "all"] = "real",
@@ -90,6 +94,7 @@ class Core(Method):
         self.phases = tuple(phases) if phases else (Phase(epochs, steps),)
         self.augment, self.objective = augment, objective
         self.weights = check.one_of(weights, "weights", ("samples", "uniform"))
+        self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
         self.buffer_rule = check.one_of(buffers, "buffers", ("mean", "local", "drop"))
         self.personal = (personal,) if isinstance(personal, str) else tuple(personal)
         self.predict = check.one_of(predict, "predict", ("real", "all"))
@@ -111,6 +116,11 @@ class Core(Method):
                 raise ValueError(f"{' and '.join(filling)} cannot be combined: both fill the slot {slot!r}")
         for addon in self.addons:
             addon.check(self)
+        silent = [a.name for a in self.addons if fills(a, "setup") and not fills(a, "expect_setup")]
+        if silent:
+            raise ValueError(
+                f"{silent[0]}.setup answers, but nothing says what the answer looks like: write expect_setup"
+            )
 
     def __repr__(self) -> str:
         options = {
@@ -120,6 +130,7 @@ class Core(Method):
             "buffers": self.buffer_rule, "personal": self.personal, "predict": self.predict,
             "architectures": [n for n in self.networks if n], "objective": self.objective, "augment": self.augment,
             "initial": digest("initial", self.initial) if self.initial is not None else None,
+            "most_samples": self.most_samples if self.most_samples != MOST else None,
         }  # fmt: skip
         given = {k: v for k, v in options.items() if v not in ((), [], None)}
         said = [repr(a) for a in self.addons] + [f"{k}={described(v)}" for k, v in given.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +16,9 @@ from distillkit.sets import LabeledImages
 from fl import history, testing
 from fl.cohort import Outcome, Pool
 from fl.message import Entry, Message, Tensors, sizes
-from fl.method import Client, Method, NoUsableReply, Server
+from fl.method import Client, Interrupted, Method, NoUsableReply, Server
 from fl.post import Holding, Post
-from fl.reduce import BadReply, Reducer, check_reply
+from fl.reduce import BadReply, Like, Reducer, Schema, check_reply
 from fl.store import Memories, Store
 
 __all__ = ["Engine"]
@@ -43,12 +44,18 @@ class Engine:
         transcript: bool = False,
         secret: int | None = None,
     ) -> None:
+        for verb, schema in (("setup", "expect_setup"), ("evaluate", "expect_evaluation")):
+            kind = type(method.inner)
+            if getattr(kind, verb) is not getattr(Method, verb) and getattr(kind, schema) is getattr(Method, schema):
+                raise ValueError(
+                    f"{kind.__name__}.{verb} answers, but nothing says what the answer looks like: write {schema}"
+                )
         self.method, self.server, self.pool, self.store = method, server, pool, store
         self.run_id, self.transcript = run_id, transcript
         self.test = test.to(server.device) if test is not None else None
         self.memories = store.memories if store is not None else Memories(None)
-        self.entries = {e.key: e for e in method.entries()}
         self.post = Post(method, clients, server, self.memories, pool, secret)
+        self.entries = self.post.entries
 
     # The setup round, and a round.
 
@@ -69,7 +76,7 @@ class Engine:
         for number, outcome in zip(numbers, self.pool.run(numbers, work)):
             if outcome.error is None and self.post.absent(outcome.client):
                 continue
-            reason = outcome.error or self._fold(reducer, number, outcome, expected=False)
+            reason = outcome.error or self._fold(reducer, number, outcome, setup=True)
             if reason is not None:
                 failed[str(number)] = reason
             elif outcome.reply is not None:
@@ -78,23 +85,38 @@ class Engine:
         self.pool.on_server(lambda: self.method.begin(self.server, reducer.result()))
         self.server.notes["setup"] = {"bytes_up": sum(bytes_up.values()), "up": bytes_up, "failed": failed}
 
-    def _fold(self, reducer: Reducer, number: int, outcome: Outcome, expected: bool = True) -> str | None:
-        """Check and fold one reply; return why it cannot be used, if so."""
+    def _fold(self, reducer: Reducer, number: int, outcome: Outcome, setup: bool = False) -> str | None:
+        """Check and fold one reply; return why it cannot be used, if so. Nothing of such a reply counts."""
 
         def work() -> str | None:
-            schema = self.method.expect(self.server, number) if expected else {}
+            method, server = self.method, self.server
+            schema = method.expect_setup(server, number) if setup else method.expect(server, number)
             try:
-                reply = check_reply(outcome.reply, self.entries, schema)
-                further = self.method.digest(self.server, reply) if expected else Message()
-                if len(further):
-                    check_reply(further, self.entries, {})
-                    reply = Message.of({**dict(reply.items()), **dict(further.items())})
+                reply = self._usable(outcome, schema, setup)
+                reducer.require(reply)
             except BadReply as error:
                 return str(error)
+            except (Interrupted, BudgetExhausted):
+                raise
+            except Exception as error:  # what came is anything: however it fails, it is this reply that failed
+                return f"cannot be used: {type(error).__name__}: {error}"
             reducer.fold(number, reply)
             return None
 
         return self.pool.on_server(work)
+
+    def _usable(self, outcome: Outcome, schema: Schema, setup: bool) -> Message:
+        """The reply, and what the server derives from it, once all of it is checked."""
+        wrong = [k for k, n in outcome.client.notes.items() if not isinstance(n, int | float) or not math.isfinite(n)]
+        if wrong:
+            raise BadReply(f"its note {wrong[0]!r} is no finite number")
+        reply = check_reply(outcome.reply, self.entries, schema)
+        further = Message() if setup else self.method.digest(self.server, reply)
+        if not len(further):
+            return reply
+        derived = {key: Like(value) for key, value in further.items()}
+        reply = Message.of({**dict(reply.items()), **dict(further.items())})
+        return check_reply(reply, self.entries, {**schema, **derived})
 
     def _enough(self, reducer: Reducer, failed: Mapping[str, str], min_replies: int) -> None:
         if len(reducer.clients) >= min_replies:
@@ -196,14 +218,12 @@ class Engine:
                 continue
             seconds += outcome.seconds
             cost = costs.pop(number, {})
-            sent = sizes(outcome.reply) if outcome.reply is not None else {}
+            reason = outcome.error or self._fold(reducer, number, outcome)
+            sent = sizes(outcome.reply) if reason is None and outcome.reply is not None else {}
             for total, part in ((down, cost), (up, sent)):
                 for key, count in part.items():
                     total[key] = total.get(key, 0) + count
             by_client[str(number)] = [sum(sent.values()), sum(cost.values())]
-            reason = outcome.error
-            if reason is None:
-                reason = self._fold(reducer, number, outcome)
             if reason is not None:
                 failed[str(number)] = reason
                 continue

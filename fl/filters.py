@@ -163,6 +163,10 @@ class Filtered(Method):
         """The method's answer."""
         return self.method.setup(client, message)
 
+    def expect_setup(self, server: Server, client: int) -> Schema:
+        """As the method says."""
+        return self.method.expect_setup(server, client)
+
     def begin(self, server: Server, replies: Reduced) -> None:
         """Give the answers to the method."""
         self.method.begin(server, replies)
@@ -174,6 +178,10 @@ class Filtered(Method):
     def evaluate(self, client: Client, message: Message) -> Message:
         """The method's test."""
         return self.method.evaluate(client, message)
+
+    def expect_evaluation(self, server: Server, client: int) -> Schema:
+        """As the method says."""
+        return self.method.expect_evaluation(server, client)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
         """The method's models."""

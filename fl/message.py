@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar, cast, get_args, overload
 
+import torch
 from torch import Tensor
 
 from distillkit.sets import LabeledImages
 
-__all__ = ["Entry", "Message", "Rule", "Tensors", "Value", "declared", "sizes"]
+__all__ = ["DTYPES", "Entry", "Message", "Rule", "Tensors", "Value", "check_value", "declared", "sizes"]
 
 Tensors = dict[str, Tensor]
 Value = Tensor | Tensors | LabeledImages | float | int | str
 Rule = Literal["mean", "sum", "max", "first", "union"]
 V = TypeVar("V")
+
+DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+)  # fmt: skip
+"""The dtypes that a message may hold: those for which order, sums and the file format are defined."""
 
 
 class Entry(Generic[V]):
@@ -103,7 +110,7 @@ class Message:
     def __setitem__(self, entry: Entry[Any], value: Any) -> None:
         if not entry.key:
             raise ValueError("an Entry must be declared as a class attribute before it is used")
-        self._values[entry.key] = _checked(entry.key, value)
+        self._values[entry.key] = check_value(entry.key, value)
 
     def __delitem__(self, entry: Entry[Any]) -> None:
         del self._values[entry.key]
@@ -134,7 +141,15 @@ class Message:
         return f"Message({', '.join(f'{k}: {n} bytes' for k, n in sizes(self).items())})"
 
 
-def _checked(key: str, value: Any) -> Value:
+def check_value(key: str, value: Any) -> Value:
+    """Return `value` if a message may hold it: what any codec can write, and any rule of combination can look at.
+
+    Numbers may still be NaN or infinite here: a state may diverge. `codec` and `check_reply` refuse them.
+
+    Raises:
+        TypeError: another kind of value, or a tensor of a dtype or layout that does not travel.
+        ValueError: an integer beyond 64 bits, or a string that is no Unicode text.
+    """
     if isinstance(value, bool) or not isinstance(value, Tensor | dict | LabeledImages | float | int | str):
         raise TypeError(
             f"{key} must be a tensor, a dict of tensors, a LabeledImages, a number or a string, "
@@ -144,7 +159,31 @@ def _checked(key: str, value: Any) -> Value:
         wrong = [n for n, t in value.items() if not isinstance(n, str) or not isinstance(t, Tensor)]
         if wrong:
             raise TypeError(f"{key} must map names to tensors, but {wrong[0]!r} does not")
+    for name, tensor in _tensors(value):
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
+            where = f"{key}[{name}]" if name else key
+            raise TypeError(
+                f"{where} must be a dense tensor of a plain real dtype, got {tensor.dtype} ({tensor.layout}, "
+                f"{tensor.device}); convert it first"
+            )
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{key} must fit in 64 bits, got an integer of {value.bit_length()} bits")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{key} must be Unicode text: {error}") from error
     return value
+
+
+def _tensors(value: Value) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a value with its name in it ("" for a tensor itself)."""
+    if isinstance(value, Tensor):
+        yield "", value
+    elif isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, LabeledImages):
+        yield from value.parts()[0].items()
 
 
 def _bytes(tensor: Tensor) -> int:

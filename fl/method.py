@@ -17,10 +17,10 @@ from distillkit.privacy import Event, Ledger, PrivacyError, Secret
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, declared
-from fl.reduce import Reduced, Schema
+from fl.reduce import Like, Reduced, Schema
 from fl.task import Task
 
-__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Predictor", "Server", "described"]
+__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Predictor", "Server", "described", "sums_like"]
 
 
 def described(value: Any) -> str:
@@ -146,10 +146,17 @@ class Predictor:
         return total
 
 
+def sums_like(task: Task, *names: str) -> Like:
+    """The schema's line of a test: the task's sums for each of these models ("global", "personal")."""
+    return Like({name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names})
+
+
 class Method(ABC):
     """Base of every method. Method objects are frozen and live on the server and on every client alike.
 
-    A subclass declares its entries as class attributes and writes `start`, `send`, `local` and `receive`.
+    A subclass declares its entries as class attributes and writes `start`, `send`, `local`, `receive`, and `expect`,
+    which says what a reply looks like. One that overrides `setup` or `evaluate` says so in `expect_setup` or
+    `expect_evaluation` too. These schemas are closed: a client whose reply is otherwise is named and left out.
     """
 
     @property
@@ -186,9 +193,9 @@ class Method(ABC):
     def send(self, server: Server, client: int) -> Message:
         """What the server tells this client. Pure: it may be called any number of times."""
 
+    @abstractmethod
     def expect(self, server: Server, client: int) -> Schema:
-        """What this client's reply must look like, by entry key; entries without a line are only checked in general."""
-        return {}
+        """What this client's reply of this round must look like, by entry key; what has no line is refused."""
 
     @property
     def asks(self) -> bool:
@@ -199,6 +206,10 @@ class Method(ABC):
         """Answer that question."""
         return Message()
 
+    def expect_setup(self, server: Server, client: int) -> Schema:
+        """What the answer must look like."""
+        return {}
+
     def begin(self, server: Server, replies: Reduced) -> None:  # noqa: B027
         """Take the replies to `setup`."""
 
@@ -207,7 +218,10 @@ class Method(ABC):
         """What the client does where its data lives; it sees nothing else."""
 
     def digest(self, server: Server, reply: Message) -> Message:
-        """Further entries that the server derives from one reply before it is folded and forgotten."""
+        """Further entries that the server derives from one reply before it is folded and forgotten.
+
+        Pure: if it raises, this reply is left out, and nothing else may have changed.
+        """
         return Message()
 
     @abstractmethod
@@ -217,6 +231,10 @@ class Method(ABC):
     def evaluate(self, client: Client, message: Message) -> Message:
         """Test this client's models on `client.test`; memory is read-only. Empty: nothing to test."""
         return Message()
+
+    def expect_evaluation(self, server: Server, client: int) -> Schema:
+        """What the client's test results must look like: groups of the task's sums (`Task.sums`), by model."""
+        return {}
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
         """The global models by name: one (named ""), several, or none."""

@@ -51,6 +51,7 @@ class Post:
 
     Attributes:
         committed: the last completed round; a client's memory is as of then, or as staged since.
+        entries: what the method declares, by key.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Post:
     ) -> None:
         self.method, self.clients, self.server = method, clients, server
         self.memories, self.pool, self.secret, self.committed = memories, pool, secret, 0
-        self._entries = {e.key: e for e in method.entries()}
+        self.entries = {e.key: e for e in method.entries()}
         self._digests: dict[str, tuple[Any, str]] = {}
 
     def secret_of(self, owner: int | str) -> Secret:
@@ -91,11 +92,11 @@ class Post:
 
         def work() -> Message:
             message = self.method.send(self.server, number)
-            unknown = [key for key, _ in message.items() if key not in self._entries]
+            unknown = [key for key, _ in message.items() if key not in self.entries]
             if unknown:
                 raise ValueError(f"{type(self.method).__name__} sends {unknown[0]}, which it does not declare")
             for key, value in message.items():
-                if self._entries[key].kept:
+                if self.entries[key].kept:
                     self._digest(key, value)
             return message
 
@@ -117,7 +118,7 @@ class Post:
         known = json.loads(self.held(client))
         held = dict(known)
         for key, value in message.items():
-            if not self._entries[key].kept:
+            if not self.entries[key].kept:
                 continue
             current = self._digest(key, value)
             if known.get(key) == current:

@@ -1,9 +1,8 @@
-"""What a reply must look like, and how replies combine: checked whole, folded in client order, in float64."""
+"""How replies combine: folded in client order, in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -11,117 +10,30 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Tensors, Value
+from fl.schema import BadReply, Like, Schema, check_reply
 
 __all__ = ["BadReply", "Like", "Reduced", "Reducer", "Schema", "check_reply"]
 
 V = TypeVar("V")
 
 
-class BadReply(ValueError):
-    """A reply that cannot be folded; the message says which entry and why."""
+def _number(value: float, rule: str) -> Tensor:
+    whole = isinstance(value, int) and rule != "mean"
+    return torch.tensor(value, dtype=torch.int64 if whole else torch.float64)
 
 
-@dataclass(frozen=True)
-class Like:
-    """What one entry of a reply must look like.
-
-    Attributes:
-        value: a value of the wanted kind; a tensor's or group's names, shapes and dtypes must equal its own. For a
-            set, shape, classes and normalisation must.
-        rows: the most rows that a set or tensor may have (then the first dimension is free).
-        optional: may be left out.
-        subset: a group may carry only some of the names.
-    """
-
-    value: Value
-    rows: int | None = None
-    optional: bool = False
-    subset: bool = False
-
-
-Schema = dict[str, Like]
-
-
-def _check_tensor(name: str, got: Tensor, want: Tensor, rows: int | None) -> None:
-    if got.dtype != want.dtype:
-        raise BadReply(f"{name} has dtype {got.dtype}, want {want.dtype}")
-    shapes = (got.shape[1:], want.shape[1:]) if rows is not None else (got.shape, want.shape)
-    if got.ndim != want.ndim or shapes[0] != shapes[1]:
-        raise BadReply(f"{name} has shape {list(got.shape)}, want {list(want.shape)}")
-    if rows is not None and len(got) > rows:
-        raise BadReply(f"{name} has {len(got)} rows, at most {rows} are allowed")
-
-
-def _check_like(key: str, got: Value, like: Like) -> None:
-    want = like.value
-    if isinstance(want, Tensor) and isinstance(got, Tensor):
-        _check_tensor(key, got, want, like.rows)
-    elif isinstance(want, dict) and isinstance(got, dict):
-        missing, extra = sorted(set(want) - set(got)), sorted(set(got) - set(want))
-        if (missing and not like.subset) or extra:
-            raise BadReply(f"{key} lacks {missing[:3]} and has unknown {extra[:3]}")
-        for name, tensor in got.items():
-            _check_tensor(f"{key}[{name}]", tensor, want[name], like.rows)
-    elif isinstance(want, LabeledImages) and isinstance(got, LabeledImages):
-        try:
-            want.require_same_space(got)
-        except ValueError as error:
-            raise BadReply(f"{key}: {error}") from error
-        _check_tensor(f"{key} images", got.images, want.images, like.rows if like.rows is not None else len(got))
-    elif isinstance(want, bool | int | float) and isinstance(got, int | float):
-        pass
-    elif type(want) is not type(got):
-        raise BadReply(f"{key} is a {type(got).__name__}, want a {type(want).__name__}")
-
-
-def _tensors_of(value: Value) -> Iterable[tuple[str, Tensor]]:
+def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
+    """What must be the same in all replies for the entry to combine, by the names in it."""
+    union = entry.reduce == "union"
     if isinstance(value, Tensor):
-        yield "", value
+        yield "", (value.dtype, value.shape[1:] if union else value.shape)
     elif isinstance(value, dict):
-        yield from value.items()
+        yield from ((n, (t.dtype, t.shape[1:] if union else t.shape)) for n, t in value.items())
     elif isinstance(value, LabeledImages):
-        yield "images", value.images
-        if value.labels.is_floating_point():
-            yield "labels", value.labels
-    elif isinstance(value, int | float):
-        yield "", torch.tensor(float(value), dtype=torch.float64)
-
-
-def check_reply(reply: Message | None, entries: Mapping[str, Entry[Any]], schema: Schema) -> Message:
-    """Return the reply if it can be folded: declared entries only, nothing missing, right shapes, finite, in bounds.
-
-    Raises:
-        BadReply: with the first thing that is wrong.
-    """
-    if reply is None or len(reply) == 0:
-        raise BadReply("sent nothing")
-    held = dict(reply.items())
-    for key, like in schema.items():
-        if key in held:
-            _check_like(key, held[key], like)
-        elif not like.optional:
-            raise BadReply(f"{key} is missing")
-    for key, value in held.items():
-        if key not in entries:
-            raise BadReply(f"{key} is not an entry that the method declares")
-        entry = entries[key]
-        for name, tensor in _tensors_of(value):
-            label = f"{key}[{name}]" if name else key
-            if not bool(torch.isfinite(tensor).all()):
-                raise BadReply(f"{label} holds NaN or Inf")
-            if entry.bound is not None and tensor.numel() and float(tensor.abs().max()) > entry.bound:
-                raise BadReply(f"{label} exceeds its bound {entry.bound:g}")
-            if entry.reduce in ("mean", "sum") and not (tensor.is_floating_point() or entry.reduce == "sum"):
-                raise BadReply(f"{label} is {tensor.dtype}: integers have no mean (use max, sum or first)")
-        if isinstance(value, str | LabeledImages) and entry.reduce in ("mean", "sum", "max"):
-            raise BadReply(f"{key} is a {type(value).__name__}, which has no {entry.reduce}")
-        if entry.by is not None and entry.by.key not in held:
-            raise BadReply(f"{key} is weighted by {entry.by.key}, which is missing")
-    return reply
-
-
-def _number(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+        rows = {"images": value.images, "labels": value.labels, **{f"column {n}": t for n, t in value.columns.items()}}
+        yield "", (value.num_classes, value.normalization, {n: (t.dtype, t.shape[1:]) for n, t in rows.items()})
+    else:
+        yield "", "number"
 
 
 def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
@@ -176,7 +88,10 @@ class Reduced:
 
 
 class Reducer:
-    """Folds replies, already checked, one after the other in client order."""
+    """Folds replies, already checked, one after the other in client order.
+
+    `require` looks whether a reply fits those before it; after it `fold` cannot fail, so no reply counts in part.
+    """
 
     def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
         self._entries = entries
@@ -184,15 +99,28 @@ class Reducer:
         self._weights: dict[str, Any] = {}
         self._first: dict[str, Value] = {}
         self._rows: dict[str, list[tuple[int, Value]]] = {}
+        self._forms: dict[tuple[str, str], object] = {}
         self.clients: list[int] = []
+
+    def require(self, reply: Message) -> None:
+        """Raise `BadReply` if an entry has another form than in the replies before."""
+        for key, value in reply.items():
+            entry = self._entries[key]
+            for name, form in _forms(entry, value) if entry.reduce != "first" else ():
+                known = self._forms.get((key, name), form)
+                if known != form:
+                    label = f"{key}[{name}]" if name else key
+                    raise BadReply(f"{label} has another form than in other replies: {form}, want {known}")
 
     def fold(self, client: int, reply: Message) -> None:
         """Add one client's reply. Replies must come in the order that the drawn clients have."""
+        self.require(reply)
         self.clients.append(client)
         held = dict(reply.items())
         for key, value in held.items():
             entry = self._entries[key]
             self._first.setdefault(key, value)
+            self._forms.update({(key, name): form for name, form in _forms(entry, value)})
             if entry.reduce == "union":
                 self._rows.setdefault(key, []).append((client, value))
             elif entry.reduce in ("mean", "sum", "max"):
@@ -202,7 +130,7 @@ class Reducer:
                     for name, tensor in value.items():
                         self._add(entry, sums, weights, name, tensor, weight)
                 else:
-                    number = value if isinstance(value, Tensor) else _number(cast(float, value))
+                    number = value if isinstance(value, Tensor) else _number(cast(float, value), entry.reduce)
                     self._add(entry, self._sums, self._weights, key, number, weight)
 
     @staticmethod

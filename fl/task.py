@@ -49,9 +49,25 @@ class Task(Protocol):
         """Statistics that add up over test images, float64 [3 + 3K]: count, correct, loss, then tp, fp, fn."""
         ...
 
+    def check_sums(self, sums: Tensor) -> None:
+        """Raise ValueError if no test set could give such `sums`; they come from clients."""
+        ...
+
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """Named metrics of summed statistics; `accuracy` and `loss` are always among them."""
         ...
+
+
+def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
+    """Count, correct, and the sums of tp, fp and fn over the classes, if they are counts at all."""
+    counts = torch.cat([sums[:2], sums[3:]])
+    if bool((counts < 0).any() | (counts != counts.floor()).any() | (counts > 2**53).any()) or float(sums[2]) < 0:
+        raise ValueError("counts must be whole numbers of at least 0, and the loss at least 0")
+    count, correct = (float(v) for v in sums[:2])
+    if not count > 0 or correct > count:
+        raise ValueError(f"{correct:g} of {count:g} cannot be right")
+    tp, fp, fn = (float(v) for v in sums[3:].view(3, -1).sum(1))
+    return count, correct, tp, fp, fn
 
 
 @dataclass(frozen=True)
@@ -90,6 +106,12 @@ class Classification:
         loss = F.cross_entropy(logits.double(), labels, reduction="sum").cpu()
         head = torch.stack([torch.tensor(float(len(labels)), dtype=torch.float64), right.sum().double().cpu(), loss])
         return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
+
+    def check_sums(self, sums: Tensor) -> None:
+        """Each image is right, and a true positive of its class, or wrong, and missed by its class."""
+        count, correct, tp, fp, fn = _counts(sums)
+        if tp != correct or fn != count - correct or fp > fn:
+            raise ValueError(f"of {count:g} images {correct:g} are right, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}")
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """`accuracy` (a fraction) and `loss` (mean cross-entropy)."""
@@ -132,6 +154,14 @@ class MultiLabel:
         head = torch.tensor([float(labels.numel()), float((says == truth).sum()), float(loss)], dtype=torch.float64)
         cells = [(says & truth).sum(0), (says & ~truth).sum(0), (~says & truth).sum(0)]
         return torch.cat([head, torch.cat(cells).double().cpu()])
+
+    def check_sums(self, sums: Tensor) -> None:
+        """Each wrong answer is a false positive or a false negative of its class."""
+        count, correct, tp, fp, fn = _counts(sums)
+        if fp + fn != count - correct or tp > correct:
+            raise ValueError(
+                f"of {count:g} answers {correct:g} are right, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}"
+            )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """accuracy, loss, c_precision, c_recall, c_f1, o_precision, o_recall, o_f1."""

@@ -11,6 +11,7 @@ from fl import history
 from fl.message import Message, sizes
 from fl.method import Client
 from fl.post import Post
+from fl.reduce import BadReply, check_reply
 
 __all__ = ["on_clients", "on_server"]
 
@@ -25,6 +26,27 @@ def on_server(post: Post, test: LabeledImages | None) -> dict[str, Any]:
         return {name: p.sums(test, server.task) for name, p in method.predictors(server).items()}
 
     return {"accuracy": None, "loss": None, **history.global_metrics(post.pool.on_server(work), server.task)}
+
+
+def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | None, Message]:
+    """Why a client's answer cannot be used, if so; and the answer, empty if there was nothing to test."""
+    method, server = post.method, post.server
+
+    def work() -> tuple[str | None, Message]:
+        schema = method.expect_evaluation(server, number)
+        try:
+            if answer is None or (isinstance(answer, Message) and not len(answer)):
+                return None, Message()
+            for _, group in check_reply(answer, post.entries, schema).items():
+                if not isinstance(group, dict):
+                    raise BadReply("a test's results must be groups of the task's sums")
+                for sums in group.values():
+                    server.task.check_sums(sums)
+        except Exception as error:  # what came is anything: however it fails, it is this answer that failed
+            return str(error), Message()
+        return None, answer
+
+    return post.pool.on_server(work)
 
 
 def on_clients(post: Post, evaluate: Any) -> dict[str, Any]:
@@ -48,8 +70,11 @@ def on_clients(post: Post, evaluate: Any) -> dict[str, Any]:
         return client, post.method.evaluate(client, message)
 
     for number, outcome in zip(numbers, post.pool.run(numbers, work)):
-        if outcome.error is not None:
-            failed[str(number)] = outcome.error
+        reason, answer = outcome.error, Message()
+        if reason is None and outcome.client.test is not None:
+            reason, answer = _checked(post, number, outcome.reply)
+        if reason is not None:
+            failed[str(number)] = reason
             continue
         if outcome.client.test is None:
             continue
@@ -57,8 +82,8 @@ def on_clients(post: Post, evaluate: Any) -> dict[str, Any]:
         bytes_down += outcome.client.notes["bytes"]
         if outcome.client.notes["new"]:
             post.memories.stage(number, outcome.client.memory, server.round)
-        bytes_up += sum(sizes(outcome.reply or Message()).values())
-        for _, group in (outcome.reply or Message()).items():
+        bytes_up += sum(sizes(answer).values())
+        for _, group in answer.items():
             assert isinstance(group, dict)
             for name, sums in group.items():
                 found.setdefault(name, []).append(server.task.metrics(sums)["accuracy"])

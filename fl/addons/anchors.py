@@ -18,7 +18,7 @@ from fl.addons.condensed import SELECTED
 from fl.averaging import FedAvg
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
-from fl.reduce import Reduced
+from fl.reduce import Like, Reduced, Schema
 
 if TYPE_CHECKING:
     from fl.core import Core
@@ -117,6 +117,13 @@ class Anchors(AddOn):
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1).cpu()
         reply[self.owned] = (local.counts > 0).float().cpu()
+
+    def expect_setup(self, server: Server, client: int, schema: Schema) -> None:
+        """A row for each class, and whether it is owned."""
+        dtype = next(t.dtype for t in server.state[FedAvg.model].values() if t.is_floating_point())
+        blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=dtype)
+        schema[self.statistics.key] = Like(blank)
+        schema[self.owned.key] = Like(torch.zeros(len(blank)), least=0.0, most=1.0)
 
     def begun(self, server: Server, replies: Reduced) -> None:
         """G from the clients' mean statistics."""

@@ -65,8 +65,8 @@ class FedExP(AddOn):
             raise ValueError("FedExP needs one architecture: its step size is that of one vector of weights")
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """One number."""
-        schema[self.norm.key] = Like(1.0)
+        """One number, a square."""
+        schema[self.norm.key] = Like(1.0, least=0.0)
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """The squared length of what goes out."""

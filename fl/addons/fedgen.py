@@ -117,7 +117,8 @@ class FedGen(AddOn):
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
         """A row of counts."""
-        schema[self.counts.key] = Like(torch.zeros(1, server.task.num_classes))
+        most = server.method.most_samples
+        schema[self.counts.key] = Like(torch.zeros(1, server.task.num_classes), least=0.0, most=most)
 
     def begin(self, local: Local) -> None:
         """Set up the received generator."""

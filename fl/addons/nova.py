@@ -48,7 +48,7 @@ class Nova(AddOn):
     def expect(self, server: Server, client: int, schema: Schema) -> None:
         """One number for each tensor of the update."""
         update = cast(Tensors, schema[FedAvg.update.key].value)
-        schema[self.tau.key] = Like({n: torch.tensor(1.0) for n in update})
+        schema[self.tau.key] = Like({n: torch.tensor(1.0) for n in update}, least=0.0)
 
     def normalise(self, local: Local, update: Tensors) -> Tensors:
         """The normalised d_i; a tensor that was not trained has not changed either."""

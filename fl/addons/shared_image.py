@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,8 +130,7 @@ class SharedImage(AddOn):
         outputs = server.method.output_count(server.task.num_classes)
         schema[self.logits.key] = Like(torch.zeros(len(server.state[self.index]), outputs))
         for entry in () if self.warm(server.round) else _WEIGHTS:
-            if entry.key in schema:
-                schema[entry.key] = replace(schema[entry.key], optional=True)
+            schema.pop(entry.key, None)
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """Predict on the crops; the weights stay at home unless it is their round (lines 9 and 10)."""

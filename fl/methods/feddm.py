@@ -13,9 +13,10 @@ from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, Method, Predictor, Server, described
+from fl.method import Client, Method, NoUsableReply, Predictor, Server, described, sums_like
 from fl.networks import Factory, Templates
 from fl.reduce import Like, Reduced, Schema
+from fl.schema import MOST
 from fl.union import train_on_union
 
 __all__ = ["FedDM"]
@@ -47,6 +48,7 @@ class FedDM(Method):
         server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: SGD on the server.
         project: keep the server's weights within rho of the round's start.
         weights: "synthetic" (Eq. 9) or "samples" (Eq. 2).
+        most_samples: with "samples", the largest count that a client may claim; a reply that claims more is refused.
     """
 
     model = Entry[Tensors]("first")
@@ -74,6 +76,7 @@ class FedDM(Method):
         server_weight_decay: float = 5e-4,
         project: bool = True,
         weights: Literal["synthetic", "samples"] = "synthetic",
+        most_samples: float = MOST,
     ) -> None:
         self.templates = Templates({"": network})
         self.ipc, self.steps = check.positive_int(ipc, "ipc"), check.positive_int(steps, "steps")
@@ -91,6 +94,7 @@ class FedDM(Method):
         self.server_weight_decay = check.real_number(server_weight_decay, "server_weight_decay", least=0.0)
         self.project = project
         self.weights = check.one_of(weights, "weights", ("synthetic", "samples"))
+        self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
 
     def __repr__(self) -> str:
         options = {k: v for k, v in vars(self).items() if k != "templates"}
@@ -123,9 +127,9 @@ class FedDM(Method):
         )
 
     def local(self, client: Client, message: Message) -> Message:
-        """ClientUpdate of Algorithm 1: learn S_k and send it."""
+        """ClientUpdate of Algorithm 1: learn S_k and send it: pixels and labels, and nothing else about the client."""
         net = self.templates.at("", client.task.num_classes, message[self.model], client.device)
-        synthetic = self.synthesize(client, net.eval())
+        synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})
         reply = Message({self.images: synthetic})
         if self.weights == "samples":
             reply[self.samples] = self.weight_of(client, synthetic)
@@ -143,11 +147,11 @@ class FedDM(Method):
         return empty.to(server.device)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """At most ipc images of every class."""
+        """At most ipc images of every class, bare: a set's `info` would tell which classes a client lacks."""
         most = self.ipc * server.task.num_classes
-        schema: Schema = {self.images.key: Like(self.blank(server), rows=most)}
+        schema: Schema = {self.images.key: Like(self.blank(server), rows=most, per_class=self.ipc)}
         if self.weights == "samples":
-            schema[self.samples.key] = Like(torch.zeros(1))
+            schema[self.samples.key] = Like(torch.zeros(1), least=0.0, most=self.most_samples)
         return schema
 
     def weigh(self, replies: Reduced) -> Tensor:
@@ -157,7 +161,10 @@ class FedDM(Method):
         if self.weights == "samples":
             client = union.columns["client"]
             for number, count in zip(replies.clients, replies[self.samples].tolist()):
-                weight[client == number] = count / int((client == number).sum())
+                own = client == number
+                weight[own] = count / max(1, int(own.sum()))
+            if len(union) and not float(weight.sum()) > 0:
+                raise NoUsableReply("all weights of the round's replies are zero")
             weight *= len(weight) / weight.sum()
         return weight
 
@@ -167,6 +174,8 @@ class FedDM(Method):
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
         """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; the state keeps the union."""
+        if not len(union):
+            raise NoUsableReply("no reply of the round holds an image")
         net = self.templates.at("", server.task.num_classes, server.state[self.model], server.device).train()
         optimizer = torch.optim.SGD(
             net.parameters(), lr=self.server_lr, momentum=self.server_momentum, weight_decay=self.server_weight_decay
@@ -188,3 +197,7 @@ class FedDM(Method):
             return Message()
         net = self.templates.at("", client.task.num_classes, message[self.model], client.device)
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
+
+    def expect_evaluation(self, server: Server, client: int) -> Schema:
+        """Sums of the received model."""
+        return {self.tested.key: sums_like(server.task, "global")}

@@ -16,9 +16,10 @@ from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
 from fl.local import shuffled
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, Method, Predictor, Server
+from fl.method import Client, Method, Predictor, Server, sums_like
 from fl.networks import Factory, Templates
 from fl.reduce import Like, Reduced, Schema
+from fl.schema import MOST
 
 __all__ = ["FedProto"]
 
@@ -46,6 +47,8 @@ class FedProto(Method):
         lr, momentum, weight_decay: SGD on the clients; the released code takes 0.01 and momentum 0.5.
         epochs, batch: passes over the local data in a round, and images a step.
         weights: "samples" or "uniform".
+        most_samples: with "samples", the largest count of a class that a client may claim; a reply that claims more is
+            refused.
         predict: the nearest prototype ("prototype", as in the paper) or the client's own "classifier".
     """
 
@@ -68,6 +71,7 @@ class FedProto(Method):
         epochs: int = 1,
         batch: int = 32,
         weights: Literal["samples", "uniform"] = "samples",
+        most_samples: float = MOST,
         predict: Literal["prototype", "classifier"] = "prototype",
     ) -> None:
         self.templates = Templates(network if isinstance(network, Mapping) else {"": network})
@@ -80,6 +84,7 @@ class FedProto(Method):
         self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
         self.epochs, self.batch = check.positive_int(epochs, "epochs"), check.positive_int(batch, "batch")
         self.weights = check.one_of(weights, "weights", ("samples", "uniform"))
+        self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
         self.predict = check.one_of(predict, "predict", ("prototype", "classifier"))
 
     def __repr__(self) -> str:
@@ -141,7 +146,8 @@ class FedProto(Method):
     def expect(self, server: Server, client: int) -> Schema:
         """A row for every class."""
         prototypes = server.state[self.prototypes]
-        return {self.count.key: Like(prototypes[:, 0]), self.means.key: Like(prototypes)}
+        most = self.most_samples if self.weights == "samples" else 1.0
+        return {self.count.key: Like(prototypes[:, 0], least=0.0, most=most), self.means.key: Like(prototypes)}
 
     def receive(self, server: Server, replies: Reduced) -> None:
         """Average each class over the clients that own it."""
@@ -159,6 +165,10 @@ class FedProto(Method):
         if self.predict == "prototype":
             net = _Nearest(net, message[self.prototypes], message[self.known]).eval()
         return Message({self.tested: {"personal": Predictor(net).sums(client.test, client.task)}})
+
+    def expect_evaluation(self, server: Server, client: int) -> Schema:
+        """Sums of the client's own network."""
+        return {self.tested.key: sums_like(server.task, "personal")}
 
 
 class _Nearest(nn.Module):

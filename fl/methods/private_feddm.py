@@ -218,14 +218,15 @@ class PrivateFedDM(FedDM):
         return like.replace(images=images, labels=labels, columns={}, info={})
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """The noised records that each image stands for."""
-        return (self.sizes_of(client)[synthetic.labels] / self.ipc).float()
+        """The noised records that each image stands for, within the range of a weight."""
+        return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.most_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:
-        """At most ipc images of every class."""
-        schema = super().expect(server, client)
+        """As FedDM; a weight for each image."""
+        schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
         if self.weights == "samples":
-            schema[self.samples.key] = Like(torch.zeros(1), rows=self.ipc * server.task.num_classes)
+            weights = Like(torch.zeros(1), rows=rows, along=self.images, least=0.0, most=self.most_samples)
+            schema[self.samples.key] = weights
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
@@ -241,5 +242,5 @@ class PrivateFedDM(FedDM):
         """Equal, or by the noised counts; mean 1."""
         if self.weights == "synthetic":
             return super().weigh(replies)
-        weight = replies[self.samples].clamp_min(0.0)
+        weight = replies[self.samples]
         return weight / weight.mean().clamp_min(1e-12)

@@ -20,6 +20,7 @@ from fl.addon import AddOn
 from fl.addons import MOON, Anchors, Condensed, Nova, Proximal, Scaffold, ServerMomentum
 from fl.message import Entry
 from fl.methods import FedLGD
+from fl.reduce import Like
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation
 from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, supcon, toy, trained
@@ -150,6 +151,9 @@ def test_noise_is_left_alone_when_somebody_else_asks() -> None:
 
         def setup(self, local: Any, reply: Any) -> None:
             reply[self.answer] = 1.0
+
+        def expect_setup(self, server: Any, client: int, schema: Any) -> None:
+            schema[self.answer.key] = Like(1.0)
 
     anchors = Anchors(ipc=2, selected=())
     runs = [played(anchors, *others, rounds=1) for others in ((), (Asking(),))]

@@ -100,6 +100,9 @@ class Everything(AddOn):
     def setup(self, local: Any, reply: Message) -> None:
         reply[self.total] = float(len(local.client.data))
 
+    def expect_setup(self, server: Server, client: int, schema: Schema) -> None:
+        schema[self.total.key] = Like(1.0)
+
     def begun(self, server: Server, replies: Reduced) -> None:
         server.state[self.seen] = replies[self.total]
 

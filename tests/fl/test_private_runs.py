@@ -16,6 +16,8 @@ from torch import Tensor
 from distillkit import LabeledImages
 from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, Secret, compose
 from fl import CheckpointError, Client, Entry, FedAvg, Holding, Message, Method, NoUsableReply, Run, Server, simulate
+from fl.method import sums_like
+from fl.reduce import Like, Schema
 from tests.fl.small import Tiny, images
 
 SIGMA = 2.0
@@ -39,6 +41,9 @@ class NoisySum(Method):
 
     def send(self, server: Server, client: int) -> Message:
         return Message({self.total: server.state[self.total]})
+
+    def expect(self, server: Server, client: int) -> Schema:
+        return {self.total.key: Like(server.state[self.total])}
 
     def local(self, client: Client, message: Message) -> Message:
         client.spend("pixel_sum", SIGMA)
@@ -109,7 +114,10 @@ def test_a_client_without_records_answers_like_all_others() -> None:
 def test_private_clients_are_not_measured_unless_asked() -> None:
     class Tested(NoisySum):
         def evaluate(self, client: Client, message: Message) -> Message:
-            return Message({self.tested: {"global": torch.ones(3 + 9, dtype=torch.float64)}})
+            return Message({self.tested: {"global": torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]).double()}})
+
+        def expect_evaluation(self, server: Server, client: int) -> Schema:
+            return {self.tested.key: sums_like(server.task, "global")}
 
         tested = Entry[Any]("sum")
 
@@ -198,7 +206,10 @@ def test_seeded_noise_differs_between_clients_and_rounds() -> None:
         each = Entry[Tensor]("union")
 
         def local(self, client: Client, message: Message) -> Message:
-            return Message({self.each: client.secret.normal((1, 4), 1.0), self.total: torch.zeros(1)})
+            return Message({self.each: client.secret.normal((1, 4), 1.0)})
+
+        def expect(self, server: Server, client: int) -> Schema:
+            return {self.each.key: Like(torch.zeros(1, 4, dtype=torch.float64))}
 
         def receive(self, server: Server, replies: Any) -> None:
             server.state[self.each] = torch.cat([server.state.get(self.each, torch.zeros(0, 4)), replies[self.each]])

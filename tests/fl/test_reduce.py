@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
 from fl.message import Entry, Message
-from fl.reduce import BadReply, Like, Reducer, check_reply
+from fl.reduce import BadReply, Like, Reducer, Schema, check_reply
 
 
 class E:
@@ -29,10 +29,15 @@ class E:
 ENTRIES: dict[str, Entry[Any]] = {e.key: e for e in vars(E).values() if isinstance(e, Entry)}
 
 
+def alike(reply: Message | None) -> Schema:
+    """The schema that a reply obeys."""
+    return {key: Like(value) for key, value in (reply or Message()).items()}
+
+
 def fold(*replies: Message) -> Any:
     reducer = Reducer(ENTRIES)
     for client, reply in enumerate(replies):
-        reducer.fold(client, check_reply(reply, ENTRIES, {}))
+        reducer.fold(client, check_reply(reply, ENTRIES, alike(reply)))
     return reducer.result()
 
 
@@ -125,7 +130,7 @@ def test_sums_are_kept_in_float64() -> None:
 )
 def test_a_bad_reply_is_refused_with_the_reason(reply: Message | None, why: str) -> None:
     with pytest.raises(BadReply, match=why):
-        check_reply(reply, ENTRIES, {})
+        check_reply(reply, ENTRIES, alike(reply))
 
 
 def test_a_reply_must_look_like_what_is_expected() -> None:

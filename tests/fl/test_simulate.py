@@ -21,6 +21,7 @@ from fl import CheckpointError, FedAvg, FedDM, Holding, NoUsableReply, Real, sim
 from fl.addon import AddOn
 from fl.addons import Proximal
 from fl.message import Entry
+from fl.reduce import Like
 from fl.store import Store
 from tests.fl.small import Tiny, federation, images
 
@@ -266,6 +267,9 @@ class Diary(AddOn):
     def end(self, local: Any, update: Any, reply: Any) -> None:
         local.memory[self.own] = local.memory.get(self.own, 0.0) + 1.0
         reply[self.pages] = local.memory[self.own]
+
+    def expect(self, server: Any, client: int, schema: Any) -> None:
+        schema[self.pages.key] = Like(1.0)
 
     def receive(self, server: Any, replies: Any, old: Any) -> None:
         server.notes["pages"] = replies[self.pages]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fl.addons import FedDF, Proximal, Scaffold, ServerMomentum, SharedImage
 from fl.crops import Crops, View
 from fl.distil import distill, due, falling_steps
 from fl.methods import ClippedCrossEntropy, single_image
-from tests.fl.laws import assert_lawful
+from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation, images
 
 PHOTO = torch.rand(1, 24, 30, generator=derive(0))
@@ -302,15 +303,21 @@ def test_the_same_bits_however_it_is_run(tmp_path: Path, global_rng_untouched: N
     assert_lawful(lambda: [SharedImage(PHOTO, **SMALL, rate=0.5), Proximal(0.1)], tmp_path)
 
 
+@dataclass(frozen=True)
 class Stubborn(AddOn):
-    """Sends weights in every round."""
+    """Client 1 sends weights in every round, or nothing at all."""
+
+    weights: bool
 
     @property
     def name(self) -> str:
         return "Z"
 
     def end(self, local: Any, update: Any, reply: Any) -> None:
-        reply[FedAvg.update] = {n: 100 + u for n, u in update.items()}
+        if local.client.id == 1 and self.weights:
+            reply[FedAvg.update] = {n: 100 + u for n, u in update.items()}
+        elif local.client.id == 1:
+            raise RuntimeError("lost")
 
 
 class Weightless(AddOn):
@@ -320,14 +327,15 @@ class Weightless(AddOn):
         reply[FedAvg.samples] = 0.0
 
 
-def test_weights_that_nobody_asked_for_change_nothing() -> None:
+def test_weights_that_nobody_asked_for_are_refused_by_name() -> None:
     shared = {**SMALL, "rate": 0.0, "warm_rounds": 0}
-    honest, stubborn = (
-        simulate(single_image(PHOTO, *a, network=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
-        for a in ((), (Stubborn(),))
+    lost, stubborn = (
+        simulate(single_image(PHOTO, a, network=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
+        for a in (Stubborn(False), Stubborn(True))
     )
-    states = [run.server.state[FedAvg.model] for run in (honest, stubborn)]
-    assert all(torch.equal(states[0][n], states[1][n]) for n in states[0])
+    assert_same(lost, stubborn)
+    assert [list(row["failed"]) for row in stubborn.rows] == [["1"], ["1"]]
+    assert "FedAvg.update is not due" in stubborn.rows[0]["failed"]["1"]
 
 
 def test_a_round_without_weight_is_no_round() -> None:

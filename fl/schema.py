@@ -1,0 +1,201 @@
+"""What a reply must look like: closed schemas, and the check of one reply before anything is done with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit.sets import LabeledImages
+from fl.message import Entry, Message, Value, check_value
+
+__all__ = ["MOST", "BadReply", "Like", "Schema", "check_reply"]
+
+MOST = 1e6
+"""The largest weight that one reply may claim where its schema names no other: a public number."""
+
+
+class BadReply(ValueError):
+    """A reply that cannot be folded; the message says which entry and why."""
+
+
+@dataclass(frozen=True)
+class Like:
+    """What one entry of a reply must look like. Whatever is not finite is refused in any case.
+
+    Attributes:
+        value: a value of the wanted kind. A tensor's or group's names, shapes and dtypes must equal its own; a set must
+            have its space, dtypes, columns and `info` (for most: no columns, no info), with any number of images.
+        rows: the most rows that a set or tensor may have (then the first dimension is free).
+        along: an entry of the same reply; this one has as many rows as that.
+        per_class: the most images of one class that a set may have.
+        least, most: the range of every number in it (of a set: of its pixels). A weight, which another entry is reduced
+            `by`, is never negative, and `most` is `MOST` unless given.
+        optional: may be left out.
+    """
+
+    value: Value
+    rows: int | None = None
+    along: Entry[Any] | None = None
+    per_class: int | None = None
+    least: float = -math.inf
+    most: float = math.inf
+    optional: bool = False
+
+
+Schema = dict[str, Like]
+"""The entries that are due in a reply, by key; it is closed: what it does not name is refused."""
+
+
+def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema) -> Message:
+    """Return the reply if it can be folded: what is due and nothing else, of the right form, finite, in its range.
+
+    Args:
+        reply: whatever came.
+        entries: what the method declares, by key.
+        schema: what is due.
+
+    Raises:
+        BadReply: with the first thing that is wrong.
+    """
+    if reply is None or (isinstance(reply, Message) and len(reply) == 0):
+        raise BadReply("sent nothing")
+    if not isinstance(reply, Message):
+        raise BadReply(f"sent a {type(reply).__name__}, want a Message")
+    held = dict(reply.items())
+    weights = {e.by.key for e in entries.values() if e.by is not None}
+    for key, value in held.items():
+        if key not in entries:
+            raise BadReply(f"{str(key)[:80]} is not an entry that the method declares")
+        if key not in schema:
+            raise BadReply(f"{key} is not due: the schema of this reply has no line for it")
+        try:
+            check_value(key, value)
+        except (TypeError, ValueError) as error:
+            raise BadReply(str(error)) from error
+    for key, like in schema.items():
+        if key in held:
+            _check_like(key, held[key], like, held)
+        elif not like.optional:
+            raise BadReply(f"{key} is missing")
+    for key, value in held.items():
+        least, most = schema[key].least, schema[key].most
+        if key in weights:
+            least, most = max(least, 0.0), most if math.isfinite(most) else MOST
+        for name, part in _parts(value):
+            _check_range(f"{key}[{name}]" if name else key, part, least, most, entries[key].bound)
+        _check_rule(entries[key], value, held)
+    return reply
+
+
+def _check_like(key: str, got: Value, like: Like, held: Mapping[str, Value]) -> None:
+    want = like.value
+    if isinstance(want, Tensor) and isinstance(got, Tensor):
+        _check_tensor(key, got, want, like.rows)
+    elif isinstance(want, dict) and isinstance(got, dict):
+        missing, extra = sorted(set(want) - set(got)), sorted(n[:80] for n in set(got) - set(want))
+        if missing or extra:
+            raise BadReply(f"{key} lacks {missing[:3]} and has unknown {extra[:3]}")
+        for name, tensor in got.items():
+            _check_tensor(f"{key}[{name}]", tensor, want[name], like.rows)
+    elif isinstance(want, LabeledImages) and isinstance(got, LabeledImages):
+        _check_set(key, got, want, like)
+    elif isinstance(want, float) and isinstance(got, float | int):
+        pass  # a whole number may travel as an int
+    elif type(want) is not type(got):
+        raise BadReply(f"{key} is a {type(got).__name__}, want a {type(want).__name__}")
+    if like.along is not None:
+        other = held.get(like.along.key)
+        count, wanted = (len(v) if isinstance(v, Tensor | LabeledImages) else None for v in (got, other))
+        if count is None or count != wanted:
+            raise BadReply(f"{key} must have a row for each of {like.along.key}: {count} for {wanted}")
+
+
+def _check_tensor(name: str, got: Tensor, want: Tensor, rows: int | None) -> None:
+    if got.dtype != want.dtype:
+        raise BadReply(f"{name} has dtype {got.dtype}, want {want.dtype}")
+    shapes = (got.shape[1:], want.shape[1:]) if rows is not None else (got.shape, want.shape)
+    if got.ndim != want.ndim or shapes[0] != shapes[1]:
+        raise BadReply(f"{name} has shape {list(got.shape)}, want {list(want.shape)}")
+    if rows is not None and len(got) > rows:
+        raise BadReply(f"{name} has {len(got)} rows, at most {rows} are allowed")
+
+
+def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: Like) -> None:
+    try:
+        got = got.replace()  # a set can be changed after it was made: its own checks once more
+        want.require_same_space(got)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise BadReply(f"{key}: {error}") from error
+    most = len(got) if like.rows is None else like.rows
+    _check_tensor(f"{key} images", got.images, want.images, most)
+    _check_tensor(f"{key} labels", got.labels, want.labels, most)
+    if set(got.columns) != set(want.columns):
+        came = [str(n)[:80] for n in sorted(set(got.columns) ^ set(want.columns))]
+        raise BadReply(f"{key} must have the columns {sorted(want.columns)}; too many or missing: {came[:3]}")
+    for name, column in got.columns.items():
+        _check_tensor(f"{key} column {name}", column, want.columns[name], most)
+    if got.info != want.info:
+        came = [str(n)[:80] for n in got.info]
+        raise BadReply(f"{key} carries info ({', '.join(came[:3])}), which is not due: send `replace(info={{}})`")
+    if like.per_class is not None and len(got) and int(got.counts().max()) > like.per_class:
+        raise BadReply(f"{key} has {int(got.counts().max())} images of one class, at most {like.per_class} are allowed")
+
+
+def _parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
+    """What has a range, with its name."""
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, LabeledImages):
+        yield "images", value.images
+        yield from value.columns.items()
+    elif isinstance(value, Tensor | float | int):
+        yield "", value
+
+
+def _check_range(label: str, part: Tensor | float, least: float, most: float, bound: float | None) -> None:
+    if isinstance(part, Tensor):
+        if not part.numel() or part.dtype == torch.bool:
+            return
+        low, high = (v.item() for v in part.detach().aminmax())  # one pass; NaN is in both
+    else:
+        low = high = part
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise BadReply(f"{label} holds NaN or Inf")
+    if bound is not None and (low < -bound or high > bound):
+        raise BadReply(f"{label} exceeds its bound {bound:g}")
+    if low < least or high > most:
+        came = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        raise BadReply(f"{label} must lie in [{least:g}, {most:g}], got {came}")
+
+
+def _check_rule(entry: Entry[Any], value: Value, held: Mapping[str, Value]) -> None:
+    """Whether the entry's rule is defined for such a value, and its weight for it."""
+    key, rule = entry.key, entry.reduce
+    if rule == "first":
+        return
+    if isinstance(value, str) or (isinstance(value, LabeledImages) and rule != "union"):
+        raise BadReply(f"{key} is a {type(value).__name__}, which has no {rule}")
+    tensors = [t for _, t in _parts(value) if isinstance(t, Tensor)]
+    for tensor in tensors if rule != "union" else ():
+        if rule == "mean" and not tensor.is_floating_point():
+            raise BadReply(f"{key} is {tensor.dtype}: integers have no mean (use max, sum or first)")
+        if tensor.dtype == torch.bool:
+            raise BadReply(f"{key} is {tensor.dtype}, which has no {rule}")
+    if rule == "union" and any(t.ndim == 0 for t in tensors):
+        raise BadReply(f"{key} has no rows to unite")
+    if entry.by is None:
+        return
+    if entry.by.key not in held:
+        raise BadReply(f"{key} is weighted by {entry.by.key}, which is missing")
+    weight = held[entry.by.key]
+    if isinstance(weight, float | int) or (isinstance(weight, Tensor) and weight.ndim == 0):
+        return
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or weight.dtype == torch.bool:
+        raise BadReply(f"{entry.by.key} weighs {key}: it must be a number or a vector of numbers, one a row")
+    if not tensors or any(t.ndim == 0 or len(t) != len(weight) for t in tensors):
+        raise BadReply(f"{entry.by.key} has {len(weight)} weights, but {key} has other rows")
