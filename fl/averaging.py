@@ -168,6 +168,18 @@ class FedAvg(Core):
             addon.digest(server, reply, out)
         return out
 
+    def replied(self, server: Server, reply: Message) -> Predictor:
+        """The model that one client trained, from its reply, in eval mode; for an add-on's `digest`.
+
+        An add-on that asks for it calls `require_replied` in its `check`.
+        """
+        state, update = server.state[self.model], reply[self.update]
+        trained = {n: state[n] + d.to(server.device) for n, d in update.items()}
+        trained |= {n: t.to(server.device) for e in (self.buffers, self.counters) for n, t in reply.get(e, {}).items()}
+        name = next(n for n in self.networks if self.part(update, n))
+        net = self.network_on(server, name, {**self.part(state, name), **self.part(trained, name)})
+        return Predictor(net.eval(), self._outputs(server.task.num_classes))
+
     def receive(self, server: Server, replies: Reduced) -> None:
         """Add the (rescaled) mean update to the model, through the server's step if an add-on has one."""
         old = server.state[self.model]

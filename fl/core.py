@@ -136,6 +136,14 @@ class Core(Method):
         said = [repr(a) for a in self.addons] + [f"{k}={described(v)}" for k, v in given.items()]
         return f"FedAvg({', '.join(said)})"
 
+    def require_replied(self, asking: AddOn) -> None:
+        """Raise ValueError unless replies hold whole models, which an add-on wants to run on the server."""
+        if self.personal or self.buffer_rule == "local":
+            raise ValueError(f"{asking.name} runs the clients' whole models on the server: nothing can be personal")
+        for addon in self.addons:
+            if fills(addon, "normalise"):
+                raise ValueError(f"{asking.name} needs the clients' models, but {addon.name} rescales what they send")
+
     # Who has what.
 
     def entries(self) -> list[Entry[Any]]:

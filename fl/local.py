@@ -142,6 +142,12 @@ class Local:
             params, lr=self.lr, momentum=method.momentum, weight_decay=method.weight_decay, foreach=False
         )
 
+    @property
+    def planned(self) -> int:
+        """The steps of all phases on `data`, where no add-on makes the batches."""
+        passes = -(-len(self.data) // self.method.batch)
+        return sum(p.epochs * passes if p.steps is None else p.steps for p in self.method.phases)
+
     def batches(self, data: LabeledImages, phase: Phase, purpose: str) -> Iterator[Batch]:
         """Shuffled (and augmented) batches of a set for one phase; none of an empty set."""
         if not len(data):

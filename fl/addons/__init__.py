@@ -11,6 +11,7 @@ from fl.addons.fedexp import FedExP
 from fl.addons.fedgen import FedGen
 from fl.addons.fedreg import FedReg
 from fl.addons.finetune import FineTune
+from fl.addons.local_accuracy import LocalAccuracy
 from fl.addons.moon import MOON
 from fl.addons.nova import Nova
 from fl.addons.proximal import Proximal
@@ -40,6 +41,7 @@ __all__ = [
     "FedGen",
     "FedReg",
     "FineTune",
+    "LocalAccuracy",
     "NaiveVHL",
     "Nova",
     "Proximal",

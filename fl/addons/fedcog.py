@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from distillkit import check
 from distillkit.generate import invert
 from distillkit.generate.objective import Divergence
+from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch
 
 if TYPE_CHECKING:
+    from fl.core import Core
     from fl.local import Local, Step
+    from fl.method import Server
+    from fl.task import Task
 
 __all__ = ["FedCOG"]
 
@@ -38,6 +45,12 @@ class FedCOG(AddOn):
     takes a random network). In a multi-label task each generated image is asked to show one lacking class, and the
     distillation is that of each class's yes-or-no answer.
 
+    The other rows are options. Table 5: `steps=0` (1, Gaussian noise), `disagreement=0.0` (2) and `labels="hard"` (3:
+    cross-entropy with what the global model takes an image for, the release's `hard_label`). `targets="uniform"` is the
+    basic strategy of section 4.1, equally many images of all classes (the release's `gen_complement`: two of each).
+    `decoder` puts a generator before the images (appendix A.4). `regenerate` is the release's `double_gen`: after half
+    of the local steps it generates anew, against the model in training.
+
     Deviations. `steps` is the paper's 100 (the release has 500). The images are the best iterates with their own
     logits (the release pairs the last images with logits of others). See `invert` for the disagreement.
 
@@ -49,6 +62,12 @@ class FedCOG(AddOn):
         divergence: "clamped" as released, or "jensen_shannon".
         weight: lambda_kd, or None for the weights by counts. With 0 FedCOG is not installed.
         batch: generated images a step; default: the method's `batch`.
+        labels: "soft" or "hard".
+        targets: "complement" or "uniform".
+        decoder: `decoder((C, H, W), latent)` makes the generator, such as `generate.SmallDecoder`; None: the pixels
+            themselves are free. Adam's betas are then .5 and .999, as released.
+        latent: length of the decoder's latent vectors.
+        regenerate: whether to generate a second time.
     """
 
     start_round: int = 51
@@ -59,6 +78,11 @@ class FedCOG(AddOn):
     divergence: Divergence = "clamped"
     weight: float | None = None
     batch: int | None = None
+    labels: Literal["soft", "hard"] = "soft"
+    targets: Literal["complement", "uniform"] = "complement"
+    decoder: Callable[[tuple[int, int, int], int], nn.Module] | None = None
+    latent: int = 256
+    regenerate: bool = False
     previous = True
 
     def __post_init__(self) -> None:
@@ -72,43 +96,85 @@ class FedCOG(AddOn):
             check.real_number(self.weight, "weight", least=0.0)
         if self.batch is not None:
             check.positive_int(self.batch, "batch")
+        check.one_of(self.labels, "labels", ("soft", "hard"))
+        check.one_of(self.targets, "targets", ("complement", "uniform"))
+        if self.decoder is not None and not callable(self.decoder):
+            raise TypeError(f"decoder must be called with a shape and a length, got {type(self.decoder).__name__}")
+        if check.positive_int(self.latent, "latent") != 256 and self.decoder is None:
+            raise ValueError(f"latent={self.latent} belongs to a decoder, but there is none")
+        if not isinstance(self.regenerate, bool):
+            raise TypeError(f"regenerate must be True or False, got {type(self.regenerate).__name__}")
 
     @property
     def off(self) -> bool:
         """No distillation."""
         return self.weight == 0
 
+    def check(self, method: Core) -> None:
+        """Half of the steps must be known beforehand."""
+        filling = method.slot("batches")
+        if self.regenerate and filling is not None:
+            raise ValueError(f"FedCOG(regenerate=True) cannot tell half of the steps: {filling.name} makes the batches")
+
+    def start(self, server: Server) -> None:
+        """Uniform targets need an image for every class."""
+        if self.targets == "uniform" and self.images < server.task.num_classes:
+            raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
+
     def data(self, local: Local) -> Iterator[Batch] | None:
         """Generate what the set that is trained on lacks (section 4.1)."""
         if local.round < self.start_round:
             return None
         counts = local.task.counts(local.data.labels).cpu()
-        targets = local.task.complement(counts, self.images)
-        if not len(targets):
+        full = len(counts) * float(counts.max())
+        share = float(counts.sum()) / full if full else 1.0
+        targets = self._targets(local.task, counts)
+        if not len(targets) or (share == 1 and self.weight is None):
             local.client.notes["FedCOG.balanced"] = 1
             return None
         if local.previous is None:
             local.client.notes["FedCOG.first"] = 1
-        generated = invert(
-            local.at(local.start),
-            targets,
-            shape=local.data.shape,
-            student=None if local.previous is None else local.at(local.previous),
-            steps=self.steps,
-            lr=self.lr,
-            disagreement=self.disagreement,
-            divergence=self.divergence,
-            normalization=local.data.normalization,
-            generator=local.generator(self, "generate"),
-        )
-        share = float(counts.sum()) / (len(counts) * float(counts.max()))
         local.of(self)["weight"] = 1 - share if self.weight is None else self.weight
         local.weight *= share if self.weight is None else 1.0
-        return local.stream(self, generated, batch=self.batch)
+        student = None if local.previous is None else local.at(local.previous)
+        return self._batches(local, targets, self._generated(local, targets, student, "generate"))
+
+    def _targets(self, task: Task, counts: Tensor) -> Tensor:
+        if self.targets == "complement":
+            return task.complement(counts, self.images)
+        labels = torch.arange(task.num_classes).repeat_interleave(self.images // task.num_classes)
+        return labels if task.single_label else F.one_hot(labels, task.num_classes).float()
+
+    def _generated(self, local: Local, targets: Tensor, student: nn.Module | None, purpose: str) -> LabeledImages:
+        shape, options = local.data.shape, dict[str, Any]()
+        if self.decoder is not None:
+            options = {
+                "decoder": partial(self.decoder, shape, self.latent),
+                "latent": self.latent,
+                "betas": (0.5, 0.999),
+            }
+        return invert(
+            local.at(local.start), targets, shape=shape, student=student, steps=self.steps, lr=self.lr,
+            disagreement=self.disagreement, divergence=self.divergence, normalization=local.data.normalization,
+            generator=local.generator(self, purpose), **options,
+        )  # fmt: skip
+
+    def _batches(self, local: Local, targets: Tensor, generated: LabeledImages) -> Iterator[Batch]:
+        stream = local.stream(self, generated, batch=self.batch)
+        half = local.planned // 2 if self.regenerate else None
+        while True:
+            if local.steps == half:
+                again = self._generated(local, targets, local.at(local.trained()), "generate again")
+                stream = local.stream(self, again, batch=self.batch)
+            yield next(stream)
 
     def loss(self, step: Step) -> Tensor | None:
-        """Distillation from the stored logits (section 4.2)."""
+        """Distillation from the stored logits (section 4.2), or what they say as labels."""
         if self.name not in step.own:
             return None
-        logits = step.of(self).columns["logits"]
-        return step.local.of(self)["weight"] * step.local.task.distill(step.out(self).logits, logits)
+        task, logits, said = step.local.task, step.of(self).columns["logits"], step.out(self).logits
+        if self.labels == "soft":
+            distance = task.distill(said, logits)
+        else:
+            distance = task.loss(said, logits.argmax(1) if task.single_label else (logits > 0)[:, : task.num_classes])
+        return step.local.of(self)["weight"] * distance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor
@@ -101,11 +101,8 @@ class FedDF(AddOn):
 
     def check(self, method: Core) -> None:
         """The server must be able to run every client's model."""
-        if method.personal:
-            raise ValueError("FedDF runs the clients' whole models on the server: nothing can be personal")
+        method.require_replied(self)
         for addon in method.addons:
-            if fills(addon, "normalise"):
-                raise ValueError(f"FedDF needs the clients' models, but {addon.name} rescales what they send")
             if self.rate < 1 and any(fills(addon, slot) for slot in ("rescale", "server_step", "tested")):
                 raise ValueError(f"{addon.name} follows the average in every round: FedDF(rate=1)")
 
@@ -123,14 +120,7 @@ class FedDF(AddOn):
 
     def digest(self, server: Server, reply: Message, out: Message) -> None:
         """f(x_k): one client's logits on the proxy images."""
-        method, state = server.method, server.state[FedAvg.model]
-        update = reply[FedAvg.update]
-        trained = {n: state[n] + d.to(server.device) for n, d in update.items()}
-        trained |= {
-            n: t.to(server.device) for e in (FedAvg.buffers, FedAvg.counters) for n, t in reply.get(e, {}).items()
-        }
-        name = next(n for n in method.networks if method.part(update, n))
-        net = method.network_on(server, name, {**method.part(state, name), **method.part(trained, name)}).eval()
+        net = cast(FedAvg, server.method).replied(server, reply).network
         images = server.data["proxy"].images.to(server.device)
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 

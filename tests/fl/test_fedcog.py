@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit import LabeledImages
-from distillkit.generate import invert
+from distillkit.generate import SmallDecoder, invert
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
 from fl.addon import AddOn
 from fl.addons import MOON, VHL, FedCOG, Proximal, Scaffold, ServerMomentum
+from fl.local import Phase
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation
 from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, toy, trained
@@ -94,6 +96,115 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
         assert {"accuracy", "loss"} <= set(run.rows[0])
 
 
+@pytest.mark.golden("FedCOG")
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"labels": "hard"},
+        {"targets": "uniform"},
+        {"targets": "uniform", "weight": 0.4},
+        {"decoder": SmallDecoder, "latent": 5},
+        {"regenerate": True},
+        {"steps": 0},
+    ],
+    ids=lambda o: "-".join(o),
+)
+def test_the_other_rows_follow_the_release(multi: bool, options: dict[str, Any]) -> None:
+    """Two skewed clients; round 1 plain, round 2 with images (released lines in brackets).
+
+    Hard: the labels are the teacher's argmax (generate_image.py, 146-147). Uniform: every class equally often, the
+    weights still by counts (generate_image.py, 74-79; fedcog.py, 24-25). Decoder: betas .5 and .999
+    (generate_image.py, 86-91). Regenerated: at step int(n / 2), against the net in training (fedcog.py, 52-55).
+    """
+    clients = [toy(len(labels), k, labels=labels) for k, labels in enumerate(SKEWED)]
+    shares = [4 / 9, 7 / 18]
+    targets = [torch.tensor([1] * 4 + [2] * 7), torch.tensor([0] * 6 + [2] * 5)]
+    if options.get("targets") == "uniform":
+        targets = [torch.arange(3).repeat_interleave(4)] * 2
+    weights = [(1.0, options["weight"])] * 2 if "weight" in options else [(s, 1 - s) for s in shares]
+    if multi:
+        clients = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in clients]
+        targets = [F.one_hot(t, 3).float() for t in targets]
+    start, task = beginning(3), MultiLabel(3) if multi else None
+    how: dict[str, Any] = {**FEW, "disagreement": 20.0, "divergence": "jensen_shannon", **options}
+    method = FedAvg(FedCOG(**how, batch=12), network=Small, initial=start, lr=0.3, batch=20, steps=7)
+    run = simulate(method, clients, rounds=2, task=task, progress=False)
+
+    def objective(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, labels) if multi else F.cross_entropy(logits, labels)
+
+    def from_teacher(student: Tensor, teacher: Tensor) -> Tensor:
+        if options.get("labels") == "hard":
+            return objective(student, (teacher > 0).float() if multi else teacher.argmax(1))
+        if multi:
+            p, q = teacher.sigmoid(), student.sigmoid()
+            return (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
+        return (teacher.softmax(1) * (teacher.log_softmax(1) - student.log_softmax(1))).sum(1).mean()
+
+    net = Small(3)
+    net.load_state_dict(start)
+    nets = [trained(net, lambda m, d=d: objective(m(d.images), d.labels), 7, 0.3) for d in clients]
+    previous = nets
+    net.load_state_dict(averaged(nets, [4, 7]))
+    teacher, nets = copy.deepcopy(net), []
+    for k, data in enumerate(clients):
+
+        def generate(student: Any, purpose: str, k: int = k) -> LabeledImages:
+            more: dict[str, Any] = {}
+            if "decoder" in options:
+                more = {"decoder": lambda: SmallDecoder((1, 2, 2), 5), "latent": 5, "betas": (0.5, 0.999)}
+            return invert(
+                teacher, targets[k], shape=(1, 2, 2), student=student, steps=how["steps"], lr=0.1, disagreement=20.0,
+                divergence="jensen_shannon", generator=derive(0, 2, k, "FedCOG", purpose), **more,
+            )  # fmt: skip
+
+        def on(made: LabeledImages, data: Any = data, k: int = k) -> Any:
+            def loss(model: Any) -> Tensor:
+                taught = from_teacher(model(made.images), made.columns["logits"])
+                return weights[k][0] * objective(model(data.images), data.labels) + weights[k][1] * taught
+
+            return loss
+
+        first = on(generate(previous[k], "generate"))
+        if options.get("regenerate"):
+            halfway = trained(net, first, 3, 0.3)
+            nets.append(trained(halfway, on(generate(halfway, "generate again")), 4, 0.3))
+        else:
+            nets.append(trained(net, first, 7, 0.3))
+    assert_close(run.server.state[FedAvg.model], averaged(nets, [4, 7]))
+
+
+def test_uniform_targets_serve_a_balanced_client_if_the_weight_is_given() -> None:
+    balanced = [toy(6, k, labels=[0, 1, 2, 0, 1, 2]) for k in range(3)]
+    plain = played(clients=balanced, network=Small)
+    by_counts = played(FedCOG(**FEW, targets="uniform"), clients=balanced, network=Small)
+    assert_same(plain, by_counts)
+    assert by_counts.rows[-1]["noted"] == {"FedCOG.balanced": 3}
+    given = played(FedCOG(**FEW, targets="uniform", weight=1.0), clients=balanced, network=Small)
+    assert "noted" not in given.rows[-1]
+    nothing = [c.replace(labels=torch.zeros(6, 3)) for c in balanced]
+    run = simulate(FedAvg(FedCOG(**FEW), network=Small), nothing, rounds=2, task=MultiLabel(3), progress=False)
+    assert run.rows[-1]["noted"] == {"FedCOG.balanced": 3}
+
+
+@pytest.mark.parametrize("phases", [[Phase(epochs=2), Phase(steps=3, train="classifier.*")], [Phase(steps=1)]])
+def test_half_of_the_steps_are_those_of_all_phases(phases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 images in batches of 2: 2 x 3 + 3 = 9 steps, half after 4; of one step the half is 0, as int(1 / 2) is."""
+    at: list[int] = []
+
+    def generate(self: Any, local: Any, targets: Any, student: Any, purpose: str) -> Any:
+        at.append(local.steps if purpose == "generate again" else -1)
+        return original(self, local, targets, student, purpose)
+
+    original = FedCOG._generated
+    monkeypatch.setattr(FedCOG, "_generated", generate)
+    client = toy(5, 0, labels=[0, 0, 0, 1, 1])
+    options: dict[str, Any] = {"clients": [client], "network": Small, "batch": 2, "phases": phases, "rounds": 2}
+    played(FedCOG(**FEW, regenerate=True), **options)
+    assert at == [-1, 4 if len(phases) == 2 else 0]
+
+
 def test_nothing_happens_before_the_start_round_or_with_balanced_classes() -> None:
     assert_same(played(FedCOG(start_round=4)), played())
     balanced = [toy(6, k, labels=[0, 1, 2, 0, 1, 2]) for k in range(3)]
@@ -158,7 +269,9 @@ def test_a_multi_label_run_has_the_benchmarks_metrics() -> None:
 
 
 def test_the_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [FedCOG(**FEW), Scaffold()], tmp_path)
+    more: dict[str, Any] = {"decoder": SmallDecoder, "regenerate": True, "labels": "hard", "targets": "uniform"}
+    assert_lawful(lambda: [FedCOG(**FEW), Scaffold()], tmp_path / "plain")
+    assert_lawful(lambda: [FedCOG(**FEW, **more)], tmp_path / "more")
 
 
 def test_clients_of_one_class_or_one_image() -> None:
@@ -170,8 +283,21 @@ def test_clients_of_one_class_or_one_image() -> None:
 def test_refusals() -> None:
     bad: list[dict[str, Any]] = [
         {"start_round": 0}, {"images": 0}, {"steps": -1}, {"lr": 0.0}, {"disagreement": -1.0}, {"divergence": "kl"},
-        {"weight": -1.0}, {"batch": 0},
+        {"weight": -1.0}, {"batch": 0}, {"labels": "both"}, {"targets": "random"}, {"latent": 0}, {"latent": 64},
     ]  # fmt: skip
     for options in bad:
         with pytest.raises(ValueError, match=next(iter(options))):
             FedCOG(**options)
+    with pytest.raises(TypeError, match="decoder must be called with a shape and a length"):
+        FedCOG(decoder="small")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="regenerate must be True or False"):
+        FedCOG(regenerate=2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="targets='uniform' needs images >= 3 classes, got 2"):
+        played(FedCOG(images=2, targets="uniform"))
+
+    class Makes(AddOn):
+        def batches(self, local: Any, data: Any, phase: Any) -> Any:
+            return iter(())
+
+    with pytest.raises(ValueError, match="cannot tell half of the steps: Makes makes the batches"):
+        FedAvg(FedCOG(regenerate=True), Makes(), network=Tiny)

@@ -1,0 +1,70 @@
+"""Local models on a common set before aggregation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit import Normalization
+from fl import FedAvg, simulate
+from fl.addon import AddOn
+from fl.addons import LocalAccuracy, NaiveVHL, Nova, ServerMomentum
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+
+TEST = images(40, 77)
+
+
+def play(*addons: AddOn, rounds: int = 3, data: Any = None, **options: Any) -> Any:
+    method = FedAvg(
+        *addons, **{"network": lambda k: Tiny(k, norm=True), "lr": 0.1, "momentum": 0.5, "batch": 6, **options}
+    )
+    return simulate(
+        method, federation(), rounds=rounds, participation=3, server_data=data or {"test": TEST}, seed=5, progress=False
+    )
+
+
+@pytest.mark.parametrize("beside", [(), (NaiveVHL(classes=3, per_class=4, options={"width": 8}), ServerMomentum(0.5))])
+def test_it_is_the_accuracy_of_every_trained_model_batch_statistics_included(beside: tuple[AddOn, ...]) -> None:
+    trained: dict[tuple[int, int], Any] = {}
+
+    class Peek(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            trained[local.round, local.client.id] = local.at(local.trained())
+
+    run = play(LocalAccuracy(), Peek(), *beside)
+    for row in run.rows:
+        nets = [trained[row["round"], k] for k in row["drawn"]]
+        want = torch.tensor([float((n(TEST.images)[:, :3].argmax(1) == TEST.labels).double().mean()) for n in nets])
+        found = row["accuracy_locals"]
+        assert found["clients"] == 3
+        assert found["mean"] == pytest.approx(float(want.mean()))
+        assert found["std"] == pytest.approx(float(want.std(correction=0)), abs=1e-6)
+        assert found["worst10"] == pytest.approx(float(want.min()))
+
+
+def test_the_run_is_that_without_it_and_nothing_more_is_sent(tmp_path: Path) -> None:
+    plain, watched = play(), play(LocalAccuracy(every=2))
+    assert_same(plain, watched)
+    assert [(r["up"], r["down"]) for r in plain.rows] == [(r["up"], r["down"]) for r in watched.rows]
+    assert ["accuracy_locals" in row for row in watched.rows] == [False, True, False]
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="every"):
+        LocalAccuracy(every=0)
+    with pytest.raises(TypeError, match="on must be the name"):
+        LocalAccuracy(on=TEST)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="LocalAccuracy needs the clients' models, but Nova rescales"):
+        FedAvg(LocalAccuracy(), Nova(), network=Tiny)
+    for keeps in ({"personal": "classifier.*"}, {"buffers": "local"}):
+        with pytest.raises(ValueError, match="nothing can be personal"):
+            play(LocalAccuracy(), **keeps)
+    with pytest.raises(ValueError, match="server_data={'test'"):
+        play(LocalAccuracy(), data={"other": TEST})
+    for wrong in (TEST.replace(normalization=Normalization((0.5,), (0.5,))), images(0, 1)):
+        with pytest.raises(ValueError, match="must hold images in the clients' space"):
+            play(LocalAccuracy(), data={"test": wrong})
