@@ -1,0 +1,147 @@
+"""LiRA: is the target's score of a record likelier under models that were trained with the record, or without?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attacks.membership._inputs import checked_scores
+from distillkit import check
+
+__all__ = ["VARIANCES", "lira"]
+
+Variance = Literal["pooled", "example", "conjugate"]
+VARIANCES = get_args(Variance)
+"""How the spread of a record's scores over shadow models is estimated; see `lira`."""
+
+
+def lira(
+    target: Tensor, inside: Tensor, shadows: Tensor, *, online: bool = False, variance: Variance = "pooled"
+) -> Tensor:
+    """The likelihood-ratio attack (Carlini et al., "Membership inference attacks from first principles", S&P 2022).
+
+    Shadow models are trained as the target was, each on a random half of the candidates. For every record a
+    distribution is fitted to the scores of the shadows that were trained without it (and, online, to those trained with
+    it).
+
+    * Offline (section VI.C): the log odds of the *one-sided* tail, P(score of a model without the record < the
+      target's). Members score higher, so only a high score speaks for membership; the two-sided density that several
+      public versions take instead calls surprisingly low scores members too.
+    * Online (Algorithm 1): the log density with the record minus the log density without it.
+
+    Against models that hide their members well, online does worse than offline: the sign of the difference is noise
+    there. Run both, and say that you did (`attacks.bonferroni`).
+
+    Args:
+        target: the target model's scores [n], best `stable_logit`s, which are nearly Gaussian.
+        inside: bool [S, n], whether shadow s was trained on record i. Random halves, the same sizes for every record.
+        shadows: their scores [S, n].
+        online: as above.
+        variance: of each record's scores, around that record's own mean:
+            `"pooled"`: one number for all records (the paper's choice below 64 shadows, there called fixed variance);
+            `"example"`: each record's own; `"conjugate"`: each record's own, drawn towards the pooled one as far as the
+            records agree (an inverse-gamma prior fitted to them by moments; Smyth, "Linear models and empirical Bayes
+            methods", 2004), and a Student t in place of the Gaussian for what remains unknown.
+
+    Returns:
+        Float64 [n], higher for members; comparable between records.
+
+    Raises:
+        TypeError, ValueError: shapes that do not fit, scores that are not finite, or records with too few shadows
+            without them (or with them, online): one for a mean, two for a spread of their own.
+    """
+    check.one_of(variance, "variance", VARIANCES)
+    target, inside, shadows = checked_scores(target, inside, shadows)
+    without = _Fit(~inside, shadows, variance, "without")
+    if not online:
+        return without.log_odds(target)
+    return _Fit(inside, shadows, variance, "with").log_density(target) - without.log_density(target)
+
+
+class _Fit:
+    """For every record a location, a scale and degrees of freedom (infinite: a Gaussian)."""
+
+    def __init__(self, chosen: Tensor, shadows: Tensor, variance: Variance, what: str) -> None:
+        count = chosen.sum(0).double()
+        least = 1 if variance == "pooled" else 2
+        few = int((count < least).sum())
+        if few or not bool((count > 1).any()):
+            raise ValueError(
+                f"shadows must have at least {least} trained {what} every record (and 2 for some), but {few} records "
+                "have fewer; train more shadows, or take variance='pooled', which needs fewest"
+            )
+        self.mean = (shadows * chosen).sum(0) / count
+        squares = ((shadows - self.mean).square() * chosen).sum(0)
+        pooled = squares.sum() / (count - 1).clamp_min(0).sum()
+        self.freedom = torch.full_like(self.mean, math.inf)
+        own = squares / (count - 1).clamp_min(1)
+        if variance == "pooled":
+            own = pooled.expand_as(own)
+        elif variance == "conjugate":
+            prior, at = _prior(own, count - 1, pooled)
+            if math.isinf(prior):
+                own = at.expand_as(own)
+            else:
+                self.freedom = prior + count - 1
+                own = (prior * at + squares) / self.freedom
+            own = own * (1 + 1 / count)
+        if not bool((own > 0).all()):
+            raise ValueError(
+                f"shadows trained {what} a record must not all give the same score, as they do for "
+                f"{int((own <= 0).sum())} records; take scores that do not saturate, or variance='pooled'"
+            )
+        self.scale = own.sqrt()
+
+    def log_density(self, target: Tensor) -> Tensor:
+        z, f = (target - self.mean) / self.scale, self.freedom
+        gaussian = -0.5 * z.square() - 0.5 * math.log(2 * math.pi)
+        finite = torch.where(f.isinf(), 1.0, f)
+        student = (
+            torch.lgamma((finite + 1) / 2) - torch.lgamma(finite / 2) - 0.5 * (finite * math.pi).log()
+            - (finite + 1) / 2 * torch.log1p(z.square() / finite)
+        )  # fmt: skip
+        return torch.where(f.isinf(), gaussian, student) - self.scale.log()
+
+    def log_odds(self, target: Tensor) -> Tensor:
+        """log P(below) - log P(above): no tail is rounded to 0."""
+        z, f = (target - self.mean) / self.scale, self.freedom
+        gaussian = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
+        return torch.where(f.isinf(), gaussian, _student_log_odds(z, f))
+
+
+def _student_log_odds(z: Tensor, freedom: Tensor) -> Tensor:
+    from scipy.stats import t
+
+    z_, f = z.cpu().numpy(), torch.where(freedom.isinf(), 1.0, freedom).cpu().numpy()
+    found: Any = t.logcdf(z_, f) - t.logsf(z_, f)
+    return torch.from_numpy(found).to(z)
+
+
+def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]:
+    """Degrees of freedom and variance of the inverse-gamma prior, by moments of log variances (Smyth, section 6.2).
+
+    Where the records' variances differ no more than their sampling explains, the prior is the pooled variance, surely.
+    """
+    half = freedom / 2
+    usable = own > 0
+    if not bool(usable.any()):
+        return math.inf, pooled
+    logs = own[usable].log() - torch.special.digamma(half[usable]) + half[usable].log()
+    excess = logs.var() - torch.special.polygamma(1, half[usable]).mean() if len(logs) > 1 else torch.zeros(())
+    if not bool(excess > 0):
+        return math.inf, pooled
+    prior = 2 * _trigamma_inverse(float(excess))
+    return prior, (logs.mean() + torch.special.digamma(logs.new_tensor(prior / 2)) - math.log(prior / 2)).exp()
+
+
+def _trigamma_inverse(value: float) -> float:
+    """The positive x whose trigamma is `value`, by bisection on its logarithm (trigamma falls)."""
+    low, high = -30.0, 30.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = torch.special.polygamma(1, torch.tensor(math.exp(middle), dtype=torch.float64)) > value
+        low, high = (middle, high) if above else (low, middle)
+    return math.exp(high)

@@ -1,0 +1,64 @@
+"""The attack on a published set itself: is one of its images much closer to a record than all others are?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+
+__all__ = ["nearest"]
+
+_CHUNK = 1024
+
+
+def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, own: Tensor | None = None) -> Tensor:
+    """1 - d1 / d2 for each candidate, with its distances to the nearest and the second nearest published image.
+
+    No model, no shadows: a set that was learned from real images often still lies beside the records it started from,
+    and then one image is far closer to the record than any other. Try it on every set, and on every image that a server
+    saw.
+
+    Args:
+        images: the published or intercepted images [M, C, H, W], at least two (a class, with labels).
+        candidates: records that may have been used [n, C, H, W], in the same space.
+        labels: class indices int [M] of the images. With `own`, only images of a candidate's class are compared.
+        own: class indices int [n] of the candidates; given together with `labels`.
+
+    Returns:
+        Float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for one that lies evenly between two; 0 where
+        both distances are 0.
+
+    Raises:
+        TypeError, ValueError: shapes that do not fit, values that are not finite, or a candidate of a class with fewer
+            than two images.
+    """
+    images = check.batch_of_images(images, "images").detach().double().flatten(1)
+    shape = candidates.shape[1:] if isinstance(candidates, Tensor) else None
+    candidates = check.batch_of_images(candidates, "candidates").detach().double().flatten(1).to(images.device)
+    if candidates.shape[1] != images.shape[1]:
+        raise ValueError(
+            f"candidates must have the images' shape, got {list(shape or ())} values an image beside {images.shape[1]}"
+        )
+    if (labels is None) != (own is None):
+        raise ValueError("labels and own must be given together, or neither")
+    if labels is not None and own is not None:
+        labels = check.class_labels(labels, len(images), None, "labels").to(images.device)
+        own = check.class_labels(own, len(candidates), None, "own").to(images.device)
+    if len(images) < 2:
+        raise ValueError(f"images must be at least 2, got {len(images)}: the second nearest says what is usual")
+    found = []
+    for start in range(0, len(candidates), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        # Not by inner products: these lose the small distances that matter here.
+        distances = torch.cdist(candidates[part], images, compute_mode="donot_use_mm_for_euclid_dist")
+        if labels is not None and own is not None:
+            distances = distances.masked_fill(own[part, None] != labels, torch.inf)
+        found.append(distances.topk(2, largest=False).values)
+    first, second = torch.cat(found).unbind(1)
+    if bool(second.isinf().any()):
+        raise ValueError(
+            f"images must hold at least 2 of every candidate's class, but {int(second.isinf().sum())} candidates have "
+            "fewer; leave labels and own out to compare with all"
+        )
+    return torch.where(second > 0, 1 - first / second, 0.0)

@@ -1,0 +1,264 @@
+"""LiRA, RMIA and `nearest` against their papers' formulas, worked out here record by record with NumPy and SciPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import digamma, polygamma
+from scipy.stats import norm
+from scipy.stats import t as student
+
+from attacks import roc
+from attacks.membership import VARIANCES, lira, loss, margin, nearest, rmia, stable_logit
+from distillkit.rng import derive
+
+
+def shadows_of(seed: int, records: int = 30, count: int = 12, effect: float = 1.0) -> dict[str, torch.Tensor]:
+    """Scores with a mean and a spread of their own for each record; those of models trained on it are higher."""
+    g = derive(seed)
+    order = torch.rand(count + 1, records, generator=g)
+    inside = order < order.median(0).values
+    means, spreads = torch.randn(records, generator=g), 0.5 + torch.rand(records, generator=g)
+    scores = means + spreads * torch.randn(count + 1, records, generator=g) + effect * inside
+    z = torch.randn(count + 1, 40, generator=g)
+    return {
+        "member": inside[0], "target": scores[0].double(), "inside": inside[1:], "shadows": scores[1:].double(),
+        "z_target": z[0].double(), "z_shadows": z[1:].double(),
+    }  # fmt: skip
+
+
+def of_lira(s: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return s["target"], s["inside"], s["shadows"]
+
+
+# Scores.
+
+
+@given(st.integers(2, 6), st.integers(0, 10_000))
+def test_scores_are_their_formulas(classes: int, seed: int) -> None:
+    logits = 3 * torch.randn(5, classes, generator=derive(seed), dtype=torch.float64)
+    labels = torch.randint(classes, (5,), generator=derive(seed, 1))
+    p = logits.softmax(1)[torch.arange(5), labels]
+    assert torch.allclose(loss(logits, labels), p.log())
+    assert torch.allclose(stable_logit(logits, labels), (p / (1 - p)).log())
+    rest = [max(v for j, v in enumerate(row) if j != y) for row, y in zip(logits.tolist(), labels.tolist())]
+    own = logits[torch.arange(5), labels]
+    assert torch.allclose(margin(logits, labels), own - torch.tensor(rest, dtype=torch.float64))
+    assert torch.allclose(-torch.nn.functional.softplus(-stable_logit(logits, labels)), loss(logits, labels))
+
+
+def test_confident_records_do_not_tie() -> None:
+    """In float32 both have p = 1; their stable logits differ by the 5 that their logits do."""
+    logits = torch.tensor([[60.0, 0.0], [65.0, 0.0]])
+    found = stable_logit(logits, torch.tensor([0, 0]))
+    assert found.tolist() == [60.0, 65.0]
+    assert logits.softmax(1)[:, 0].tolist() == [1.0, 1.0]
+
+
+# LiRA.
+
+
+def test_lira_offline_is_the_one_sided_tail_of_the_paper() -> None:
+    """Section VI.C: 1 - Pr[Z > score], Z Gaussian as fitted to models without the record; we return its log odds."""
+    s = shadows_of(1)
+    for variance in ("example", "pooled"):
+        found = lira(*of_lira(s), variance=variance)
+        squares, freedom = 0.0, 0
+        for i in range(30):
+            out = s["shadows"][:, i][~s["inside"][:, i]].numpy()
+            squares, freedom = squares + ((out - out.mean()) ** 2).sum(), freedom + len(out) - 1
+        for i in range(30):
+            out = s["shadows"][:, i][~s["inside"][:, i]].numpy()
+            deviation = out.std(ddof=1) if variance == "example" else math.sqrt(squares / freedom)
+            tail = norm.cdf(float(s["target"][i]), out.mean(), deviation)
+            assert float(found[i]) == pytest.approx(math.log(tail / (1 - tail)), rel=1e-9)
+
+
+def test_lira_online_is_algorithm_1() -> None:
+    s = shadows_of(2)
+    found = lira(*of_lira(s), online=True, variance="example")
+    for i in range(30):
+        chosen = s["inside"][:, i]
+        with_, without = s["shadows"][:, i][chosen].numpy(), s["shadows"][:, i][~chosen].numpy()
+        ratio = norm.logpdf(float(s["target"][i]), with_.mean(), with_.std(ddof=1))
+        ratio -= norm.logpdf(float(s["target"][i]), without.mean(), without.std(ddof=1))
+        assert float(found[i]) == pytest.approx(ratio, rel=1e-9)
+
+
+@pytest.mark.parametrize("online", [False, True])
+def test_lira_conjugate_is_smyths_moderated_variance(online: bool) -> None:
+    """Smyth 2004: prior degrees of freedom and variance from the mean and variance of log variances (section 6.2), the
+    posterior variance (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of freedom (section 3)."""
+    s = shadows_of(3, records=400, count=16)
+
+    def fitted(chosen: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        columns = [s["shadows"][:, i][chosen[:, i]].numpy() for i in range(400)]
+        n = np.array([len(c) for c in columns], dtype=float)
+        mean, own = np.array([c.mean() for c in columns]), np.array([c.var(ddof=1) for c in columns])
+        d = n - 1
+        e = np.log(own) - digamma(d / 2) + np.log(d / 2)
+        wanted = e.var(ddof=1) - polygamma(1, d / 2).mean()
+        grid = np.geomspace(1e-3, 1e4, 2_000_001)
+        d0 = 2 * grid[np.abs(polygamma(1, grid) - wanted).argmin()]
+        s0 = math.exp(e.mean() + digamma(d0 / 2) - math.log(d0 / 2))
+        return mean, np.sqrt((d0 * s0 + d * own) / (d0 + d) * (1 + 1 / n)), d0 + d
+
+    mean, scale, freedom = fitted(~s["inside"])
+    target = s["target"].numpy()
+    if online:
+        mean_in, scale_in, freedom_in = fitted(s["inside"])
+        wanted = student.logpdf(target, freedom_in, mean_in, scale_in) - student.logpdf(target, freedom, mean, scale)
+    else:
+        wanted = student.logcdf(target, freedom, mean, scale) - student.logsf(target, freedom, mean, scale)
+    assert np.allclose(lira(*of_lira(s), online=online, variance="conjugate"), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_equal_spreads_make_the_conjugate_prior_certain() -> None:
+    """Spreads that differ by chance alone: the variance is the pooled one, but for the uncertain mean's 1 + 1/n."""
+    g = derive(4)
+    inside = torch.arange(12)[:, None].expand(12, 50) < 6
+    base = torch.randn(12, 1, generator=g, dtype=torch.float64)
+    shadows, target = base + torch.arange(50), torch.arange(50).double()
+    found = lira(target, inside, shadows, variance="conjugate")
+    out = base[6:, 0].numpy()
+    z = -out.mean() / math.sqrt(out.var(ddof=1) * (1 + 1 / 6))
+    assert torch.allclose(found, torch.full((50,), float(norm.logcdf(z) - norm.logsf(z)), dtype=torch.float64))
+
+
+@given(st.sampled_from(VARIANCES), st.booleans(), st.floats(-5, 5), st.floats(0.1, 10))
+def test_scores_do_not_depend_on_their_unit(variance: Any, online: bool, shift: float, factor: float) -> None:
+    s = shadows_of(5)
+    once = lira(*of_lira(s), online=online, variance=variance)
+    again = lira(
+        shift + factor * s["target"], s["inside"], shift + factor * s["shadows"], online=online, variance=variance
+    )
+    assert torch.allclose(once, again, rtol=1e-5, atol=1e-6)
+
+
+def test_offline_is_one_sided_and_beats_the_two_sided_density() -> None:
+    s = shadows_of(6, records=2000, count=16, effect=0.7)
+    ours = roc(lira(*of_lira(s)), s["member"]).auc
+    out = ~s["inside"]
+    mean = (s["shadows"] * out).sum(0) / out.sum(0)
+    assert ours > roc((s["target"] - mean).abs(), s["member"]).auc + 0.04
+    low = s["target"].clone()
+    low[0] = mean[0] - 100
+    assert lira(low, s["inside"], s["shadows"])[0] == lira(low, s["inside"], s["shadows"]).min()
+
+
+def test_a_hundred_deviations_are_told_from_two_hundred() -> None:
+    s = shadows_of(7)
+    far = [lira(s["target"] + shift, s["inside"], s["shadows"])[0] for shift in (100.0, 200.0)]
+    assert far[1] > far[0]
+
+
+# RMIA.
+
+
+@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+def test_rmia_counts_the_population_it_beats(online: bool, gamma: float) -> None:
+    s, a = shadows_of(8), 0.3
+    found = rmia(**{k: v for k, v in s.items() if k != "member"}, online=online, a=a, gamma=gamma)
+    p = {k: 1 / (1 + np.exp(-s[k].numpy())) for k in ("target", "shadows", "z_target", "z_shadows")}
+    for i in range(30):
+        without = p["shadows"][~s["inside"][:, i].numpy(), i].mean()
+        usual = ((1 + a) * without + 1 - a) / 2
+        z_usual = ((1 + a) * p["z_shadows"].mean(0) + 1 - a) / 2
+        if online:
+            usual = (p["shadows"][s["inside"][:, i].numpy(), i].mean() + without) / 2
+            z_usual = p["z_shadows"].mean(0)
+        ratios = (p["target"][i] / usual) / (p["z_target"] / z_usual)
+        assert float(found[i]) == pytest.approx((ratios >= gamma).mean(), abs=1e-12)
+
+
+def test_rmia_works_with_one_shadow_and_gamma_keeps_the_order() -> None:
+    s = shadows_of(9, records=200, count=1)
+    s["inside"][:] = False
+    rest = {k: v for k, v in s.items() if k != "member"}
+    one, two = rmia(**rest), rmia(**rest, gamma=1.5)
+    assert len(one.unique()) > 10
+    assert bool(((one[:, None] <= one) | (two[:, None] >= two)).all())
+
+
+# The set itself.
+
+
+def test_nearest_finds_what_a_set_started_from() -> None:
+    g = derive(10)
+    records = torch.rand(200, 1, 4, 4, generator=g)
+    images = records[:50] + 0.02 * torch.randn(50, 1, 4, 4, generator=g)
+    scores = nearest(images, records)
+    assert roc(scores, torch.arange(200) < 50).auc == 1.0
+    assert nearest(records[:50], records[:50]).tolist() == [1.0] * 50
+
+
+def test_nearest_is_one_minus_the_ratio_of_distances() -> None:
+    images = torch.tensor([0.0, 1.0, 10.0]).view(3, 1, 1, 1)
+    candidates = torch.tensor([0.25, 0.5, 9.0]).view(3, 1, 1, 1)
+    assert nearest(images, candidates).tolist() == pytest.approx([1 - 0.25 / 0.75, 0.0, 1 - 1 / 8])
+    found = nearest(images, candidates[2:], torch.tensor([0, 0, 1]), torch.tensor([0]))
+    assert found.tolist() == pytest.approx([1 - 8 / 9])
+    assert nearest(torch.zeros(2, 1, 1, 1), torch.zeros(1, 1, 1, 1)).tolist() == [0.0]
+
+
+def test_many_candidates_are_compared_in_parts() -> None:
+    g = derive(11)
+    images, records = torch.rand(7, 1, 3, 3, generator=g), torch.rand(2500, 1, 3, 3, generator=g)
+    whole = nearest(images, records)
+    assert torch.equal(whole[2100:2200], nearest(images, records[2100:2200]))
+
+
+# Refusals.
+
+
+def refusals() -> list[tuple[Any, str]]:
+    s = shadows_of(12)
+    target, inside, shadows = of_lira(s)
+    all_in = torch.ones_like(inside)
+    z = {"z_target": s["z_target"], "z_shadows": s["z_shadows"]}
+    one = torch.rand(1, 1, 2, 2)
+    return [
+        (
+            lambda: lira(target, inside, shadows, variance="fixed"),
+            "variance must be one of 'pooled', 'example'",
+        ),  # type: ignore[arg-type]
+        (lambda: lira(target[:5], inside, shadows), r"target must be \[n\], inside and shadows \[S, n\]"),
+        (lambda: lira(target, inside.int(), shadows), "inside must be a bool tensor"),
+        (lambda: lira(target.int(), inside, shadows), "target must be a floating-point tensor"),
+        (lambda: lira(target, inside, shadows / 0), "shadows must be finite"),
+        (lambda: lira(target, all_in, shadows), "trained without every record"),
+        (lambda: lira(target, ~all_in, shadows, online=True), "trained with every record"),
+        (lambda: lira(target, inside, torch.ones_like(shadows)), "must not all give the same score"),
+        (lambda: rmia(target, all_in, shadows, **z), "trained without every record, but 30 records have none"),
+        (lambda: rmia(target, inside, shadows, **z, a=1.5), "a must be"),
+        (lambda: rmia(target, inside, shadows, **z, gamma=0), "gamma must be"),
+        (lambda: rmia(target, inside, shadows, z["z_target"][:0], z["z_shadows"][:, :0]), "at least one record"),
+        (lambda: rmia(target, inside, shadows, z["z_target"], z["z_shadows"][:3]), "a row for each of 12 shadows"),
+        (lambda: nearest(one, one), "images must be at least 2, got 1"),
+        (lambda: nearest(torch.rand(3, 1, 2, 2), torch.rand(3, 1, 3, 3)), "candidates must have the images' shape"),
+        (lambda: nearest(torch.rand(3, 1, 2, 2), one, torch.tensor([0, 0, 1])), "given together, or neither"),
+        (
+            lambda: nearest(torch.rand(2, 1, 2, 2), one, torch.tensor([0, 1]), torch.tensor([1])),
+            "but 1 candidates have",
+        ),
+        (lambda: stable_logit(torch.zeros(2, 1), torch.tensor([0, 0])), "at least 2 columns"),
+        (lambda: loss(torch.zeros(2, 3), torch.tensor([0, 3])), "labels"),
+    ]
+
+
+@pytest.mark.parametrize("case", range(19))
+def test_bad_arguments_are_named(case: int) -> None:
+    call, said = refusals()[case]
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
+
+
+def test_no_refusal_is_left_out() -> None:
+    assert len(refusals()) == 19
