@@ -145,7 +145,7 @@ def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[
         "FedDF": averaging(FedDF(steps=cut(60), batch=32)),
         "Ditto": averaging(Ditto(0.1)),
         "Fine-tuned FedAvg": averaging(FineTune()),
-        "FedRep": lambda: fedrep(head_epochs=5, **{k: v for k, v in common.items() if k != "epochs"}),
+        "FedRep": lambda: fedrep(head_epochs=5, momentum=0.0, **{k: v for k, v in common.items() if k != "epochs"}),
         "FedProto": lambda: FedProto(**common),
         "FedProto, distance as released": lambda: FedProto(**common, lam=1 / 512),
         "VHL": averaging(VHL(**noise)),

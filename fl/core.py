@@ -33,11 +33,15 @@ class Core(Method):
         network: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
         assign: with several architectures, client number -> architecture (a mapping or a function).
         initial: weights to begin with (a state dict); default: drawn from the run's seed.
-        lr, momentum, weight_decay, optimizer: the clients' optimiser ("sgd" or "adam").
+        lr, momentum, weight_decay, optimizer: the clients' optimiser ("sgd" or "adam"). The rate is by default 0.1 for
+            SGD, without momentum as in Algorithm 1 of McMahan et al.: with ten clients, Dirichlet(0.1), one local epoch
+            and five rounds 0.01 ends at 68 % and 0.1 at 86 % on digits, at 54 and 66 % on 3,000 images of FashionMNIST
+            (ConvNets, means of two seeds). For Adam 0.001, its authors'.
         optimizer_state: its momentum begins anew in each "round", or stays with the "client" from one participation to
             the next, as in VHL's release (where the client's optimiser is never cleared).
         lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
-        epochs, steps: passes over the local data in a round; `steps`, if given, is an exact number instead.
+        epochs, steps: passes over the local data in a round; `steps`, if given, is an exact number instead. More
+            passes cost clients' time and save rounds: 5 end at 92 and 71 % in the same comparison.
         phases: several parts of a local training instead of `epochs`/`steps` (FedRep).
         batch: images a step.
         augment: applied to the real batches, `augment(images, generator)`.
@@ -60,7 +64,7 @@ class Core(Method):
         network: Factory | Mapping[str, Factory],
         assign: Mapping[int, str] | Callable[[int], str] | None = None,
         initial: Tensors | None = None,
-        lr: float = 0.01,
+        lr: float | None = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
         optimizer: Literal["sgd", "adam"] = "sgd",
@@ -79,11 +83,12 @@ class Core(Method):
         predict: Literal["real", "all"] = "real",
     ) -> None:
         self.addons = tuple(sorted((a for a in addons if not a.off), key=lambda a: a.name))
-        self.lr = check.real_number(lr, "lr", above=0.0)
         self.momentum = check.real_number(momentum, "momentum", least=0.0, most=1.0)
         self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
         self.lr_decay = check.real_number(lr_decay, "lr_decay", above=0.0)
         self.optimizer = check.one_of(optimizer, "optimizer", ("sgd", "adam"))
+        default = 0.1 if optimizer == "sgd" else 0.001
+        self.lr = default if lr is None else check.real_number(lr, "lr", above=0.0)
         self.optimizer_state = check.one_of(optimizer_state, "optimizer_state", ("round", "client"))
         if optimizer_state == "client" and optimizer == "sgd" and not momentum:
             raise ValueError("optimizer_state='client' keeps momentum, but momentum is 0: give one, or leave it out")

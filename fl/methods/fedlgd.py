@@ -82,4 +82,4 @@ def FedLGD(
         steps=match_steps,
         regulariser=regulariser,
     )
-    return FedAvg(condensed, matched, *addons, network=network, weights=weights, **options)
+    return FedAvg(condensed, matched, *addons, network=network, weights=weights, **{"lr": 0.01, **options})

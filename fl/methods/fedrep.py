@@ -41,7 +41,8 @@ def fedrep(
         head_epochs: passes over the local data for the head (tau); the paper takes 10.
         body_epochs: passes for the representation; the paper takes 1 or 5.
         weights: "uniform" or "samples".
-        **options: as for `FedAvg` (`lr`, `momentum`, `batch`, ...), without `personal`, `phases`, `epochs` and `steps`.
+        **options: as for `FedAvg`, without `personal`, `phases`, `epochs` and `steps`; by default lr 0.01, momentum 0.5
+            and batch 10, those of the release (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18).
 
     Raises:
         ValueError: an option that FedRep sets itself, or a bad one.
@@ -53,4 +54,5 @@ def fedrep(
         Phase(check.positive_int(head_epochs, "head_epochs"), train=head),
         Phase(check.positive_int(body_epochs, "body_epochs"), train=f"!{head}"),
     )
-    return FedAvg(*addons, network=network, personal=head, phases=phases, weights=weights, **options)
+    paper = {"lr": 0.01, "momentum": 0.5, "batch": 10}
+    return FedAvg(*addons, network=network, personal=head, phases=phases, weights=weights, **{**paper, **options})

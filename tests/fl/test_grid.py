@@ -180,7 +180,7 @@ def test_the_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
 
 
 def representation(*addons: AddOn) -> FedAvg:
-    return fedrep(*addons, network=Net, head_epochs=1, lr=0.05, batch=4)
+    return fedrep(*addons, network=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=4)
 
 
 def virtual(*addons: AddOn) -> FedAvg:
@@ -196,6 +196,7 @@ def pictured(*addons: AddOn) -> FedAvg:
 ARCHITECTURE, SGD = "one architecture", "optimizer='sgd'"
 BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "FedAvg": (plain, {}),
+    "FedAvg's defaults": (lambda *a: FedAvg(*a, network=Net, **private(a)), {}),
     "with momentum": (
         lambda *a: plain(*a, momentum=0.9, weights="uniform", weight_decay=1e-3, lr_decay=0.9), {"FedReg": "plain SGD"}
     ),
