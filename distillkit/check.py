@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from numbers import Integral, Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
 
-__all__ = ["batch_of_images", "class_labels", "one_of", "positive_int", "real_number", "rows"]
+__all__ = ["batch_of_images", "callable_with", "class_labels", "one_of", "positive_int", "real_number", "rows"]
 
 
 def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
@@ -120,3 +121,36 @@ def one_of(value: T, name: str, allowed: Collection[T]) -> T:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(repr(a) for a in allowed)}, got {value!r}")
     return value
+
+
+def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *, classes: bool = False) -> T:
+    """Return `value` if it is a function (or an object) that can be called with positional `arguments`, else raise.
+
+    Args:
+        value: what was given.
+        name: of the argument that it was given for.
+        arguments: the names of what it is called with, for the message; their number is what counts.
+        example: what to give, as code.
+        classes: whether a class is a function too, of its constructor's arguments.
+
+    Raises:
+        TypeError: not callable, a class, or a function of other arguments; the message says which are wanted.
+    """
+    wanted = f"{name} is called as {name}({', '.join(arguments)}); give {example}"
+    if not callable(value):
+        raise TypeError(f"{wanted}, got {type(value).__name__}")
+    if inspect.isclass(value) and not classes:
+        raise TypeError(f"{wanted}, got the class {value.__name__} itself")
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # some functions written in C say nothing of their arguments
+        return value
+    try:
+        signature.bind(*([None] * len(arguments)))
+    except TypeError as error:
+        raise TypeError(f"{wanted}, got {_function_name(value)}, which takes {signature}") from error
+    return value
+
+
+def _function_name(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__name__))

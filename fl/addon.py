@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fl.core import Core
     from fl.local import Local, Phase, Step
 
-__all__ = ["SLOTS", "AddOn", "Batch", "fills"]
+__all__ = ["SLOTS", "AddOn", "Batch", "fills", "installed"]
 
 SLOTS = ("dataset", "batches", "gradient", "normalise", "rescale", "server_step", "refine", "tested", "personal")
 """What does not commute: one add-on may fill each, a second is refused when the method is built."""
@@ -61,6 +61,7 @@ class AddOn:
         reads: what it reads of private data besides trained weights, in its loss terms and for what it sends:
             "nothing"; in its terms alone, one "example" at a time; or anything, the "batch" together.
         single_label: its terms make sense for one class an image only.
+        first_round: the first round that it can change anything in; a run with fewer rounds says so.
     """
 
     outputs: int = 0
@@ -69,6 +70,7 @@ class AddOn:
     damping: float = 0.0
     reads: Literal["nothing", "example", "batch"] = "batch"
     single_label: ClassVar[bool] = False
+    first_round: int = 1
 
     @property
     def name(self) -> str:
@@ -92,6 +94,9 @@ class AddOn:
 
     def check(self, method: Core) -> None:
         """Raise ValueError with the reason if this combination makes no sense."""
+
+    def check_run(self, method: Core, names: Sequence[str]) -> None:
+        """Raise ValueError if it can do nothing with networks whose parameters have these names; before round 1."""
 
     def start(self, server: Server) -> None:
         """Prepare the server's state; the model is there already."""
@@ -186,3 +191,21 @@ class AddOn:
 def fills(addon: AddOn, hook: str) -> bool:
     """Whether the add-on overrides a hook or slot."""
     return getattr(type(addon), hook) is not getattr(AddOn, hook)
+
+
+def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
+    """The add-ons that are on, in the order of their names.
+
+    Raises:
+        TypeError: something else than an add-on; a class (`Proximal` for `Proximal()`) is none.
+    """
+    for addon in addons:
+        if isinstance(addon, type) and issubclass(addon, AddOn):
+            raise TypeError(
+                f"an add-on must be an object, got the class {addon.__name__}: FedAvg({addon.__name__}(...), ...)"
+            )
+        if not isinstance(addon, AddOn):
+            hint = "; the network is an option: FedAvg(..., network=...)" if callable(addon) else ""
+            raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
+    found = [a for a in addons if isinstance(a, AddOn) and not a.off]
+    return tuple(sorted(found, key=lambda a: a.name))

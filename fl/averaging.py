@@ -68,9 +68,6 @@ class FedAvg(Core):
         state: Tensors = {}
         for architecture in self.networks:
             state |= self.named(self.beginning(architecture, server.task.num_classes, server.seed), architecture)
-        unknown = sorted(set(self.initial or {}) - set(state))
-        if unknown:
-            raise ValueError(f"initial holds names that the network lacks: {', '.join(unknown[:5])}")
         server.state[self.model] = {n: t.to(server.device) for n, t in state.items()}
         for addon in self.addons:
             addon.start(server)

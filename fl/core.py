@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,14 +12,16 @@ from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.rng import derive
-from fl.addon import SLOTS, AddOn, fills
+from fl.addon import SLOTS, AddOn, fills, installed
 from fl.codec import digest
 from fl.local import Phase
 from fl.message import Entry, Tensors, declared
 from fl.method import Client, Method, Server, described
 from fl.networks import Factory, Templates
+from fl.options import local_phases, patterns, require_assignment
 from fl.schema import MOST
 from fl.task import Task
+from fl.trial import require_matches, try_augmentation, try_network, try_objective
 
 __all__ = ["Core"]
 
@@ -40,8 +43,9 @@ class Core(Method):
         optimizer_state: its momentum begins anew in each "round", or stays with the "client" from one participation to
             the next, as in VHL's release (where the client's optimiser is never cleared).
         lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
-        epochs, steps: passes over the local data in a round; `steps`, if given, is an exact number instead. More
-            passes cost clients' time and save rounds: 5 end at 92 and 71 % in the same comparison.
+        epochs: passes over the local data in a round (default 1); more cost clients' time and save rounds: 5 end at 92 and
+            71 % in the same comparison. Or:
+        steps: an exact number of steps in a round.
         phases: several parts of a local training instead of `epochs`/`steps` (FedRep).
         batch: images a step.
         augment: applied to the real batches, `augment(images, generator)`.
@@ -55,13 +59,14 @@ class Core(Method):
         predict: with extra outputs, test the argmax over the "real" classes or over "all" outputs.
 
     Raises:
+        TypeError: an argument of another kind: an add-on's class, say, or a network instead of a factory.
         ValueError: a bad option, two add-ons for one slot, an add-on given twice, or a combination that one refuses.
     """
 
     def __init__(
         self,
         *addons: AddOn,
-        network: Factory | Mapping[str, Factory],
+        network: Factory | Mapping[str, Factory] | None = None,
         assign: Mapping[int, str] | Callable[[int], str] | None = None,
         initial: Tensors | None = None,
         lr: float | None = None,
@@ -70,7 +75,7 @@ class Core(Method):
         optimizer: Literal["sgd", "adam"] = "sgd",
         optimizer_state: Literal["round", "client"] = "round",
         lr_decay: float = 1.0,
-        epochs: int = 1,
+        epochs: int | None = None,
         steps: int | None = None,
         phases: Sequence[Phase] | None = None,
         batch: int = 32,
@@ -82,32 +87,36 @@ class Core(Method):
         personal: str | Sequence[str] = (),
         predict: Literal["real", "all"] = "real",
     ) -> None:
-        self.addons = tuple(sorted((a for a in addons if not a.off), key=lambda a: a.name))
+        self.addons = installed(addons)
         self.momentum = check.real_number(momentum, "momentum", least=0.0, most=1.0)
         self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
         self.lr_decay = check.real_number(lr_decay, "lr_decay", above=0.0)
         self.optimizer = check.one_of(optimizer, "optimizer", ("sgd", "adam"))
         default = 0.1 if optimizer == "sgd" else 0.001
         self.lr = default if lr is None else check.real_number(lr, "lr", above=0.0)
+        if self.lr > 10:
+            warnings.warn(f"lr={self.lr:g} is far beyond the rates that train networks (0.001 to 1)", stacklevel=2)
         self.optimizer_state = check.one_of(optimizer_state, "optimizer_state", ("round", "client"))
         if optimizer_state == "client" and optimizer == "sgd" and not momentum:
             raise ValueError("optimizer_state='client' keeps momentum, but momentum is 0: give one, or leave it out")
         self.batch = check.positive_int(batch, "batch")
-        check.positive_int(epochs, "epochs")
-        if steps is not None:
-            check.positive_int(steps, "steps")
-        self.phases = tuple(phases) if phases else (Phase(epochs, steps),)
+        self.phases = local_phases(epochs, steps, phases)
+        if augment is not None:
+            check.callable_with(augment, "augment", ["images", "generator"], "`distillkit.augment.DSA()`, say")
+        if objective is not None:
+            check.callable_with(objective, "objective", ["logits", "labels"], "`torch.nn.CrossEntropyLoss()`, say")
         self.augment, self.objective = augment, objective
         self.weights = check.one_of(weights, "weights", ("samples", "uniform"))
         self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
         self.buffer_rule = check.one_of(buffers, "buffers", ("mean", "local", "drop"))
-        self.personal = (personal,) if isinstance(personal, str) else tuple(personal)
+        self.personal = patterns(personal)
         self.predict = check.one_of(predict, "predict", ("real", "all"))
-        self.templates = Templates(network if isinstance(network, Mapping) else {"": network})
+        self.templates = Templates(network)
         self.networks = tuple(self.templates.factories)
         self.assign, self.initial = assign, initial
-        if (len(self.networks) > 1) != (assign is not None):
-            raise ValueError("assign must say which client has which architecture if and only if there are several")
+        require_assignment(assign, self.networks)
+        if initial is not None and not isinstance(initial, Mapping):
+            raise TypeError(f"initial must be a state dict, names to tensors, got {type(initial).__name__}")
         self._compose()
 
     def _compose(self) -> None:
@@ -126,6 +135,54 @@ class Core(Method):
             raise ValueError(
                 f"{silent[0]}.setup answers, but nothing says what the answer looks like: write expect_setup"
             )
+
+    def check_run(self, server: Server, rounds: int) -> None:
+        """Try networks, augmentation and objective on noise; every pattern must match, `initial` must fit.
+
+        Raises:
+            ValueError: one of them does not; the argument is named.
+        """
+        outputs = self.output_count(server.task.num_classes)
+        templates = {name: self.template(name, server.task.num_classes) for name in self.networks}
+        for name, net in templates.items():
+            try_network(server, net, outputs, f"network[{name!r}]" if name else "network")
+        parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
+        known = list(dict.fromkeys(n for names in parameters.values() for n in names))
+        require_matches(self.personal, known, "personal")
+        require_matches([p.train for p in self.phases], known, "Phase(train=...)")
+        for name, names in parameters.items():
+            where = f" of architecture {name!r}" if name else ""
+            if all(self.is_personal(n) for n in names):
+                raise ValueError(
+                    f"personal={self.personal} keeps every parameter{where} with its client: none is averaged"
+                )
+            for phase in self.phases:
+                if not any(phase.moves(n) for n in names):
+                    raise ValueError(f"{phase} trains no parameter{where}: its pattern takes all of them out")
+        self._require_initial(
+            {n: t for a, net in templates.items() for n, t in self.named(dict(net.state_dict()), a).items()}
+        )
+        for addon in self.addons:
+            addon.check_run(self, known)
+        try_augmentation(server, self.augment)
+        try_objective(server, self.objective, outputs)
+        late = [a for a in self.addons if a.first_round > rounds]
+        for addon in late:
+            warnings.warn(
+                f"{addon.name} changes nothing before round {addon.first_round}, and the run has {rounds}: it is "
+                f"as without {addon.name}", stacklevel=3,
+            )  # fmt: skip
+
+    def _require_initial(self, state: Mapping[str, Tensor]) -> None:
+        given = self.initial or {}
+        unknown = sorted(set(given) - set(state))
+        if unknown:
+            raise ValueError(f"initial holds names that the network lacks: {', '.join(unknown[:5])}")
+        for name, tensor in given.items():
+            wanted = state[name]
+            if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+                got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
 
     def __repr__(self) -> str:
         options = {

@@ -121,6 +121,10 @@ class Filtered(Method):
         """The method's and the filters'."""
         return [*self.method.entries(), *(e for f in self.filters for e in declared(f))]
 
+    def check_run(self, server: Server, rounds: int) -> None:
+        """The method's check."""
+        self.method.check_run(server, rounds)
+
     def start(self, server: Server) -> None:
         """First the method, then the filters."""
         self.method.start(server)

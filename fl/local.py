@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from distillkit import check
 from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
@@ -34,11 +35,23 @@ class Phase:
     """One part of a local training: passes over the data (or a number of steps), and which parameters move.
 
     `train` is a pattern of parameter names; "!pattern" means all others.
+
+    Raises:
+        TypeError, ValueError: a bad option, or `epochs` beside `steps`.
     """
 
     epochs: int = 1
     steps: int | None = None
     train: str = "*"
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.epochs, "epochs")
+        if self.steps is not None:
+            check.positive_int(self.steps, "steps")
+            if self.epochs != 1:
+                raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
+        if not isinstance(self.train, str):
+            raise TypeError(f"train must be a pattern of parameter names, got {type(self.train).__name__}")
 
     def moves(self, name: str) -> bool:
         """Whether a parameter is trained in this phase."""

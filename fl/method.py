@@ -57,6 +57,7 @@ class Server:
         notes: numbers and strings that a method adds to this round's line of the history.
         method: the method that runs; through it an add-on reaches the networks (`Core.network_on`).
         ledger, secret: where a private run charges what it releases, and where its noise comes from.
+        dtype: of the clients' images.
     """
 
     task: Task
@@ -74,6 +75,7 @@ class Server:
     method: Any = None
     ledger: Ledger | None = None
     secret: Secret = field(default_factory=Secret)
+    dtype: torch.dtype = torch.float32
 
     def generator(self, purpose: str) -> torch.Generator:
         """The generator of (seed, round, server, purpose)."""
@@ -185,6 +187,12 @@ class Method(ABC):
     def entries(self) -> list[Entry[Any]]:
         """Every entry that may travel or be kept."""
         return declared(self)
+
+    def check_run(self, server: Server, rounds: int) -> None:  # noqa: B027
+        """Raise ValueError if the method cannot run on such data; warn of what will not act within `rounds`.
+
+        Called before `start`, and before a run goes on; the server's state is empty.
+        """
 
     def start(self, server: Server) -> None:  # noqa: B027
         """Prepare the server's state before the first round."""

@@ -8,6 +8,7 @@ import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +18,15 @@ from torch import nn
 import distillkit
 from distillkit import check
 from distillkit.privacy import Ledger
-from distillkit.sets import LabeledImages
-from fl import history
+from distillkit.progress import bar
+from distillkit.sets import Images, LabeledImages
+from fl import door, history
 from fl.cohort import Pool
 from fl.engine import Engine
 from fl.method import Method, Server
-from fl.post import Holding, holding
+from fl.post import Holding
 from fl.store import CheckpointError, Store
-from fl.task import Classification, Task
+from fl.task import Task
 
 __all__ = ["Holding", "Run", "simulate"]
 
@@ -54,12 +56,12 @@ class Run:
 
 def simulate(
     method: Method,
-    clients: Sequence[LabeledImages | Holding],
+    clients: Sequence[Images | Holding],
     *,
     rounds: int,
-    test: LabeledImages | None = None,
+    test: Images | None = None,
     task: Task | None = None,
-    server_data: Mapping[str, LabeledImages] | None = None,
+    server_data: Mapping[str, Images] | None = None,
     participation: float | int = 1.0,
     min_replies: int = 1,
     evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None = None,
@@ -82,8 +84,9 @@ def simulate(
 
     Args:
         method: what to run.
-        clients: one set (or `Holding`) a client, any sequence; only drawn clients are indexed. A client without images
-            is recorded as `empty` and not asked.
+        clients: one set (or `Holding`) a client; a `Dataset` or a pair of images and labels is read into one (see
+            `distillkit.sets.as_set`). A list is checked whole; of another sequence only drawn clients are looked at. A
+            client without images is recorded as `empty` and not asked.
         rounds: how many rounds; a resumed run may ask for more than before.
         test: the global test set, evaluated after every round.
         task: default `Classification` with the first client's class count.
@@ -104,44 +107,48 @@ def simulate(
         resume: go on from `out`'s last completed round; a finished run is returned as it is.
         transcript: keep every message that the server saw under `out`.
         on_round: called with each row of the history.
-        progress: show a progress bar on a terminal.
+        progress: show a bar of the rounds, on a terminal or in a notebook.
 
     Raises:
-        ValueError, TypeError: bad arguments.
+        ValueError, TypeError: bad arguments. Every set is checked for one space, and the networks and whatever else
+            the method was given are tried on noise, before round 1.
         NoUsableReply: a round left too little; raised after the state of the last good round is safe.
         fl.store.CheckpointError: `out` is unusable, torn, or holds another run.
         BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is safe.
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
     """
-    check.positive_int(rounds, "rounds")
-    check.positive_int(workers, "workers")
-    check.positive_int(min_replies, "min_replies")
-    if not len(clients):
-        raise ValueError("clients must hold at least one client, got none")
-    if method.draws and (isinstance(participation, int) or participation != 1.0 or min_replies != 1):
-        raise ValueError(
-            "the method draws its clients itself, and every round counts: leave participation at 1.0 and min_replies "
-            f"at 1, got {participation} and {min_replies} (a privacy filter has a rate of its own)"
-        )
-    if transcript and out is None:
-        raise ValueError("transcript needs a folder: give out")
-    first = holding(clients[0]).train
-    task = task or Classification(first.num_classes)
-    device = torch.device(device)
-    if evaluate is None:
-        evaluate = "none" if method.private else "drawn"
+    method = door.require_method(method)
+    clients = door.Roster(clients, getattr(task, "num_classes", None), progress)
+    first = clients.first
+    rounds, workers = check.positive_int(rounds, "rounds"), check.positive_int(workers, "workers")
+    server_threads, seed = (
+        check.positive_int(server_threads, "server_threads"),
+        check.positive_int(seed, "seed", least=0),
+    )
+    drawn = door.drawn_count(participation, len(clients), min_replies, drawn_by_method=method.draws)
+    participation = int(participation) if isinstance(participation, Integral) else float(participation)
+    for name, wanted in {"transcript": transcript, "resume": resume}.items():
+        if wanted and out is None:
+            raise ValueError(f"{name} needs a folder: give out")
+    if on_round is not None:
+        check.callable_with(on_round, "on_round", ["row"], "a function of the round's row")
+    door.require_public(method, first, task)
+    task = door.task_at(task, first)
+    test, server_data = door.test_set(test, first, progress), door.server_sets(server_data, first, progress)
+    device = door.device_at(device)
+    panel = door.panel(evaluate, len(clients), private=method.private)
+    door.require_ledger(method, ledger, secret, out)
     if method.private and ledger is None:
         ledger = Ledger(Path(out) / "ledger.jsonl" if out is not None else None)
-    if ledger is not None and ledger.path is None and out is not None:
-        raise ValueError("ledger must outlive the process as the run in `out` does: give it a file, Ledger(path, ...)")
     store = Store(Path(out)) if out is not None else None
     with Pool(workers, server_threads) as pool:
         server = Server(
             task, first.shape, first.normalization, len(clients), seed,
-            data=dict(server_data or {}), device=device, stop=pool.stop, method=method.inner,
-            ledger=ledger,
+            data=server_data, device=device, stop=pool.stop, method=method.inner,
+            ledger=ledger, dtype=first.images.dtype,
         )  # fmt: skip
-        config = _config(method, clients, server, participation, min_replies, evaluate, server_threads, test, rounds)
+        method.check_run(server, rounds)
+        config = _config(method, clients, server, participation, min_replies, panel, server_threads, test, rounds)
         if ledger is not None:
             config["privacy"] = {"delta": ledger.delta, "secret": secret, "disjoint": ledger.disjoint}
         identity = {k: v for k, v in config.items() if k not in _FREE}
@@ -163,13 +170,13 @@ def simulate(
                 store.begin(config)
             engine.ask_setup(range(len(clients)), min_replies)
         remaining = range(server.round + 1, rounds + 1)
-        with _bar(remaining, progress, len(rows)) as bar:
+        with bar(len(rows) + len(remaining), "simulate", unit="round", progress=progress, done=len(rows)) as shown:
             for number in remaining:
-                row = engine.round(number, participation, min_replies, evaluate)
+                row = engine.round(number, drawn, min_replies, panel)
                 rows.append(row)
                 if row["accuracy"] is not None:
-                    bar.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
-                bar.update()
+                    shown.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
+                shown.update()
                 if on_round is not None:
                     on_round(row)
         models = {name: p.network for name, p in pool.on_server(lambda: method.predictors(server)).items()}
@@ -191,13 +198,6 @@ def _require_whole(ledger: Ledger | None, row: dict[str, Any]) -> None:
         )
 
 
-def _bar(remaining: range, progress: bool, done: int) -> Any:
-    from tqdm import tqdm
-
-    total = done + len(remaining)
-    return tqdm(total=total, initial=done, unit="round", disable=None if progress else True, leave=False)
-
-
 def _set_facts(data: LabeledImages) -> list[Any]:
     state = hashlib.blake2b(data.labels.detach().cpu().contiguous().numpy().tobytes(), digest_size=8)
     state.update(repr(float(data.images.double().sum())).encode())
@@ -206,7 +206,7 @@ def _set_facts(data: LabeledImages) -> list[Any]:
 
 def _config(
     method: Method,
-    clients: Sequence[LabeledImages | Holding],
+    clients: door.Roster,
     server: Server,
     participation: float | int,
     min_replies: int,
@@ -215,7 +215,7 @@ def _config(
     test: LabeledImages | None,
     rounds: int,
 ) -> dict[str, Any]:
-    held = [holding(c).train for c in clients] if isinstance(clients, list | tuple) else []
+    held = [c.train for c in clients] if clients.whole else []
     fixed = {
         "method": repr(method),
         "task": repr(server.task),
@@ -226,7 +226,7 @@ def _config(
         "server_data": {name: _set_facts(d) for name, d in server.data.items()},
         "participation": participation,
         "min_replies": min_replies,
-        "evaluate": evaluate if isinstance(evaluate, str) else list(evaluate),
+        "evaluate": evaluate,
         "threads": {"client": 1, "server": server_threads},
         "device": str(server.device),
     }

@@ -91,6 +91,11 @@ class Anchors(AddOn):
             raise ValueError("temperature and reduction belong to regulariser='contrastive': leave them out with 'mmd'")
 
     @property
+    def first_round(self) -> int:  # type: ignore[override]
+        """The first round in which clients use G."""
+        return next(number for number in range(1, len(self.selected) + 2) if self._joins(number))
+
+    @property
     def off(self) -> bool:
         """No anchors."""
         return self.ipc == 0

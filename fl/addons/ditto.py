@@ -50,9 +50,7 @@ class Ditto(AddOn):
 
     def __post_init__(self) -> None:
         check.real_number(self.lam, "lam", least=0.0)
-        check.positive_int(self.epochs, "epochs")
-        if self.steps is not None:
-            check.positive_int(self.steps, "steps")
+        Phase(self.epochs, self.steps)
 
     def check(self, method: Core) -> None:
         """Refuse personal parameters."""

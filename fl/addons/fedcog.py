@@ -106,6 +106,11 @@ class FedCOG(AddOn):
             raise TypeError(f"regenerate must be True or False, got {type(self.regenerate).__name__}")
 
     @property
+    def first_round(self) -> int:  # type: ignore[override]
+        """Where the generation begins."""
+        return self.start_round
+
+    @property
     def off(self) -> bool:
         """No distillation."""
         return self.weight == 0

@@ -70,6 +70,7 @@ class FedGen(AddOn):
     counts = Entry[Tensor]("union")
     head = Entry[Tensors]("union")
     single_label = True
+    first_round = 2
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "weight_decay", "diversity_weight"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distillkit import check
 from fl.addon import AddOn
 from fl.local import Phase
 from fl.message import Tensors
+from fl.trial import require_matches
 
 if TYPE_CHECKING:
+    from fl.core import Core
     from fl.local import Local
 
 __all__ = ["FineTune"]
@@ -38,9 +40,11 @@ class FineTune(AddOn):
     reads = "nothing"
 
     def __post_init__(self) -> None:
-        check.positive_int(self.epochs, "epochs")
-        if self.steps is not None:
-            check.positive_int(self.steps, "steps")
+        Phase(self.epochs, self.steps, self.train)
+
+    def check_run(self, method: Core, names: Sequence[str]) -> None:
+        """The pattern must match."""
+        require_matches([self.train], names, self.name)
 
     def personal(self, local: Local) -> Tensors:
         """The received model after some training."""

@@ -42,6 +42,7 @@ class MOON(AddOn):
     temperature: float = 0.5
 
     previous = True
+    first_round = 2
     reads = "example"
 
     def __post_init__(self) -> None:

@@ -41,6 +41,7 @@ class Scaffold(AddOn):
     """
 
     reads: Literal["nothing", "example", "batch"] = "nothing"
+    first_round = 2
     control = Entry[Tensors]("first")
     own = Entry[Tensors]("first")
     drift = Entry[Tensors]("sum")

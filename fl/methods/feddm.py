@@ -17,6 +17,7 @@ from fl.method import Client, Method, NoUsableReply, Predictor, Server, describe
 from fl.networks import Factory, Templates
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
+from fl.trial import try_network
 from fl.union import train_on_union
 
 __all__ = ["FedDM"]
@@ -78,7 +79,7 @@ class FedDM(Method):
         weights: Literal["synthetic", "samples"] = "synthetic",
         most_samples: float = MOST,
     ) -> None:
-        self.templates = Templates({"": network})
+        self.templates = Templates(network, several=False)
         self.ipc, self.steps = check.positive_int(ipc, "ipc"), check.positive_int(steps, "steps")
         self.rho = check.real_number(rho, "rho", above=0.0)
         self.init = check.one_of(init, "init", ("real", "noise"))
@@ -99,6 +100,11 @@ class FedDM(Method):
     def __repr__(self) -> str:
         options = {k: v for k, v in vars(self).items() if k != "templates"}
         return f"{type(self).__name__}({', '.join(f'{k}={described(v)}' for k, v in options.items())})"
+
+    def check_run(self, server: Server, rounds: int) -> None:
+        """Try the network on noise."""
+        classes = server.task.num_classes
+        try_network(server, self.templates.of("", classes), classes, features=True)
 
     def start(self, server: Server) -> None:
         """Draw w_0."""

@@ -18,8 +18,10 @@ from fl.local import shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, Predictor, Server, sums_like
 from fl.networks import Factory, Templates
+from fl.options import require_assignment
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
+from fl.trial import try_network
 
 __all__ = ["FedProto"]
 
@@ -74,10 +76,9 @@ class FedProto(Method):
         most_samples: float = MOST,
         predict: Literal["prototype", "classifier"] = "prototype",
     ) -> None:
-        self.templates = Templates(network if isinstance(network, Mapping) else {"": network})
+        self.templates = Templates(network)
         self.assign = assign
-        if (len(self.templates.factories) > 1) != (assign is not None):
-            raise ValueError("assign must say which client has which architecture if and only if there are several")
+        require_assignment(assign, tuple(self.templates.factories))
         self.lam = check.real_number(lam, "lam", least=0.0)
         self.lr = check.real_number(lr, "lr", above=0.0)
         self.momentum = check.real_number(momentum, "momentum", least=0.0, most=1.0)
@@ -90,6 +91,13 @@ class FedProto(Method):
     def __repr__(self) -> str:
         options = {k: v for k, v in vars(self).items() if k not in ("templates", "assign")}
         return f"FedProto({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+
+    def check_run(self, server: Server, rounds: int) -> None:
+        """Try every architecture on noise."""
+        classes = server.task.num_classes
+        for name in self.templates.factories:
+            label = f"network[{name!r}]" if name else "network"
+            try_network(server, self.templates.of(name, classes), classes, label, features=True)
 
     def start(self, server: Server) -> None:
         """No prototype is known; find out how long one is."""

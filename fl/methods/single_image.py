@@ -56,5 +56,7 @@ def single_image(
     """
     sharing = SharedImage(image, **(shared or {}))
     objective = None if sharing.clip is None else ClippedCrossEntropy(sharing.clip)
-    paper = {"optimizer": "adam", "lr": 0.01, "epochs": 40, "batch": 512, "objective": objective}
+    paper: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "batch": 512, "objective": objective}
+    if options.get("steps") is None and options.get("phases") is None:
+        paper["epochs"] = 40
     return FedAvg(sharing, *addons, network=network, **{**paper, **options})

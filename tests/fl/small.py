@@ -35,6 +35,11 @@ def images(count: int, seed: int, classes: int = 3) -> LabeledImages:
     return LabeledImages(x, labels, num_classes=classes)
 
 
+def with_rows(data: LabeledImages) -> LabeledImages:
+    """The same images with their labels as rows of 0 and 1."""
+    return data.replace(labels=torch.eye(data.num_classes)[data.labels])
+
+
 def federation() -> list[LabeledImages]:
     """Five clients of 12 to 24 images."""
     return [images(12 + 3 * k, seed=k) for k in range(5)]

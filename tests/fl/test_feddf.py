@@ -17,7 +17,7 @@ from fl.distil import distill
 from tests.fl import linear
 from tests.fl.laws import assert_same
 from tests.fl.released import wave
-from tests.fl.small import Tiny, federation, images
+from tests.fl.small import Tiny, federation, images, with_rows
 
 PROXY = np.array([[0.3, 1.2], [-0.8, 0.4], [1.1, -0.9], [0.5, 0.6]])
 
@@ -223,10 +223,10 @@ def test_refusals() -> None:
         play(FedDF(), data={"other": images(3, 0)})
     with pytest.raises(ValueError, match="server_data={'validation'"):
         play(FedDF(returns="best"), data={"proxy": images(3, 0)})
-    with pytest.raises(ValueError, match="must be in the clients' space"):
+    with pytest.raises(ValueError, match=r"server_data\['proxy'\] does not fit clients\[0\]"):
         play(FedDF(), data={"proxy": images(3, 0).replace(normalization=Normalization((0.5,), (0.5,)))})
     with pytest.raises(ValueError, match="FedDF"):
         simulate(
-            FedAvg(FedDF(), network=Tiny), federation(), rounds=1, task=MultiLabel(3),
+            FedAvg(FedDF(), network=Tiny), [with_rows(c) for c in federation()], rounds=1, task=MultiLabel(3),
             server_data={"proxy": images(3, 0)}, progress=False,
         )  # fmt: skip

@@ -33,7 +33,7 @@ from distillkit.privacy.guards import public_noise
 from distillkit.rng import derive
 from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
 from fl.methods import PrivateFedDM, SummedFedDM
-from tests.fl.small import Tiny, images
+from tests.fl.small import Tiny, images, with_rows
 from tests.fl.test_feddm import taught
 
 IPC, MAPS, STEPS, LR, RHO = 2, 3, 5, 3.0, 0.7
@@ -477,7 +477,7 @@ def test_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match="sizes must be 3 numbers"):
         play(sizes=[1.0, 2.0], sigma_sizes=None)
     with pytest.raises(ValueError, match="needs one class an image"):
-        simulate(method(), clients(), rounds=1, task=MultiLabel(3), progress=False)
+        simulate(method(), [with_rows(c) for c in clients()], rounds=1, task=MultiLabel(3), progress=False)
 
 
 def test_measured_statistics_are_refused_before_anybody_works() -> None:
@@ -495,7 +495,7 @@ def test_no_client_fails_for_the_number_of_its_records(kind: type[PrivateFedDM])
     held = [images(count, seed=count) for count in (59, 60, 61)]
     assert play(kind=kind, held=held, network=Tiny, ledger=Ledger(delta=1 / 60)).rows[0]["failed"] == {}
     with pytest.raises(NotAccountable, match="1/60"):
-        play(kind=kind, held=held, ledger=Ledger(delta=1 / 60), sizes=[20.0] * 3, sigma_sizes=None)
+        play(kind=kind, held=held, network=Tiny, ledger=Ledger(delta=1 / 60), sizes=[20.0] * 3, sigma_sizes=None)
 
 
 def test_no_ledger_no_release() -> None:

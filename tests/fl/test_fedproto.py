@@ -17,7 +17,7 @@ from fl import FedAvg, Holding, MultiLabel, simulate
 from fl.methods import FedProto
 from tests.fl import linear
 from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.small import Tiny, federation, images, with_rows
 
 LABELS = [np.array([0, 1, 1]), np.array([1, 1]), np.array([0, 2, 0, 0])]
 
@@ -127,7 +127,7 @@ def test_architectures_share_prototypes() -> None:
 
 def test_refusals() -> None:
     def start(method: FedProto, **how: Any) -> None:
-        simulate(method, federation(), rounds=1, progress=False, **how)
+        simulate(method, [with_rows(c) for c in federation()] if how else federation(), rounds=1, progress=False, **how)
 
     for option, value in {"lam": -1.0, "lr": 0.0, "epochs": 0, "weights": "all", "predict": "none"}.items():
         with pytest.raises(ValueError, match=option):

@@ -402,5 +402,5 @@ def test_bad_arguments_are_refused(options: dict[str, Any], error: str) -> None:
         simulate(FedAvg(network=Tiny), federation(), **{"rounds": 1, "progress": False, **options})
     with pytest.raises(ValueError, match="at least one client"):
         simulate(FedAvg(network=Tiny), [], rounds=1)
-    with pytest.raises(TypeError, match="LabeledImages or Holding"):
+    with pytest.raises(TypeError, match=r"clients\[0\] must be a LabeledImages, a Dataset, or a pair"):
         simulate(FedAvg(network=Tiny), [1], rounds=1)  # type: ignore[list-item]

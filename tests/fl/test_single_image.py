@@ -398,8 +398,11 @@ def test_images_that_do_not_fit_the_run_are_refused() -> None:
         (wide, "size must be given"),
         (rgb, "image must have the 3"),
     ):
+        flat = data.images[0].numel()
         with pytest.raises(ValueError, match=error):
-            play(clients=[data])
+            play(
+                clients=[data], network=lambda k, d=flat: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(d, k))
+            )
     with pytest.raises(ValueError, match="returns='best' needs server_data"):
         play(shared={"returns": "best"})
     rows = LabeledImages(torch.zeros(6, 1, 4, 4), torch.ones(6, 3), num_classes=3)

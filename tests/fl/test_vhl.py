@@ -337,7 +337,7 @@ def test_refusals() -> None:
         played(VFTL())
     wide = LabeledImages(torch.rand(4, 1, 2, 3), torch.tensor([0, 1, 0, 1]))
     with pytest.raises(ValueError, match="noise is square, but the clients' images are 2x3; give a set"):
-        played(VHL(), clients=[wide])
+        played(VHL(), clients=[wide], network=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)))
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
     for addon in (VHL(), VFA(), VFTL()):
         with pytest.raises(ValueError, match=f"{addon.name} needs one class an image"):

@@ -1,0 +1,410 @@
+"""The door of `simulate` and of the methods: what cannot run is refused before round 1, with the argument's name."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distillkit import LabeledImages, Normalization
+from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
+from fl import Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
+from fl.addons import DPSGD, MOON, Anchors, Condensed, Ditto, FedCOG, FineTune, Proximal, Scaffold
+from fl.local import Phase
+from fl.methods import FedProto, fedrep, single_image
+from tests.fl.small import Tiny, federation, images
+
+
+def play(method: Any = None, clients: Any = None, **options: Any) -> Any:
+    method = FedAvg(network=Tiny) if method is None else method
+    return simulate(method, federation() if clients is None else clients, **{"rounds": 1, "progress": False, **options})
+
+
+# What a method is built from.
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: FedAvg(Proximal, network=Tiny), r"got the class Proximal: FedAvg\(Proximal\(\.\.\.\)"),
+        (lambda: FedAvg(ClientDP(1.0, 1.0, 1.0), network=Tiny), "FedAvg takes add-ons .* got ClientDP"),
+        (lambda: FedAvg(Tiny), "got type; the network is an option"),
+        (lambda: FedAvg(), "network must be given"),
+        (lambda: FedAvg(network=Tiny(3)), "network must be a factory.*got a Tiny that is built already"),
+        (lambda: FedDM(network=Tiny(3)), "network must be a factory.*got a Tiny that is built already"),
+        (lambda: FedAvg(network=lambda: Tiny(3)), r"called as network\(outputs\).*which takes \(\)"),
+        (lambda: FedProto(network=lambda: Tiny(3)), r"called as network\(outputs\).*which takes \(\)"),
+        (lambda: FedDM(network=lambda a, b: Tiny(3)), r"called as network\(outputs\).*which takes \(a, b\)"),
+        (lambda: FedDM(network={"a": Tiny, "b": Tiny}), "one architecture"),
+        (lambda: FedAvg(network={1: Tiny}), "names of architectures"),
+        (lambda: FedAvg(network={"a": Tiny, "b": Tiny(3)}, assign={0: "a"}), r"network\['b'\] must be a factory"),
+        (lambda: FedAvg(network="resnet"), r"called as network\(outputs\).*got str"),
+        (lambda: FedAvg(network=Tiny, phases=[1]), "phases must be a list of `fl.local.Phase`"),
+        (lambda: FedAvg(network=Tiny, personal=3), "personal must be patterns"),
+        (lambda: FedAvg(network=Tiny, personal=[3]), "personal must be patterns"),
+        (lambda: FedAvg(network=Tiny, initial=torch.zeros(3)), "initial must be a state dict"),
+        (lambda: FedAvg(network=Tiny, augment=True), r"augment is called as augment\(images, generator\).*got bool"),
+        (lambda: FedAvg(network=Tiny, augment=lambda x: x), r"augment is called as augment\(images, generator\)"),
+        (lambda: FedAvg(network=Tiny, objective=nn.CrossEntropyLoss), "got the class CrossEntropyLoss itself"),
+        (lambda: FedAvg(network={"a": Tiny, "b": Tiny}, assign=["a", "b"]), r"assign is called as assign\(client\)"),
+        (lambda: Phase(train=3), "train must be a pattern"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_part_of_a_method_is_a_type_error_that_says_what_is_wanted(make: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FedAvg(network=Tiny, epochs=2, steps=3),
+        lambda: FedAvg(network=Tiny, epochs=1, phases=[Phase()]),
+        lambda: Phase(2, 3),
+        lambda: Ditto(epochs=2, steps=3),
+        lambda: FineTune(epochs=2, steps=3),
+    ],
+)
+def test_epochs_and_steps_together_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="epochs or steps"):
+        make()
+    assert FedAvg(network=Tiny, steps=3).phases == (Phase(steps=3),)
+    picture = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    small = {"keep": 2, "count": 2}
+    assert single_image(picture, network=Tiny, shared=small).phases == (Phase(40),)
+    assert single_image(picture, network=Tiny, shared=small, steps=3).phases == (Phase(steps=3),)
+
+
+def test_a_rate_beyond_all_custom_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"lr=1e\+09"):
+        FedAvg(network=Tiny, lr=1e9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FedAvg(network=Tiny, lr=1.0)
+
+
+# What runs, on what.
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        (FedAvg, r"got the class FedAvg: FedAvg\(\.\.\.\)"),
+        (Proximal(0.1), r"the add-on Proximal: wrap it, FedAvg\(Proximal\(\.\.\.\), network=\.\.\.\)"),
+        (ClientDP(1.0, 1.0, 1.0), r"the filter ClientDP: put it around a method, Filtered\(FedAvg"),
+        (Tiny, r"got the class Tiny"),
+        (Tiny(3), "method must be a federated method.*got Tiny"),
+    ],
+)
+def test_what_is_no_method_is_refused_with_what_to_write(method: Any, error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        play(method)
+
+
+OTHER = Normalization((0.5,), (0.5,))
+
+
+def other(**changes: Any) -> LabeledImages:
+    return images(9, 40).replace(**changes)
+
+
+MISFITS: dict[str, tuple[LabeledImages, str]] = {
+    "space": (other(normalization=OTHER), r"different normalizations.*renormalized"),
+    "shape": (other(images=torch.zeros(9, 1, 5, 5)), "different shapes"),
+    "classes": (other(num_classes=7), r"different class counts.*replace\(num_classes"),
+    "dtype": (images(9, 40).to(dtype=torch.float64), r"float64 images, clients\[0\] torch.float32.*to\(dtype"),
+    "labels": (other(labels=torch.eye(3)[images(9, 40).labels]), "labels as rows, clients.0. as class indices"),
+}
+
+
+@pytest.mark.parametrize("kind", MISFITS)
+@pytest.mark.parametrize("method", [FedAvg(network=Tiny), Real(network=Tiny, ipc=1, server_epochs=1)])
+def test_every_set_must_be_in_the_first_clients_space(kind: str, method: Any) -> None:
+    odd, error = MISFITS[kind]
+    fine = federation()
+    places: dict[str, dict[str, Any]] = {
+        "clients[4]": {"clients": [*fine[:4], odd]},
+        "clients[2].test": {"clients": [*fine[:2], Holding(fine[2], odd)]},
+        "test": {"test": odd},
+        "server_data['validation']": {"server_data": {"validation": odd}},
+    }
+    if kind not in ("classes", "labels"):  # a proxy set may be of other classes
+        places["server_data['proxy']"] = {"server_data": {"proxy": odd}}
+    for place, given in places.items():
+        with pytest.raises(ValueError, match=error) as caught:
+            play(method, **given)
+        assert str(caught.value).startswith(place), place
+
+
+def test_a_client_that_is_made_on_demand_is_checked_when_it_is_drawn() -> None:
+    class Made:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, number: int) -> LabeledImages:
+            return other(normalization=OTHER) if number == 1 else images(9, number)
+
+    row = play(clients=Made()).rows[0]
+    assert list(row["failed"]) == ["1"]
+    assert "clients[1] does not fit clients[0]: the sets have different normalizations" in row["failed"]["1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"clients": {0: images(9, 0)}}, "clients must be a sequence of sets, one a client, got one dict"),
+        ({"clients": images(9, 0)}, "clients must be a sequence of sets, one a client, got one LabeledImages"),
+        (
+            {"clients": [images(9, 0), None]},
+            r"clients\[1\] must be a LabeledImages, a Dataset, or a pair .* got NoneType",
+        ),
+        ({"clients": [Holding(images(9, 0), 3)]}, r"clients\[0\].test must be a LabeledImages, .* got int"),  # type: ignore[arg-type]
+        ({"test": 3}, "test must be a LabeledImages, .* got int"),
+        ({"server_data": images(9, 0)}, "server_data must map names to sets"),
+        ({"server_data": {"proxy": 3}}, r"server_data\['proxy'\] must be a LabeledImages"),
+        ({"task": Classification}, "got the class Classification"),
+        ({"task": 3}, "task must be an object"),
+        ({"device": 3.5}, "device must be a torch.device or its name"),
+        ({"evaluate": 3}, "evaluate must be 'drawn'"),
+        ({"evaluate": [0.5]}, "evaluate must be 'drawn'"),
+        ({"on_round": 3}, r"on_round is called as on_round\(row\)"),
+        ({"on_round": lambda: None}, r"on_round is called as on_round\(row\)"),
+        ({"ledger": 3}, "ledger must be a distillkit.privacy.Ledger"),
+        ({"rounds": 1.5}, "rounds must be an int"),
+        ({"participation": True}, "participation must be a number"),
+        ({"participation": "all"}, "participation must be a number"),
+        ({"seed": "0"}, "seed must be an int"),
+        ({"server_threads": 1.0}, "server_threads must be an int"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(TypeError, match=error):
+        play(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"test": images(9, 0)[:0]}, "test holds no images"),
+        ({"server_data": {"proxy": images(9, 0)[:0]}}, "holds no images"),
+        ({"evaluate": "everyone"}, "evaluate must be one of 'drawn', 'all', 'none', got 'everyone'"),
+        ({"evaluate": [77]}, r"from 0 to 4; got \[77\]"),
+        ({"evaluate": []}, r"got \[\]"),
+        ({"evaluate": [1, 1]}, r"each once"),
+        ({"resume": True}, "resume needs a folder: give out"),
+        ({"device": "gpu"}, "device 'gpu' cannot be used here"),
+        ({"device": "meta"}, "device 'meta' cannot be used here"),
+        ({"task": Classification(4)}, "the task has 4 classes, the clients' sets have 3"),
+        ({"task": MultiLabel(3)}, r"MultiLabel\(num_classes=3\) wants labels as rows"),
+        ({"min_replies": 6}, "min_replies is 6, but only 5 clients take part"),
+        ({"ledger": Ledger()}, "ledger is given, but the method is not private"),
+        ({"secret": 3}, "secret is given, but the method is not private"),
+        ({"server_threads": 0}, "server_threads must be at least 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+    ],
+)
+def test_values_that_make_no_run_are_named(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        play(**options)
+
+
+def test_label_rows_need_a_task() -> None:
+    rows = [other(labels=torch.eye(3)[images(9, 40).labels])]
+    with pytest.raises(ValueError, match=r"labels are rows: give task=MultiLabel"):
+        play(clients=rows)
+    with pytest.raises(ValueError, match=r"wants labels as class indices \[N\], the clients have rows"):
+        play(clients=rows, task=Classification(3))
+    assert play(clients=rows, task=MultiLabel(3)).rows[0]["failed"] == {}
+
+
+def test_one_client_and_all_of_them_are_told_apart() -> None:
+    with pytest.warns(UserWarning, match=r"participation=1 is one client a round, of 5; all of them are .*=1\.0"):
+        assert len(play(participation=1).rows[0]["drawn"]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(play(participation=1.0).rows[0]["drawn"]) == 5
+        assert len(play(participation=1 / 5).rows[0]["drawn"]) == 1
+        assert len(play(participation=1, clients=[images(9, 0)]).rows[0]["drawn"]) == 1
+
+
+# Networks, patterns and functions are tried on noise.
+
+
+class Wide(nn.Module):
+    """Whatever it is asked for, it gives `outputs` logits of images of `side` x `side`."""
+
+    def __init__(self, outputs: int, side: int = 4, repeat: float = 1.0) -> None:
+        super().__init__()
+        self.layer, self.repeat = nn.Linear(side * side, outputs), repeat
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1)) * self.repeat
+
+
+NETWORKS: list[tuple[Any, str]] = [
+    (lambda k: Wide(10), r"network\(3\) must give 3 logits, one a class of the data, but Wide gives 10"),
+    (lambda k: Wide(2), "must give 3 logits, one a class of the data, but Wide gives 2"),
+    (lambda k: Wide(k, side=8), r"network\(3\) \(Wide\) cannot take images of the data's shape \(1, 4, 4\)"),
+    (lambda k: Wide(k).double(), r"network\(3\) must be where the images are"),
+    (lambda k: Wide(k, repeat=float("nan")), "gives NaN or Inf"),
+    (lambda k: nn.Sequential(nn.Conv2d(1, k, 4), nn.Flatten()), "has no nn.Linear to take as classifier"),
+]
+
+
+@pytest.mark.parametrize(("network", "error"), NETWORKS)
+def test_a_network_is_tried_on_noise_before_round_one(network: Any, error: str, global_rng_untouched: None) -> None:
+    makes = [
+        lambda: FedAvg(network=network),
+        lambda: FedDM(network=network),
+        lambda: Filtered(FedAvg(network=network, weights="uniform"), ClientDP(1.0, 1.0, 1.0)),
+    ]
+    for make in makes:
+        with pytest.raises(ValueError, match=error):
+            play(make())
+    with pytest.raises(ValueError, match=error.replace("network", r"network\['b'\]", 1)):
+        play(FedProto(network={"a": Tiny, "b": network}, assign=lambda k: "ab"[k % 2]))
+
+
+def test_extra_outputs_of_add_ons_are_counted() -> None:
+    from fl.addons import VHL
+
+    noise = images(20, 9)
+    virtual = VHL(source=noise, classes=3, batch=4)
+    with pytest.raises(ValueError, match=r"network\(6\) must give 6 logits"):
+        play(FedAvg(virtual, network=lambda k: Tiny(3)))
+    assert play(FedAvg(virtual, network=Tiny)).rows[0]["failed"] == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        (FedAvg(network=Tiny, personal="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
+        (fedrep(network=Tiny, head="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
+        (FedAvg(network=Tiny, phases=[Phase(train="boddy.*")]), r"Phase\(train=...\): the pattern 'boddy.\*'"),
+        (FedAvg(network=Tiny, phases=[Phase(train="!classifer.*")]), "matches no parameter"),
+        (FedAvg(network=Tiny, phases=[Phase(train="!*")]), "trains no parameter"),
+        (FedAvg(network=Tiny, personal="*"), "keeps every parameter"),
+        (FedAvg(network=Tiny, initial={"classifier.bias": torch.zeros(4)}), r"float32 \[3\], got torch.float32 \[4\]"),
+        (FedAvg(network=Tiny, initial={"classifier.bias": [0.0]}), r"initial\['classifier.bias'\] must be .* got list"),
+        (FedAvg(network=Tiny, augment=lambda x, g: x[:1]), r"augment must give torch.float32 \[2, 1, 4, 4\]"),
+        (FedAvg(network=Tiny, augment=lambda x, g: x @ torch.ones(5, 5)), "augment fails on images like"),
+        (FedAvg(network=Tiny, objective=nn.CrossEntropyLoss(reduction="none")), "must give one number"),
+        (FedAvg(network=Tiny, objective=lambda z, y: z.sum().detach()), "without a gradient"),
+        (FedAvg(network=Tiny, objective=lambda z, y: z[:, 9].sum()), "objective fails on logits"),
+        (FedAvg(FineTune(train="classifer.*"), network=Tiny), "FineTune: the pattern 'classifer"),
+    ],
+)
+def test_patterns_and_functions_are_tried_before_round_one(method: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        play(method)
+
+
+@pytest.mark.parametrize(
+    ("addon", "first"),
+    [(FedCOG(), 51), (FedCOG(start_round=4), 4), (MOON(), 2), (Scaffold(), 2), (Anchors(ipc=1, steps=1), 2)],
+)
+def test_an_add_on_that_never_acts_says_so_before_round_one(addon: Any, first: int) -> None:
+    name = type(addon).__name__
+    seen: list[int] = []
+    with pytest.warns(UserWarning, match=f"{name} changes nothing before round {first}, and the run has 1"):
+        ours = play(FedAvg(addon, network=Tiny), on_round=lambda row: seen.append(row["round"]))
+    theirs = play()
+    assert seen == [1]
+    for tensor, plain in zip(
+        ours.server.state[FedAvg.model].values(), theirs.server.state[FedAvg.model].values(), strict=True
+    ):
+        assert torch.equal(tensor, plain)
+    assert addon.first_round == first
+
+
+def test_add_ons_that_act_from_round_one_say_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        play(FedAvg(Proximal(0.1), Condensed(ipc=1, steps=1), network=Tiny))
+        play(FedAvg(FedCOG(start_round=1, images=2, steps=1), network=Tiny))
+
+
+# Other holders of images, NumPy's numbers, and what a private run may not know.
+
+
+class Lazily(torch.utils.data.Dataset[Any]):
+    """Pixels of 0..255 with their labels; counts how often each is read."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        data = images(count, seed)
+        self.pixels, self.labels = (data.images * 40 + 100).clamp(0, 255).to(torch.uint8), data.labels
+        self.read = [0] * count
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.read[index] += 1
+        return self.pixels[index], int(self.labels[index])
+
+
+def test_datasets_and_pairs_are_read_once_and_give_the_same_run() -> None:
+    held = [Lazily(9, k) for k in range(3)]
+    clients = [LabeledImages(d.pixels.float() / 255, d.labels, num_classes=3) for d in held]
+    test = Lazily(20, 8)
+    plain = LabeledImages(test.pixels.float() / 255, test.labels, num_classes=3)
+    wanted = play(clients=clients, test=plain, rounds=2)
+    given: list[Any] = [*held[:2], (held[2].pixels.numpy(), held[2].labels.numpy())]
+    for lot, task in ((given, Classification(3)), ([clients[0], *given[1:]], None), (given, None)):
+        run = play(clients=lot, test=test, task=task, rounds=2)
+        for name, tensor in run.server.state[FedAvg.model].items():
+            assert torch.equal(tensor, wanted.server.state[FedAvg.model][name])
+        assert run.accuracy_last == wanted.accuracy_last
+    assert held[1].read == [3] * 9
+    assert test.read == [3] * 20
+
+
+def test_a_set_that_does_not_say_how_many_classes_there_are_has_as_many_as_the_others() -> None:
+    full = images(9, 3)
+    few = LabeledImages(full.images[full.labels < 2], full.labels[full.labels < 2])
+    assert few.num_classes == 2
+    run = play(clients=[few, full, Holding(few, few)])
+    assert run.server.task == Classification(3)
+    assert run.rows[0]["failed"] == {}
+    with pytest.raises(ValueError, match=r"clients\[1\] does not fit clients\[0\]: .*class counts: 2 and 3"):
+        play(clients=[few.replace(num_classes=2), full])
+    assert play(clients=[few], test=few, task=Classification(4)).server.task == Classification(4)
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    import numpy as np
+
+    plain = play(rounds=2, participation=2, seed=3, evaluate=[1, 2])
+    run = play(rounds=np.int64(2), participation=np.int32(2), seed=np.int64(3), evaluate=np.array([1, 2]))
+    assert [r["drawn"] for r in run.rows] == [r["drawn"] for r in plain.rows]
+    assert len(play(participation=np.float32(0.4)).rows[0]["drawn"]) == 2
+
+
+def test_numpys_numbers_are_the_same_run(tmp_path: Any) -> None:
+    import numpy as np
+
+    play(participation=2, out=tmp_path)
+    play(participation=np.int64(2), rounds=np.int64(2), out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("private", ["records", "clients"])
+def test_a_private_run_refuses_what_was_measured_on_the_clients(private: str) -> None:
+    if private == "records":
+        method: Any = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=20), network=Tiny, weights="uniform")
+    else:
+        method = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(1.0, 1.0, 1.0))
+    pixels = images(30, 3).images.sigmoid()
+    labels = images(30, 3).labels
+    of = Normalization.of(pixels)
+    clients = [LabeledImages.from_pixels(pixels[k::3], labels[k::3], num_classes=3, normalization=of) for k in range(3)]
+    with pytest.raises(PrivateStatistics, match="mean and std were measured"):
+        play(method, clients=clients)
+    public = Normalization(of.mean, of.std)
+    assert play(method, clients=[c.renormalized(public) for c in clients]).rows[0]["failed"] == {}
+    derived = [LabeledImages(c.images, c.labels) for c in federation()]
+    with pytest.raises(PrivacyError, match="num_classes must be given"):
+        play(method, clients=derived)
+    assert play(method, clients=derived, task=Classification(3)).rows[0]["failed"] == {}
