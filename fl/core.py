@@ -43,8 +43,8 @@ class Core(Method):
         optimizer_state: its momentum begins anew in each "round", or stays with the "client" from one participation to
             the next, as in VHL's release (where the client's optimiser is never cleared).
         lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
-        epochs: passes over the local data in a round (default 1); more cost clients' time and save rounds: 5 end at 92 and
-            71 % in the same comparison. Or:
+        epochs: passes over the local data in a round (default 1). More cost clients' time and save rounds: 5 end at 92
+            and 71 % in the same comparison. Or:
         steps: an exact number of steps in a round.
         phases: several parts of a local training instead of `epochs`/`steps` (FedRep).
         batch: images a step.
