@@ -13,12 +13,14 @@ from distillkit.augment import DSA
 from distillkit.condense import Augmentation, distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
+from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn
 from fl.message import Entry
 
 if TYPE_CHECKING:
     from fl.local import Local
+    from fl.method import Client
 
 __all__ = ["SELECTED", "Condensed"]
 
@@ -83,23 +85,32 @@ class Condensed(AddOn):
 
     def dataset(self, local: Local) -> LabeledImages:
         """The condensed set: made, or refined, or as it was."""
-        own = local.memory.get(self.own)
-        if own is None:
-            own = self._matched(local, self._random_networks(local), self.init, self.steps)
-        if local.round in self.selected and local.round > 1 and self.refine_steps:
-            own = self._matched(local, FixedNetwork(local.at(local.start)), own, self.refine_steps)
-        local.memory[self.own] = own
-        return own
 
-    def _random_networks(self, local: Local) -> RandomNetworks:
         def like() -> nn.Module:
             return local.method.network_at(local.client, local.received)
 
-        return RandomNetworks(lambda: (self.network or like)().to(local.client.device))
+        own = self.first(local.client, like)
+        if local.round in self.selected and local.round > 1 and self.refine_steps:
+            own = self._matched(local.client, FixedNetwork(local.at(local.start)), own, self.refine_steps, "refine")
+            local.memory[self.own] = own
+        return own
 
-    def _matched(self, local: Local, networks: NetworkSampler, start: str | LabeledImages, steps: int) -> LabeledImages:
+    def first(self, client: Client, like: Callable[[], nn.Module]) -> LabeledImages:
+        """The set in a client's memory; if there is none, condensed under re-drawn networks and kept there.
+
+        `like()` gives a network of the client's own architecture, for where there is no `network`.
+        """
+        own = client.memory.get(self.own)
+        if own is None:
+            networks = RandomNetworks(lambda: (self.network or like)().to(client.device))
+            own = client.memory[self.own] = self._matched(client, networks, self.init, self.steps, "condense")
+        return own
+
+    def _matched(
+        self, client: Client, networks: NetworkSampler, start: str | LabeledImages, steps: int, purpose: str
+    ) -> LabeledImages:
         return distribution_matching(
-            local.client.data.replace(columns={}).to(local.client.device),
+            client.data.replace(columns={}).to(client.device),
             networks=networks,
             ipc=self.ipc,
             steps=steps,
@@ -108,6 +119,6 @@ class Condensed(AddOn):
             lr=self.lr,
             momentum=self.momentum,
             augment=self.augment,
-            generator=local.generator(self, "refine" if isinstance(start, LabeledImages) else "condense"),
-            callback=lambda _: local.client.check_running(),
+            generator=derive(client.seed, client.round, client.id, self.name, purpose),
+            callback=lambda _: client.check_running(),
         )

@@ -14,9 +14,10 @@ from distillkit.losses import class_means, prototype_distance
 from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
+from fl.addons.condensed import Condensed
 from fl.local import shuffled
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, Method, Predictor, Server, sums_like
+from fl.method import Client, Method, Predictor, Server, described, sums_like
 from fl.networks import Factory, Templates
 from fl.options import require_assignment
 from fl.reduce import Like, Reduced, Schema
@@ -52,6 +53,8 @@ class FedProto(Method):
         most_samples: with "samples", the largest count of a class that a client may claim; a reply that claims more is
             refused.
         predict: the nearest prototype ("prototype", as in the paper) or the client's own "classifier".
+        condensed: `Condensed(refine_steps=0, ...)` to train on, and take prototypes of, a set that each client
+            condenses once from its data: FedProto in the tables of FedLGD (Huang et al., TMLR 2024, section 5.1).
     """
 
     prototypes = Entry[Tensor]("first")
@@ -75,6 +78,7 @@ class FedProto(Method):
         weights: Literal["samples", "uniform"] = "samples",
         most_samples: float = MOST,
         predict: Literal["prototype", "classifier"] = "prototype",
+        condensed: Condensed | None = None,
     ) -> None:
         self.templates = Templates(network)
         self.assign = assign
@@ -87,6 +91,11 @@ class FedProto(Method):
         self.weights = check.one_of(weights, "weights", ("samples", "uniform"))
         self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
         self.predict = check.one_of(predict, "predict", ("prototype", "classifier"))
+        if condensed is not None and not isinstance(condensed, Condensed):
+            raise TypeError(f"condensed must be a Condensed(refine_steps=0, ...), got {described(condensed)}")
+        if condensed is not None and condensed.refine_steps and condensed.selected:
+            raise ValueError("FedProto has no global network to refine sets under: Condensed(refine_steps=0)")
+        self.condensed = None if condensed is None or condensed.off else condensed
 
     def __repr__(self) -> str:
         options = {k: v for k, v in vars(self).items() if k not in ("templates", "assign")}
@@ -131,6 +140,8 @@ class FedProto(Method):
     def local(self, client: Client, message: Message) -> Message:
         """LocalUpdate of Algorithm 1: train, then take the mean embedding of each class."""
         net, data = self._network(client), client.data.to(client.device)
+        if self.condensed is not None:
+            data = self.condensed.first(client, lambda: self._network(client)).to(client.device)
         seed_dropout(net, client.generator("dropout"))
         network, prototypes, known = split(net), message[self.prototypes], message[self.known]
         optimizer = torch.optim.SGD(net.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay)

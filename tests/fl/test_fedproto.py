@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
-from distillkit.networks import build
+from distillkit.augment import DSA
+from distillkit.condense import distribution_matching
+from distillkit.networks import RandomNetworks, build
 from distillkit.rng import derive
 from fl import FedAvg, Holding, MultiLabel, simulate
+from fl.addons import Condensed
 from fl.methods import FedProto
 from tests.fl import linear
 from tests.fl.laws import assert_same
@@ -139,3 +142,39 @@ def test_refusals() -> None:
         start(FedProto(network=networks, assign=lambda k: "a"))
     with pytest.raises(ValueError, match="one class an image"):
         start(FedProto(network=Tiny), task=MultiLabel(3))
+
+
+@pytest.mark.golden("Condensed")
+@pytest.mark.parametrize("participation", [1.0, 2])
+def test_on_condensed_data_it_is_fedproto_on_these_sets(participation: float | int, tmp_path: Path) -> None:
+    """FedLGD's rows for FedProto: each client condenses when it is first drawn, by its own architecture."""
+    real, few = federation()[:3], Condensed(ipc=2, steps=3, refine_steps=0)
+    networks = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
+
+    def play(clients: list[LabeledImages], **options: Any) -> Any:
+        method = FedProto(network=networks, assign=lambda k: "ab"[k % 2], lr=0.1, batch=4, **options)
+        how: dict[str, Any] = {"rounds": 4, "participation": participation, "progress": False, "evaluate": "none"}
+        return simulate(method, clients, out=tmp_path / "run" if options else None, **how)
+
+    run = play(real, condensed=few)
+    condensed = [
+        distribution_matching(
+            data, networks=RandomNetworks(lambda k=k: networks["ab"[k % 2]](3)), ipc=2, steps=3, init="statistics",
+            augment=DSA(), generator=derive(0, next(r["round"] for r in run.rows if k in r["drawn"]), k, "Condensed",
+            "condense"),
+        )
+        for k, data in enumerate(real)
+    ]  # fmt: skip
+    assert_same(run, play(condensed))
+    plain = play(real)
+    assert [r["up"] for r in plain.rows] == [r["up"] for r in run.rows]
+    assert not torch.equal(*(r.server.state[FedProto.prototypes] for r in (plain, run)))
+
+
+def test_what_condensed_may_be() -> None:
+    with pytest.raises(ValueError, match=r"no global network to refine sets under: Condensed\(refine_steps=0\)"):
+        FedProto(network=Tiny, condensed=Condensed())
+    with pytest.raises(TypeError, match="condensed must be a Condensed"):
+        FedProto(network=Tiny, condensed=Condensed)  # type: ignore[arg-type]
+    assert FedProto(network=Tiny, condensed=Condensed(ipc=0, selected=())).condensed is None
+    assert "Condensed(ipc=2" in repr(FedProto(network=Tiny, condensed=Condensed(ipc=2, refine_steps=0)))
