@@ -121,6 +121,7 @@ class ClientDP(Filter):
     def start(self, server: Server) -> None:
         """The norms to begin with."""
         require_shapes(server.method.expect(server, 0), self.clips)
+        self._ledger(server).assume("ClientDP")
         if self._ledger(server).delta >= 1 / server.clients:
             raise NotAccountable(f"delta must be below one over the number of clients, 1/{server.clients}")
         self._split(server.clients)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+from distillkit.privacy import PrivacyError
 from fl.message import Entry, Message, declared
 from fl.method import Client, Method, Predictor, Server
 from fl.reduce import Reduced, Schema
@@ -17,7 +18,13 @@ class Filter:
 
     Like a method it is frozen and lives on the server and on every client alike; it may declare entries of its own, as
     class attributes. Its `repr` is part of the run's identity: a frozen dataclass has the right one.
+
+    Attributes:
+        exact: whether `out` and `back` together leave every sum over clients as it was, number for number, as the masks
+            of a secure sum do. Nothing else may change replies once a private filter has bounded them.
     """
+
+    exact: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -72,6 +79,7 @@ class Filtered(Method):
 
     Raises:
         ValueError: a filter given twice, two that draw the clients, or a method that a filter refuses.
+        PrivacyError: a filter that changes replies after a private one has bounded them.
     """
 
     def __init__(self, method: Method, *filters: Filter) -> None:
@@ -94,6 +102,7 @@ class Filtered(Method):
             raise ValueError(f"{' and '.join(drawing)} cannot be combined: both draw the clients")
         for one in filters:
             one.check(method)
+        _require_bounds_kept(filters)
 
     def __repr__(self) -> str:
         return f"Filtered({', '.join(map(repr, self._links))})"
@@ -190,3 +199,16 @@ class Filtered(Method):
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
         """The method's models."""
         return self.method.predictors(server)
+
+
+def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
+    """Refuse what would change a reply after it was clipped: noise that was scaled to the clip would not cover it."""
+    private = next((i for i, one in enumerate(filters) if one.private), len(filters))
+    for later in filters[private + 1 :]:
+        changes = type(later).out is not Filter.out or type(later).back is not Filter.back
+        if changes and not later.exact:
+            raise PrivacyError(
+                f"{later.name} changes replies after {filters[private].name} has bounded them, so its noise would not "
+                f"cover what arrives: give {later.name} first. (The masks of a secure sum, which leave every sum as it "
+                "was, say `exact = True`.)"
+            )

@@ -25,6 +25,7 @@ from fl.cohort import Pool
 from fl.engine import Engine
 from fl.method import Method, Server
 from fl.post import Holding
+from fl.private_door import open_ledger
 from fl.store import CheckpointError, Store
 from fl.task import Task
 
@@ -95,7 +96,8 @@ def simulate(
         min_replies: fewer usable replies than this end the run with `NoUsableReply` (the last round is kept). Neither
             is for a method that draws its clients itself: that is done in secret, and may draw nobody.
         evaluate: whose own test images are used after a round: the drawn clients', all clients', nobody's, or a fixed
-            panel's. Default: the drawn clients', and nobody's in a private run, because these are exact numbers.
+            panel's. Default: the drawn clients', and nobody's in a private run, because these are exact numbers: if
+            they are asked for, the ledger and every row say that epsilon does not cover them.
         seed: everything random follows from it, but for the noise of a private method.
         ledger: what a private method charges, with its delta and budget. Default: `out`'s ledger.jsonl (in memory
             without `out`), delta 1e-5, no budget. It is never rolled back: a round that is run again is charged again.
@@ -138,8 +140,11 @@ def simulate(
     device = door.device_at(device)
     panel = door.panel(evaluate, len(clients), private=method.private)
     door.require_ledger(method, ledger, secret, out)
+    fresh = ledger is None
     if method.private and ledger is None:
         ledger = Ledger(Path(out) / "ledger.jsonl" if out is not None else None)
+    if ledger is not None:
+        open_ledger(ledger, fresh, clients, panel)
     store = Store(Path(out)) if out is not None else None
     with Pool(workers, server_threads) as pool:
         server = Server(

@@ -1,6 +1,7 @@
 """Differential privacy for synthetic sets and for models, with a ledger of what was spent."""
 
 from distillkit.privacy.accounting import Bound, compose
+from distillkit.privacy.assumed import ASSUMED, FACTS
 from distillkit.privacy.class_means import class_sums, match_sums, matching_step, release
 from distillkit.privacy.condense import condense_private
 from distillkit.privacy.dp_sgd import per_example_gradients, require_per_example, train_private, without_batch_norm
@@ -26,8 +27,10 @@ from distillkit.privacy.separable import SeparableLoss, require_separable, separ
 from distillkit.privacy.trained import TrainedNetworks
 
 __all__ = [
+    "ASSUMED",
     "CLIENT",
     "EVERYONE",
+    "FACTS",
     "RECORD",
     "REPLACED",
     "BatchStatistics",

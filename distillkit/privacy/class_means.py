@@ -10,7 +10,7 @@ from torch import Tensor
 from distillkit import check
 from distillkit.chunks import chunk_size
 from distillkit.privacy.errors import PrivacyError
-from distillkit.privacy.events import Event
+from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
@@ -54,7 +54,7 @@ def release(
     sigma: float,
     sensitivity: float,
     ledger: Ledger,
-    client: int | str = 0,
+    client: int | str = EVERYONE,
     round: int = 0,
     secret: Secret | int | None = None,
 ) -> Tensor:
@@ -86,6 +86,7 @@ def release(
     if sigma and not math.isfinite(sensitivity):
         raise PrivacyError("an unclipped sum has no bounded sensitivity; give a clip, or clip=None for unit vectors")
     secret = as_secret(secret)
+    ledger.assume("release")
     ledger.spend(Event("class_means", sigma, count=len(sums), client=client, round=round, seeded=secret.seeded))
     noise = secret.normal(sums.shape, sigma * sensitivity if sigma else 0.0)
     return sums.double() + noise.to(sums.device)

@@ -16,7 +16,7 @@ from distillkit.networks.convnet import ConvNet
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
 from distillkit.normalization import Normalization
 from distillkit.privacy.class_means import class_sums, match_sums, release
-from distillkit.privacy.events import Event
+from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gaussian import gaussian_sigma
 from distillkit.privacy.guards import ledger_at, private_set, public_start
 from distillkit.privacy.histogram import private_histogram
@@ -59,7 +59,7 @@ def condense_private(
     normalization: Normalization | None = None,
     public_statistics: bool = False,
     ledger: Ledger | None = None,
-    client: int | str = 0,
+    client: int | str = EVERYONE,
     round: int = 0,
     secret: Secret | int | None = None,
     generator: int | torch.Generator = 0,
@@ -114,8 +114,9 @@ def condense_private(
         normalization: how `images` came from pixels: public constants. One that was measured (`Normalization.of`, the
             default of `load_folder`) is refused.
         public_statistics: say True if the set's normalisation was measured on public data.
-        ledger: where the release is charged, with whatever it holds already; default one for this call.
-        client, round: for the ledger.
+        ledger: where the release is charged, with whatever it holds already. Default one for this call, whose epsilon
+            covers this call alone: give every call on the same records the same ledger.
+        client, round: for the ledger. Default: everybody's records pay, which is safe whoever holds them.
         secret: where the noise comes from: the operating system, or a seed, which voids the guarantee.
         generator: public randomness: networks, initial images, augmentation.
         chunk: images per pass; default by device and size.
@@ -165,6 +166,7 @@ def condense_private(
     sigma_sizes = whole / math.sqrt(counting) if counting else 0.0
     events = [Event("histogram", sigma_sizes, client=client)] if counting else []
     events += [Event("class_means", sigma_first, count=first_networks, client=client)] if first_share else []
+    ledger.assume("condense_private")
     ledger.check(*events, Event("class_means", sigma, count=networks * (passes - 1), client=client))
 
     if sizes is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.chunks import chunk_size
 from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
-from distillkit.privacy.events import Event
+from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gradient import PrivateGradient
 from distillkit.privacy.guards import ledger_at, refuse_large_delta
 from distillkit.privacy.ledger import Ledger
@@ -150,7 +150,7 @@ def train_private(
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     loss: RowLoss | None = None,
     ledger: Ledger | None = None,
-    client: int | str = 0,
+    client: int | str = EVERYONE,
     round: int = 0,
     secret: Secret | int | None = None,
     chunk: int | None = None,
@@ -209,6 +209,7 @@ def train_private(
     try:
         with per_example_gradients(model) as gradients:
             private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
+            ledger.assume("train_private")
             ledger.spend(Event("dp_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
             for _ in range(steps):
                 for rows in secret.poisson(len(real), rate).to(real.images.device).split(part):

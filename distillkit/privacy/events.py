@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from distillkit import check
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["CLIENT", "EVERYONE", "RECORD", "REPLACED", "Event", "Guarantee"]
+__all__ = ["CLIENT", "EVERYONE", "RECORD", "REPLACED", "Event", "Guarantee", "identity"]
 
 EVERYONE = "*"
 """The client of an event that touches the records of all clients."""
@@ -17,6 +18,17 @@ EVERYONE = "*"
 RECORD, REPLACED, CLIENT = "add or remove one record", "replace one record", "add or remove one client"
 _RELATIONS = (RECORD, REPLACED, CLIENT)
 _SAMPLINGS = ("everything", "poisson")
+
+
+def identity(client: int | str) -> str:
+    """The one form in which a ledger knows a client: 1 and "1" are the same.
+
+    Raises:
+        TypeError: neither an integer nor a string.
+    """
+    if isinstance(client, bool) or not isinstance(client, str | Integral):
+        raise TypeError(f"client must be an integer or a string, got {type(client).__name__}")
+    return str(client)
 
 
 @dataclass(frozen=True)
@@ -29,7 +41,8 @@ class Event:
         rate: with which probability a record takes part, the largest over all records (over the classes, if each
             class has its own). 1 if all do.
         count: how many releases.
-        client: whose records, or `EVERYONE`.
+        client: whose records, a number or a name, kept as a string (1 is "1"). Default `EVERYONE`, which is always
+            safe.
         round: when, for the reader.
         sampling: `"poisson"` (each record independently), or `"everything"` (rate 1). Default by the rate.
         relation: which data sets count as neighbours: `"add or remove one record"`, `"replace one record"` (at rate 1
@@ -45,7 +58,7 @@ class Event:
     sigma: float
     rate: float = 1.0
     count: int = 1
-    client: int | str = 0
+    client: int | str = EVERYONE
     round: int = 0
     sampling: str = ""
     relation: str = RECORD
@@ -55,6 +68,7 @@ class Event:
         check.real_number(self.sigma, "sigma", least=0.0)
         check.real_number(self.rate, "rate", above=0.0, most=1.0)
         check.positive_int(self.count, "count")
+        object.__setattr__(self, "client", identity(self.client))
         if not self.sampling:
             object.__setattr__(self, "sampling", "everything" if self.rate == 1 else "poisson")
         if self.sampling not in _SAMPLINGS or (self.sampling == "everything" and self.rate < 1):
@@ -83,6 +97,7 @@ class Guarantee:
         delta, relation: that it refers to. The relation is "" if nothing was spent.
         accountant: `"exact"`, `"rdp"` or `"prv"`.
         remarks: what the reader must know besides, such as tuning on the private data.
+        assumed: what is taken to be public, by entry point (`ASSUMED`); epsilon does not cover it.
     """
 
     epsilon: float | None
@@ -92,14 +107,21 @@ class Guarantee:
     accountant: str
     reason: str = ""
     remarks: tuple[str, ...] = ()
+    assumed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def info(self) -> dict[str, Any]:
         """JSON values for a set's `info` or a run's history: what holds, or why nothing does."""
         values: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
         if self.epsilon is None:
             nominal = self.nominal if math.isfinite(self.nominal) else None
-            return values | {"reason": self.reason, "nominal_epsilon": nominal}
-        return values | {"accountant": self.accountant} | ({"remarks": list(self.remarks)} if self.remarks else {})
+            values |= {"reason": self.reason, "nominal_epsilon": nominal}
+        else:
+            values["accountant"] = self.accountant
+        if self.remarks:
+            values["remarks"] = list(self.remarks)
+        if self.assumed:
+            values["assumed_public"] = {entry: list(facts) for entry, facts in self.assumed.items()}
+        return values
 
     def __str__(self) -> str:
         if self.epsilon is None:

@@ -23,6 +23,7 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 
 __all__ = [
+    "FRESH",
     "ledger_at",
     "private_set",
     "public_noise",
@@ -36,6 +37,9 @@ __all__ = [
     "refuse_mixing_loss",
     "require_given_classes",
 ]
+
+
+FRESH = "this ledger began with this call: what the same records paid elsewhere is not in its epsilon"
 
 
 def private_set(
@@ -101,10 +105,13 @@ def refuse_measured(normalization: Normalization, who: str = "a private componen
 
 
 def ledger_at(ledger: Ledger | None, delta: float) -> Ledger:
-    """The ledger to charge: the one given, if it accounts at `delta`, or a new one in memory."""
+    """The ledger to charge: the one given, if it accounts at `delta`, or a new one in memory, which says so."""
     if ledger is not None and ledger.delta != delta:
         raise ValueError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
-    return Ledger(delta=delta) if ledger is None else ledger
+    if ledger is None:
+        ledger = Ledger(delta=delta)
+        ledger.remark(FRESH)
+    return ledger
 
 
 def public_start(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.privacy.events import Event
+from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
 
@@ -19,7 +19,7 @@ def private_histogram(
     num_classes: int,
     sigma: float,
     ledger: Ledger,
-    client: int | str = 0,
+    client: int | str = EVERYONE,
     round: int = 0,
     secret: Secret | int | None = None,
 ) -> Tensor:
@@ -44,6 +44,7 @@ def private_histogram(
     check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, None, num_classes)
     secret = as_secret(secret)
+    ledger.assume("private_histogram")
     ledger.spend(Event("histogram", sigma, client=client, round=round, seeded=secret.seeded))
     counts = torch.bincount(labels, minlength=num_classes).double()
     return counts + secret.normal((num_classes,), sigma).to(counts.device)

@@ -15,7 +15,7 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.privacy.condense import network_sampler
 from distillkit.privacy.errors import PrivacyError
-from distillkit.privacy.events import Event
+from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gradient import PrivateGradient
 from distillkit.privacy.guards import ledger_at, private_set, public_noise, public_start
 from distillkit.privacy.ledger import Ledger
@@ -95,7 +95,7 @@ def image_sgd(
     normalization: Normalization | None = None,
     public_statistics: bool = False,
     ledger: Ledger | None = None,
-    client: int | str = 0,
+    client: int | str = EVERYONE,
     round: int = 0,
     secret: Secret | int | None = None,
     generator: int | torch.Generator = 0,
@@ -170,6 +170,7 @@ def image_sgd(
     private = PrivateGradient(
         [synthetic], sigma=sigma, clip=clip, denominator=rate * size / real.num_classes, secret=secret
     )
+    ledger.assume("image_sgd")
     ledger.spend(Event("image_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
     part = chunk_size(real.images, chunk)
     velocity = torch.zeros_like(start).view_as(synthetic)

@@ -13,8 +13,9 @@ from typing import Any
 
 from distillkit import check
 from distillkit.privacy.accounting import Bound, Spend, compose
+from distillkit.privacy.assumed import ASSUMED
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable
-from distillkit.privacy.events import EVERYONE, Event, Guarantee
+from distillkit.privacy.events import EVERYONE, Event, Guarantee, identity
 from distillkit.privacy.journal import Journal
 
 __all__ = ["Ledger"]
@@ -30,14 +31,16 @@ class Ledger:
     tore counts as the costliest event of the ledger, to everyone, although its release can never have been used.
 
     Epsilon composes over the events of a client and is the *maximum* over clients: their records are disjoint, so one
-    record is touched by one client's events only, and by those of `EVERYONE`.
+    record is touched by one client's events only, and by those of `EVERYONE`. It covers what was charged to *this*
+    ledger: releases from the same records that were charged to another one, or to none, come on top.
 
     Args:
         path: a file of JSON lines, continued if it exists; None keeps the ledger in memory, for trying things out.
         delta: in (0, 1), well below one over the number of records of the smallest client.
         budget: epsilon that no client may exceed; None for no limit. Compared with the nominal epsilon, so that a
             seeded rehearsal stops where the real run will.
-        disjoint: whether no record lies with two clients. If False the events of all clients compose.
+        disjoint: whether no record lies with two clients, which is assumed and cannot be seen here. If False the events
+            of all clients compose.
 
     Threads and processes may share a ledger file (a `.lock` file beside it keeps them apart).
 
@@ -64,6 +67,7 @@ class Ledger:
         self._totals: dict[int | str, dict[tuple[float, float], int]] = {}
         self._reasons: dict[int | str, str] = {}
         self._remarks: list[str] = []
+        self._assumed: dict[str, tuple[str, ...]] = {}
         self._torn = 0
         with self._current():
             pass
@@ -101,22 +105,32 @@ class Ledger:
     def void(self, reason: str, *, client: int | str = EVERYONE) -> None:
         """Record that the claim of `client` is lost, for instance because its raw images took part."""
         with self._current():
-            self._journal.append({"void": reason, "client": client})
-            self._reasons.setdefault(client, reason)
+            self._journal.append({"void": reason, "client": identity(client)})
+            self._reasons.setdefault(identity(client), reason)
 
     def remark(self, text: str) -> None:
-        """Record what epsilon does not cover, such as options that were tuned on the private data."""
+        """Record, once, what epsilon does not cover, such as options that were tuned on the private data."""
         with self._current():
-            self._journal.append({"remark": text})
-            self._remarks.append(text)
+            if text not in self._remarks:
+                self._journal.append({"remark": text})
+                self._remarks.append(text)
+
+    def assume(self, entry: str, facts: Sequence[str] | None = None) -> None:
+        """Record, once, what an entry point takes to be public; default the line of `ASSUMED` with its name."""
+        found = tuple(ASSUMED[entry] if facts is None else facts)
+        with self._current():
+            if self._assumed.get(entry) != found:
+                self._journal.append({"assumed": list(found), "by": entry})
+                self._assumed[entry] = found
 
     def spends(self, client: int | str | None = None) -> list[Spend]:
         """(sigma, rate, count) of all events that touch the records of `client` (None: of everyone's)."""
         with self._current():
-            return self._spends(client)
+            return self._spends(None if client is None else identity(client))
 
     def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
-        """What holds for the records of `client`; None: for whoever paid most."""
+        """What holds for the records of `client`; None or `EVERYONE`: for whoever paid most."""
+        client = None if client in (None, EVERYONE) else identity(client)
         with self._current():
             delta = self.delta if delta is None else delta
             clients = self._clients() if client is None else [client]
@@ -132,6 +146,7 @@ class Ledger:
                 accountant=worst.accountant,
                 reason=reason,
                 remarks=tuple(self._remarks),
+                assumed=dict(self._assumed),
             )
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
@@ -169,13 +184,12 @@ class Ledger:
         """The largest nominal epsilon of any client whom `events` touch."""
         owners = [e.client for e in events]
         clients = self._clients() + [c for c in owners if c != EVERYONE] if EVERYONE in owners else owners
-        return max(
-            compose(
-                [*self._spends(c), *((e.sigma, e.rate, e.count) for e in events if e.client in (c, EVERYONE))],
-                self.delta,
-            ).epsilon
-            for c in dict.fromkeys(clients)
-        )
+
+        def all_of(client: int | str) -> list[Spend]:
+            own = [e for e in events if not self.disjoint or e.client in (client, EVERYONE)]
+            return [*self._spends(client), *((e.sigma, e.rate, e.count) for e in own)]
+
+        return max(compose(all_of(c), self.delta).epsilon for c in dict.fromkeys(clients))
 
     def _fits(self, event: Event) -> int:
         def within(count: int) -> bool:
@@ -202,7 +216,7 @@ class Ledger:
             return
         first, fits = events[0], self._fits(events[0])
         raise BudgetExhausted(
-            f"{' and '.join(e.mechanism for e in events)} for client {first.client!r} would bring epsilon to "
+            f"{' and '.join(e.mechanism for e in events)} for {_who(events)} would bring epsilon to "
             f"{after:.4g}, over the budget of {self.budget:g} (delta {self.delta:g}). {fits} of {first.count} releases "
             f"of {first.mechanism} fit; or raise sigma, or stop here",
             fits=fits,
@@ -223,8 +237,15 @@ class Ledger:
         if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
             self._add(Event(**line["event"]))
         elif "void" in line:
-            self._reasons.setdefault(line.get("client", EVERYONE), line["void"])
+            self._reasons.setdefault(identity(line.get("client", EVERYONE)), line["void"])
         elif "remark" in line:
             self._remarks.append(line["remark"])
+        elif "assumed" in line:
+            self._assumed[line["by"]] = tuple(line["assumed"])
         else:
             raise ValueError(f"line {number} of {self.path} is not a ledger's: {json.dumps(line)[:80]}")
+
+
+def _who(events: Sequence[Event]) -> str:
+    names = ["everyone" if e.client == EVERYONE else f"client {e.client!r}" for e in events]
+    return " and ".join(dict.fromkeys(names))

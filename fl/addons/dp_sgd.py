@@ -94,6 +94,7 @@ class DPSGD(AddOn):
         core: Core = server.method
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
+            server.ledger.assume("DPSGD")
         require_examples_apart(core, server, server.generator(self.name))
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:

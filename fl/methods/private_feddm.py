@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.networks import NetworkBall
 from distillkit.privacy import (
+    ASSUMED,
     Ledger,
     PrivacyError,
     PrivateInitialization,
@@ -129,6 +130,8 @@ class PrivateFedDM(FedDM):
             raise ValueError(f"sizes must be {classes} numbers, one a class, got {len(self.sizes)}")
         if not self.public_statistics:
             refuse_measured(server.normalization, type(self).__name__)
+        if server.ledger is not None:
+            server.ledger.assume(next(c.__name__ for c in type(self).__mro__ if c.__name__ in ASSUMED))
         if server.ledger is not None and self.sizes is not None:
             refuse_large_delta(sum(self.sizes), server.ledger.delta)
         net = self.templates.at("", classes, server.state[self.model], server.device)

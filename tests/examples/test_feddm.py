@@ -45,7 +45,7 @@ def test_every_private_row_is_at_the_epsilon_asked_for(
         events = Ledger(ledger)
         assert line["epsilon"] == events.epsilon()
         assert 7.9 < line["epsilon"] <= 8 * (1 + 1e-9)
-        assert {e.client for e in events.events} in ({"*"}, set(range(feddm.CLIENTS)))
+        assert {e.client for e in events.events} in ({"*"}, set(map(str, range(feddm.CLIENTS))))
         assert not any(e.seeded for e in events.events)
         assert f"{line['epsilon']:.3f}" in said
         assert (line["method"] == feddm.TITLES["client_dp"]) == ("one client" in str(events.guarantee()))

@@ -206,7 +206,7 @@ def test_nobody_gives_pure_noise_on_every_parameter(empty: str) -> None:
 def paid(ledger: Ledger) -> dict[Any, list[int]]:
     found: dict[Any, list[int]] = {}
     for event in ledger.events:
-        found.setdefault(event.client, []).append(event.round)
+        found.setdefault(int(event.client), []).append(event.round)
     return {k: sorted(found[k]) for k in sorted(found)}
 
 

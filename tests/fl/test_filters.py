@@ -9,7 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from fl import CheckpointError, Client, Entry, FedAvg, Filter, Filtered, Holding, Message, Method, Run, Server, simulate
+from distillkit.privacy import PrivacyError
+from fl import (
+    CheckpointError,
+    Client,
+    ClientDP,
+    Entry,
+    FedAvg,
+    Filter,
+    Filtered,
+    Holding,
+    Message,
+    Method,
+    Run,
+    Server,
+    simulate,
+)
 from fl.addon import AddOn
 from fl.addons import MOON, FineTune, Scaffold, ServerMomentum
 from fl.message import Tensors
@@ -250,3 +265,23 @@ def test_chains_are_flat_and_say_what_they_are() -> None:
     assert not chain.private
     assert not chain.draws
     assert Filtered(inner, Choose()).draws
+
+
+class Masks(Shift):
+    """A stand-in for a secure sum: what it adds is taken off again."""
+
+    exact = True
+
+
+def test_nothing_changes_replies_after_they_were_bounded() -> None:
+    """Scaled by ten behind the clip, a client's update would be ten clips long under noise for one."""
+    dp = ClientDP(1.0, 0.5, clip=0.1)
+    base = method(weights="uniform")
+    for later in (Scale(10.0), Shift()):
+        with pytest.raises(PrivacyError, match=f"{later.name} changes replies after ClientDP has bounded them"):
+            Filtered(base, dp, later)
+        with pytest.raises(PrivacyError, match="give .* first"):
+            Filtered(Filtered(base, dp), later)
+        Filtered(base, later, dp)
+    Filtered(base, dp, Masks())
+    Filtered(base, dp, Filter())

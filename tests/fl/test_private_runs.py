@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,28 @@ import torch
 from torch import Tensor
 
 from distillkit import LabeledImages
-from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, Secret, compose
-from fl import CheckpointError, Client, Entry, FedAvg, Holding, Message, Method, NoUsableReply, Run, Server, simulate
+from distillkit.normalization import Normalization
+from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, PrivateStatistics, Secret, compose
+from distillkit.privacy.guards import FRESH
+from distillkit.rng import derive
+from fl import (
+    CheckpointError,
+    Client,
+    ClientDP,
+    Entry,
+    FedAvg,
+    Filtered,
+    Holding,
+    Message,
+    Method,
+    NoUsableReply,
+    Run,
+    Server,
+    simulate,
+)
+from fl.addons import DPSGD
 from fl.method import sums_like
+from fl.private_door import EXACT_TESTS
 from fl.reduce import Like, Schema
 from tests.fl.small import Tiny, images
 
@@ -77,7 +97,7 @@ def paid(ledger: Ledger) -> dict[Any, list[int]]:
     """Client -> the rounds it was charged for."""
     found: dict[Any, list[int]] = {}
     for event in ledger.events:
-        found.setdefault(event.client, []).append(event.round)
+        found.setdefault(int(event.client), []).append(event.round)
     return {k: sorted(found[k]) for k in sorted(found)}
 
 
@@ -122,8 +142,9 @@ def test_private_clients_are_not_measured_unless_asked() -> None:
         tested = Entry[Any]("sum")
 
     held = [Holding(h, images(3, seed=7)) for h in holders()]
-    rows = [simulate(Tested(), held, rounds=1, progress=False, evaluate=who).rows[0] for who in (None, "drawn")]
-    assert ["accuracy_clients" in row for row in rows] == [False, True]
+    rows = [simulate(Tested(), held, rounds=1, progress=False, evaluate=who).rows[0] for who in (None, "drawn", [1])]
+    assert ["accuracy_clients" in row for row in rows] == [False, True, True]
+    assert [EXACT_TESTS in row["privacy"].get("remarks", ()) for row in rows] == [False, True, True]
 
 
 def test_the_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path: Path) -> None:
@@ -251,3 +272,66 @@ def test_a_secret_draw_stays_out_of_the_history_and_may_be_empty() -> None:
     run = play(method=Chosen())
     assert [row["replies"] for row in run.rows] == [2, 0, 2]
     assert [(row["drawn"], row["bytes_by_client"]) for row in run.rows] == [(None, None)] * 3
+
+
+class Lazy:
+    """Clients that are made when they are asked for."""
+
+    def __init__(self, held: list[LabeledImages]) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getitem__(self, number: int) -> LabeledImages:
+        if number >= len(self.held):
+            raise IndexError
+        return self.held[number]
+
+
+def test_a_class_count_that_was_read_off_the_labels_is_refused_before_anything_is_charged() -> None:
+    told = holders()
+    derived = LabeledImages(told[1].images, told[1].labels)
+    ledger = Ledger(delta=DELTA)
+    for held in ([derived, derived[:5]], (Holding(derived),), Lazy([derived, told[0]])):
+        with pytest.raises(PrivacyError, match=r"num_classes must be given.*data\.replace\(num_classes=K\)"):
+            simulate(NoisySum(), held, rounds=1, progress=False, ledger=ledger)  # type: ignore[arg-type]
+    assert ledger.events == ()
+    simulate(FedAvg(network=Tiny), [derived, derived[:5]], rounds=1, progress=False)
+
+
+RECORDS = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=4), network=Tiny, weights="uniform", steps=1)
+WHOLE = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(1.0, 0.5, clip=0.1))
+
+
+@pytest.mark.parametrize("method", [RECORDS, WHOLE], ids=["DPSGD", "ClientDP"])
+def test_measured_statistics_are_refused_before_round_one(method: Method) -> None:
+    pixels = torch.rand(6, 1, 4, 4, generator=derive(3))
+    ledger = Ledger(delta=DELTA)
+    for public in (False, True):
+        normalization = Normalization.of(pixels, public=public)
+        held = [LabeledImages.from_pixels(pixels, torch.arange(6) % 3, num_classes=3, normalization=normalization)]
+        if public:
+            simulate(method, held, rounds=1, progress=False, ledger=ledger)
+        else:
+            with pytest.raises(PrivateStatistics, match="mean and std were measured on images"):
+                simulate(method, held, rounds=1, progress=False, ledger=ledger)
+            assert ledger.events == ()
+
+
+def test_the_same_images_with_two_clients_are_warned_of() -> None:
+    told = holders()
+    twice = [*told, told[1].replace(images=told[1].images.clone())]
+    with pytest.warns(UserWarning, match="clients 1 and 3 hold the same images.*disjoint=False"):
+        simulate(NoisySum(), twice, rounds=1, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        overlapping = simulate(NoisySum(), twice, rounds=1, progress=False, ledger=Ledger(disjoint=False))
+        simulate(NoisySum(), [*told, nobody()], rounds=1, progress=False)
+    assert overlapping.rows[0]["epsilon"] == pytest.approx(compose([(SIGMA, 1.0, 4)], DELTA).epsilon)
+
+
+def test_a_run_with_a_ledger_of_its_own_says_so(tmp_path: Path) -> None:
+    for run in (play(rounds=1), play(rounds=1, out=tmp_path), play(rounds=2, out=tmp_path, resume=True)):
+        assert run.rows[-1]["privacy"]["remarks"] == [FRESH]
+    assert "remarks" not in play(rounds=1, ledger=Ledger(delta=DELTA)).rows[0]["privacy"]

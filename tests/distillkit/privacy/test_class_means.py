@@ -169,7 +169,7 @@ def test_release_charges_first_and_draws_once(toy_set: LabeledImages, toy_networ
     release(sums, sigma=2.0, sensitivity=1.0, ledger=ledger, client=3, round=7, secret=secret)
     (event,) = ledger.events
     assert (event.mechanism, event.sigma, event.rate, event.count) == ("class_means", 2.0, 1.0, 3)
-    assert (event.client, event.round, event.seeded) == (3, 7, False)
+    assert (event.client, event.round, event.seeded) == ("3", 7, False)
     assert secret.draws == 1
     poor = Ledger(budget=0.1)
     with pytest.raises(BudgetExhausted):
@@ -327,7 +327,7 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
     generator = torch.Generator().manual_seed(1)
     one, two = (condensed(toy_set, toy_network, generator=generator, steps=0) for _ in range(2))
     assert not torch.equal(one.images, two.images)
-    with pytest.raises(ValueError, match="sizes must be 3 positive"):
+    with pytest.raises(ValueError, match="sizes must be positive numbers, one a class"):
         condensed(toy_set, toy_network, sizes=torch.tensor([1.0, 0.0, 2.0]))
     with pytest.raises(ValueError, match="first_share"):
         condensed(toy_set, toy_network, first_share=0.6)

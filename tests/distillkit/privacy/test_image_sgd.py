@@ -151,7 +151,7 @@ def test_all_steps_are_charged_before_the_first_and_each_draws_once(
     result = private(toy_set, toy_network, steps=5, ledger=ledger, secret=secret, client=2, round=1)
     (event,) = ledger.events
     assert (event.mechanism, event.sigma, event.rate, event.count) == ("image_sgd", 1.0, 0.5, 5)
-    assert (event.client, event.round, event.sampling, event.seeded) == (2, 1, "poisson", False)
+    assert (event.client, event.round, event.sampling, event.seeded) == ("2", 1, "poisson", False)
     assert secret.draws == 5
     assert result.info["epsilon"] == ledger.epsilon(2)
     poor = Ledger(budget=ledger.epsilon() or 0.0)

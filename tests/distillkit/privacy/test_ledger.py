@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.privacy import (
+    ASSUMED,
     CLIENT,
     EVERYONE,
     REPLACED,
@@ -25,7 +27,7 @@ from distillkit.privacy import (
     gaussian_epsilon,
 )
 
-ONE = Event("class_means", 2.0)
+ONE = Event("class_means", 2.0, client=0)
 
 
 def test_what_is_spent_composes_within_a_client() -> None:
@@ -275,3 +277,66 @@ def test_spending_is_cheap() -> None:
         ledger.spend(Event("dp_sgd", 1.0, 0.05, 10, client=round % 20, round=round))
     assert time.perf_counter() - start < 5
     assert ledger.epsilon(0) == compose([(1.0, 0.05, 250)], 1e-5).epsilon
+
+
+def test_one_call_of_many_clients_is_checked_whole_when_records_overlap() -> None:
+    """Two releases of epsilon 1.99 from records that may be the same ones cost 2.94 together, over a budget of 2."""
+    pair = Event("class_means", 2.0, client="A"), Event("class_means", 2.0, client="B")
+    ledger = Ledger(budget=2.0, disjoint=False)
+    with pytest.raises(BudgetExhausted, match=r"client 'A' and client 'B' would bring epsilon to 2\.9"):
+        ledger.spend(*pair)
+    assert ledger.events == ()
+    Ledger(budget=2.0).spend(*pair)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["A", "B", EVERYONE]), st.floats(1.0, 9.0)), min_size=1, max_size=4), st.data()
+)
+def test_a_check_foresees_what_the_ledger_says_afterwards(events: list[tuple[str, float]], data: st.DataObject) -> None:
+    disjoint = data.draw(st.booleans())
+    held, asked = Ledger(disjoint=disjoint), [Event("x", sigma, client=client) for client, sigma in events]
+    first = data.draw(st.integers(0, len(asked) - 1))
+    held.spend(*asked[:first])
+    after = Ledger(disjoint=disjoint)
+    after.spend(*asked)
+    assert held._after(asked[first:]) <= after.guarantee().nominal * (1 + 1e-9)
+    if first == 0:
+        assert held._after(asked) == pytest.approx(after.guarantee().nominal, rel=1e-9)
+
+
+def test_a_client_is_the_same_by_number_and_by_name(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    for client in (1, "1", torch.tensor(1).item()):
+        ledger.spend(Event("class_means", 2.0, client=client))
+    for one in (ledger, Ledger(tmp_path / "l")):
+        assert one.epsilon(1) == one.epsilon("1") == one.epsilon() == compose([(2.0, 1.0, 3)], 1e-5).epsilon
+        assert {e.client for e in one.events} == {"1"}
+    ledger.void("shown", client=1)
+    assert ledger.epsilon("1") is None
+    for wrong in (True, 1.0, None):
+        with pytest.raises(TypeError, match="client must be an integer or a string"):
+            Event("class_means", 2.0, client=wrong)  # type: ignore[arg-type]
+
+
+def test_everyone_pays_unless_a_client_is_named() -> None:
+    ledger = Ledger()
+    ledger.spend(Event("class_means", 2.0, client="A"))
+    ledger.spend(Event("class_means", 2.0))
+    assert ledger.events[1].client == EVERYONE
+    assert ledger.epsilon("A") == ledger.epsilon(EVERYONE) == ledger.epsilon() == compose([(2.0, 1.0, 2)], 1e-5).epsilon
+    assert ledger.epsilon("B") == compose([(2.0, 1.0, 1)], 1e-5).epsilon
+
+
+def test_remarks_and_assumptions_are_written_once_and_read_back(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    for _ in range(2):
+        ledger.remark("the clip was tuned on private data")
+        ledger.assume("private_histogram")
+        ledger.assume("mine", ["classes"])
+    assert len((tmp_path / "l").read_text().splitlines()) == 3
+    for one in (ledger, Ledger(tmp_path / "l")):
+        assert one.guarantee().remarks == ("the clip was tuned on private data",)
+        assert one.guarantee().info()["assumed_public"] == {
+            "private_histogram": list(ASSUMED["private_histogram"]),
+            "mine": ["classes"],
+        }

@@ -1,0 +1,131 @@
+"""Every private entry point says what it takes to be public: in code, in what it returns, and in the docs, alike."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import distillkit.privacy
+import fl
+import fl.addons
+import fl.methods
+from distillkit import LabeledImages
+from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.privacy import (
+    ASSUMED,
+    FACTS,
+    Ledger,
+    PublicMaps,
+    class_sums,
+    condense_private,
+    image_sgd,
+    private_histogram,
+    release,
+    train_private,
+)
+from distillkit.privacy.guards import FRESH
+from distillkit.rng import derive
+from fl import ClientDP, FedAvg, Filtered, simulate
+from fl.addons import DPSGD
+from fl.methods import PrivateFedDM, SummedFedDM
+
+ROOT = Path(__file__).parents[1]
+
+
+def images(seed: int = 0) -> LabeledImages:
+    pixels = torch.rand(12, 1, 8, 8, generator=derive(seed))
+    return LabeledImages.from_pixels(pixels, torch.arange(12) % 3, num_classes=3)
+
+
+def network(outputs: int = 3) -> nn.Module:
+    return ConvNet((1, 8, 8), outputs, width=2, depth=1)
+
+
+def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
+    """What each function leaves in its result, or in the ledger that it returns or was given."""
+    data, own = images(), ledger or Ledger()
+    small: dict[str, Any] = {"network": network, "ipc": 1, "steps": 1, "ledger": ledger}
+    maps = PublicMaps(RandomNetworks(network), 1, like=data)
+
+    def released() -> Any:
+        sums = class_sums(*data, maps, num_classes=3)
+        release(sums, sigma=2.0, sensitivity=1.0, ledger=own)
+        return own.guarantee().info()
+
+    def counted() -> Any:
+        private_histogram(data.labels, num_classes=3, sigma=2.0, ledger=own)
+        return own.guarantee().info()
+
+    return {
+        "condense_private": lambda: condense_private(data, epsilon=2.0, networks=1, first_networks=1, **small).info,
+        "image_sgd": lambda: image_sgd(data, size=12, sigma=2.0, **small).info,
+        "train_private": lambda: (
+            train_private(network(), data, size=12, sigma=2.0, steps=1, ledger=ledger).guarantee().info()
+        ),
+        "release": released,
+        "private_histogram": counted,
+    }
+
+
+FEDDM: dict[str, Any] = {"network": network, "sigma": 2.0, "sigma_sizes": 2.0, "least": 0.0}
+FEDDM |= {"networks": 1, "ipc": 1, "steps": 1}
+RUNS = {
+    "DPSGD": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=12), network=network, weights="uniform", steps=1),
+    "PrivateFedDM": lambda: PrivateFedDM(**FEDDM, server_epochs=1),
+    "SummedFedDM": lambda: SummedFedDM(**FEDDM, server_epochs=1),
+    "ClientDP": lambda: Filtered(FedAvg(network=network, weights="uniform"), ClientDP(1.0, 0.5, clip=0.1)),
+}
+
+
+def test_the_list_names_every_private_entry_point_and_nothing_else() -> None:
+    public = [getattr(distillkit.privacy, name) for name in distillkit.privacy.__all__]
+    functions = {f.__name__ for f in public if inspect.isfunction(f) and "ledger" in inspect.signature(f).parameters}
+    classes = set()
+    for package in (fl, fl.addons, fl.methods):
+        for one in (getattr(package, name) for name in package.__all__):
+            private = inspect.getattr_static(one, "private", False) if inspect.isclass(one) else False
+            if isinstance(private, property):  # those that ask what they are made of are not private themselves
+                try:
+                    private = private.fget(None)  # type: ignore[misc]
+                except AttributeError:
+                    private = False
+            if private is True:
+                classes.add(one.__name__)
+    assert functions | classes == set(ASSUMED)
+    assert set(standalone(None)) | set(RUNS) == set(ASSUMED)
+
+
+def test_the_docs_say_what_the_code_assumes() -> None:
+    page = (ROOT / "docs/components/privacy.md").read_text()
+    section = page.split("## What you assume, what you may publish")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+    assert {entry: tuple(facts.split(", ")) for entry, facts, _, _ in rows} == ASSUMED
+    assert all(publish.strip() and uncovered.strip() for _, _, publish, uncovered in rows)
+    facts = dict(re.findall(r"^\| ([a-z ]+) \| ([^|]+) \|$", section, re.MULTILINE))
+    assert {k: v for k, v in facts.items() if k != "fact"} == FACTS
+    link = "docs/components/privacy.md#what-you-assume-what-you-may-publish"
+    assert link in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("entry", sorted(standalone(None)))
+def test_a_result_says_what_is_assumed_and_what_a_fresh_ledger_means(entry: str) -> None:
+    ledger = Ledger()
+    info = standalone(ledger)[entry]()
+    assert info["assumed_public"][entry] == list(ASSUMED[entry])
+    assert "remarks" not in info
+    assert {e.client for e in ledger.events} == {"*"}
+    if entry not in ("release", "private_histogram"):
+        assert standalone(None)[entry]()["remarks"] == [FRESH]
+
+
+@pytest.mark.parametrize("entry", sorted(RUNS))
+def test_every_row_of_a_run_says_what_is_assumed(entry: str) -> None:
+    run = simulate(RUNS[entry](), [images(0), images(1)], rounds=1, progress=False, ledger=Ledger(delta=1e-3))
+    assert run.rows[0]["privacy"]["assumed_public"][entry] == list(ASSUMED[entry])
