@@ -1,0 +1,153 @@
+"""Audits: calibrated on true claims, sharp on false ones, equal to their papers' formulas on small numbers."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, norm
+
+from attacks.audit import ceiling, many_run, one_run, refutes
+from distillkit.privacy import gaussian_delta, gaussian_sigma
+from distillkit.rng import derive
+
+EPSILON = 4.0
+SIGMA = gaussian_sigma(EPSILON, 1e-5)
+PROFILE = [(e, gaussian_delta(SIGMA, e)) for e in torch.linspace(0, EPSILON, 33).tolist()]
+
+
+def runs(sigma: float, count: int, seed: int, sensitivity: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fresh runs of a Gaussian mechanism with the record and without."""
+    noise = sigma * torch.randn(2, count, generator=derive(seed), dtype=torch.float64)
+    return noise[0] + sensitivity, noise[1]
+
+
+def test_a_true_claim_is_hardly_ever_refuted() -> None:
+    """Level 1 %: of 300 audits of the exact mechanism 3 are expected, 11 or more have a chance below 3e-4."""
+    assert sum(refutes(*runs(SIGMA, 500, s), PROFILE).refuted for s in range(300)) <= 10
+
+
+@pytest.mark.parametrize(("sigma", "sensitivity"), [(SIGMA / 2, 1.0), (1e-6, 1.0), (SIGMA, 10.0)])
+def test_halved_noise_left_out_noise_and_a_skipped_clip_are_caught(sigma: float, sensitivity: float) -> None:
+    assert sum(refutes(*runs(sigma, 500, s, sensitivity), PROFILE).refuted for s in range(40)) >= 38
+
+
+def test_the_profile_shows_what_one_epsilon_does_not() -> None:
+    """Noise halved: the bound from raw counts stays below the claimed 4 with 1,000 runs, the profile refutes."""
+    worlds = runs(SIGMA / 2, 1000, 0)
+    assert many_run(*worlds, 1e-5) < EPSILON
+    assert refutes(*worlds, PROFILE).refuted
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+@pytest.mark.parametrize("negated", [False, True])
+def test_any_direction_is_found(flipped: bool, negated: bool) -> None:
+    inside, outside = runs(SIGMA / 3, 500, 1)
+    worlds = (outside, inside) if flipped else (inside, outside)
+    assert refutes(*((-w if negated else w) for w in worlds), PROFILE).refuted
+
+
+def test_a_leak_in_one_run_of_ten_is_found() -> None:
+    """Pure delta: 10 % of runs print the record. Only points of small epsilon and large delta can see that."""
+    inside, outside = runs(SIGMA, 2000, 2)
+    inside[::10] = 1e9
+    found = refutes(inside, outside, PROFILE)
+    assert found.refuted
+    assert "inside scores at least" in found.event
+    assert str(found).startswith("refuted at 99 %: inside scores at least")
+
+
+def test_many_run_is_a_bound_and_not_a_guess() -> None:
+    bounds = [many_run(*runs(SIGMA, 400, s), 1e-5) for s in range(40)]
+    assert sum(b > EPSILON for b in bounds) <= 6  # at most 5 % each: 7 of 40 have a chance below 4e-3
+    assert sum(bounds) / 40 > 0.5
+    assert max(bounds) <= ceiling(400)
+
+
+def test_the_ceiling_is_reached_by_worlds_that_never_overlap() -> None:
+    found = many_run(torch.ones(200, dtype=torch.float64), torch.zeros(200, dtype=torch.float64), 0.0)
+    assert found == pytest.approx(ceiling(200))
+    low = 0.025 ** (1 / 100)  # Clopper and Pearson with 100 of 100
+    assert ceiling(200) == pytest.approx(math.log(low / (1 - low)))
+
+
+def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """The paper's bound, summed term by term."""
+    q = math.exp(epsilon) / (1 + math.exp(epsilon))
+    pmf = [binom.pmf(k, r, q) for k in range(r + 1)]
+    beta = sum(pmf[v:])
+    alpha = max([0.0, *(sum(pmf[max(0, v - i) : v]) / i for i in range(1, v + 1))])
+    return min(1.0, beta + alpha * delta * 2 * m)
+
+
+@given(st.integers(1, 30), st.data(), st.sampled_from([0.0, 1e-5, 1e-3]))
+def test_one_run_inverts_the_papers_bound(m: int, data: st.DataObject, delta: float) -> None:
+    r = data.draw(st.integers(1, m))
+    wrong = data.draw(st.integers(0, r))
+    included = torch.arange(m) < (m + 1) // 2
+    scores = torch.arange(m, 0, -1).double()
+    high = (r + 1) // 2
+    flips = torch.cat([torch.arange(high), torch.arange(m - r // 2, m)])[:wrong]
+    included[flips] = ~included[flips]
+    guessed = torch.cat([included[:high], ~included[m - r // 2 :]])
+    right = int(guessed.sum())
+    epsilon = one_run(scores, included, r, delta)
+    if epsilon == 0:
+        assert chance(m, r, right, 0.0, delta) >= 0.05 - 1e-9
+    else:
+        assert chance(m, r, right, epsilon, delta) == pytest.approx(0.05, rel=1e-6)
+
+
+def test_one_run_on_ideal_canaries_stays_below_the_truth() -> None:
+    """Randomised response with epsilon 2 on 1,000 coins: the bound holds, and is not empty."""
+    bounds = []
+    for seed in range(20):
+        g = derive(seed)
+        included = torch.rand(1000, generator=g) < 0.5
+        honest = torch.rand(1000, generator=g) < float(torch.tensor(2.0).sigmoid())
+        bounds.append(
+            one_run((included == honest).double() + 1e-3 * torch.rand(1000, generator=g), included, 1000, 0.0)
+        )
+    assert sum(b > 2 for b in bounds) <= 4
+    assert min(bounds) > 1.3
+
+
+def test_gaussian_claims_used_here_are_exact() -> None:
+    for epsilon, delta in PROFILE:
+        mu = 1 / SIGMA
+        exact = norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
+        assert delta == pytest.approx(exact, rel=1e-6)
+
+
+GOOD = torch.zeros(4, dtype=torch.float64)
+COINS = torch.tensor([True, False, True, False])
+BAD: list[tuple[Any, str]] = [
+    (lambda: refutes(GOOD, GOOD, []), "claim must hold at least one"),
+    (lambda: refutes(GOOD, GOOD, [(-1.0, 0.0)]), "epsilon of the claim"),
+    (lambda: refutes(GOOD, GOOD, [(1.0, 1.0)]), "delta of the claim"),
+    (lambda: refutes(GOOD[:1], GOOD, PROFILE), "inside must be a row of at least 2"),
+    (lambda: refutes(GOOD, GOOD / 0, PROFILE), "outside must not be NaN, but 4 are"),
+    (lambda: refutes(GOOD, GOOD.int(), PROFILE), "outside must be a floating-point tensor, got torch.int32"),
+    (lambda: refutes(GOOD, GOOD, PROFILE, confidence=1.0), "confidence"),
+    (lambda: many_run(GOOD, GOOD, 1.0), "delta"),
+    (lambda: ceiling(1), "runs must be at least 2"),
+    (lambda: one_run(GOOD, COINS.int(), 2, 0.0), "included must be a bool tensor"),
+    (lambda: one_run(GOOD, COINS, 5, 0.0), "guesses must be at most 4"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
+def test_bad_arguments_are_named(call: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
+
+
+def test_two_runs_prove_nothing() -> None:
+    for inside, outside in product((0.0, 1.0), repeat=2):
+        worlds = (torch.full((2,), w, dtype=torch.float64) for w in (inside, outside))
+        assert not refutes(*worlds, PROFILE).refuted
