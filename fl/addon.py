@@ -101,6 +101,9 @@ class AddOn:
     def start(self, server: Server) -> None:
         """Prepare the server's state; the model is there already."""
 
+    def ready(self, server: Server) -> None:
+        """Look at the whole method before the first round, when every add-on has started."""
+
     def send(self, server: Server, client: int, message: Message) -> None:
         """Add to what this client is told. Pure."""
 

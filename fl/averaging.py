@@ -71,6 +71,8 @@ class FedAvg(Core):
         server.state[self.model] = {n: t.to(server.device) for n, t in state.items()}
         for addon in self.addons:
             addon.start(server)
+        for addon in self.addons:
+            addon.ready(server)
 
     def send(self, server: Server, client: int) -> Message:
         """The model of the client's architecture without what the client keeps itself, and what the add-ons say."""

@@ -117,6 +117,7 @@ class Core(Method):
         require_assignment(assign, self.networks)
         if initial is not None and not isinstance(initial, Mapping):
             raise TypeError(f"initial must be a state dict, names to tensors, got {type(initial).__name__}")
+        self.tried: dict[tuple[object, ...], str] = {}
         self._compose()
 
     def _compose(self) -> None:

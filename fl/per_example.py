@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from distillkit.networks import split
-from distillkit.networks.dropout import seed_dropout
-from distillkit.privacy import BatchStatistics, per_example_gradients
-from distillkit.privacy.guards import public_noise, refuse_mixing, refuse_mixing_augmentation, refuse_mixing_loss
+from distillkit.privacy.guards import public_trial, refuse_mixing_augmentation, refuse_mixing_loss
+from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn, fills
-from fl.method import Server
-from fl.step import outputs
+from fl.local import Local
+from fl.method import Client, Server
+from fl.task import Task
 
 if TYPE_CHECKING:
+    from fl.averaging import FedAvg
     from fl.core import Core
 
-__all__ = ["require_examples_apart", "unsound"]
+__all__ = ["public_examples", "refuse_mixing_parts", "trial_locals", "unsound"]
 
 _DERIVED = {
     "setup": "asks the clients for statistics of their data, which have no noise",
@@ -44,37 +44,53 @@ def unsound(addon: AddOn) -> str:
     return ""
 
 
-def require_examples_apart(core: Core, server: Server, draws: torch.Generator) -> None:
-    """Try networks, augmentation and objective on public noise.
+def refuse_mixing_parts(core: Core, server: Server, draws: torch.Generator) -> None:
+    """Try augmentation and objective on public noise.
 
     Raises:
-        BatchStatistics, NotSeparable: one of them mixes the examples of a batch, or keeps something of them.
-        PrivacyError: a parameter has no per-example gradient.
+        BatchStatistics, NotSeparable: one of them mixes the examples of a batch.
     """
-    classes, count = server.task.num_classes, core.output_count(server.task.num_classes)
-    nothing = torch.zeros(0, *server.shape), torch.zeros(0, dtype=torch.int64)
-    like = LabeledImages(*nothing, num_classes=classes, normalization=server.normalization)
-    labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]) % classes
-    if not server.task.single_label:
-        labels = F.one_hot(labels, classes).float()
-    images, objective = public_noise(len(labels), like, draws), core.objective_of(server.task)
-    refuse_mixing_loss(objective, torch.randn(len(labels), count, generator=draws), labels)
+    data = _noise(server.task, _like(server), draws)
+    count = core.output_count(server.task.num_classes)
+    logits = torch.randn(len(data), count, generator=draws).to(data.images.device)
+    refuse_mixing_loss(core.objective_of(server.task), logits, data.labels)
     if core.augment is not None:
-        refuse_mixing_augmentation(core.augment, images)
-    for name in core.networks:
-        net = core.templates.draw(name, count, draws)
-        seed_dropout(net, draws)
-        refuse_mixing(net.eval(), images, f"the network {name}".rstrip())
-        _refuse_memory(net.train(), images)
-        with per_example_gradients(net) as gradients:
-            logits = outputs(split(net), images.requires_grad_()).logits
-            gradients(objective(logits, labels).expand(len(labels)))
+        refuse_mixing_augmentation(core.augment, data.images)
 
 
-@torch.no_grad()
-def _refuse_memory(net: nn.Module, images: torch.Tensor) -> None:
-    before = {n: b.clone() for n, b in net.named_buffers()}
-    net(images)
-    moved = [n for n, b in net.named_buffers() if not torch.equal(b, before[n])]
-    if moved:
-        raise BatchStatistics(f"a forward pass changes buffer {moved[0]}: it would carry what no clip bounds")
+def trial_locals(core: FedAvg, server: Server, draws: torch.Generator) -> Iterator[Local]:
+    """For each architecture that a client has, that client's local training as it begins, with noise for its data."""
+    first = {core.architecture(k): k for k in reversed(range(server.clients))}
+    for number in first.values():
+        data = _noise(server.task, _like(server), draws)
+        client = Client(number, data, None, server.task, 1, server.seed, device=server.device)
+        message = core.send(server, number)
+        if any(a.previous for a in core.addons):
+            client.memory[core.last] = core.state_for(client, message)
+        local = Local(core, client, message)
+        for addon in core.addons:
+            addon.begin(local)
+        yield local
+
+
+def public_examples(local: Local) -> list[torch.Tensor]:
+    """Six noise images in the client's space, with labels, and a column of ones for each of its columns."""
+    data = _noise(local.task, local.data, derive(local.client.seed, "trial"))
+    columns = [local.data.columns[name] for name in sorted(local.data.columns)]
+    ones = [c.new_ones((len(data), *c.shape[1:])) for c in columns]
+    return [t.to(local.client.device) for t in (data.images, data.labels, *ones)]
+
+
+def _like(server: Server) -> LabeledImages:
+    nothing = torch.zeros(0, *server.shape, device=server.device), torch.zeros(0, dtype=torch.int64)
+    return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
+
+
+def _noise(task: Task, like: LabeledImages, draws: torch.Generator) -> LabeledImages:
+    classes = task.num_classes
+    labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes
+    if not task.single_label:
+        labels = F.one_hot(labels, classes).float()
+    return LabeledImages(
+        public_trial(len(labels), like, draws), labels, num_classes=classes, normalization=like.normalization
+    )

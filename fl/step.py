@@ -91,17 +91,15 @@ class Step:
         self._forward()
         return self._sum(self._objective(), self.local.method.addons)
 
-    def example_loss(self, rows: Tensor) -> Tensor:
-        """The mean over some rows of the batch of what each has in the loss, from a fresh forward of these alone.
+    @classmethod
+    def example_loss(cls, local: Local, batch: Batch, moved: Mapping[str, nn.Parameter]) -> Tensor:
+        """The mean over a batch of what each example has in the loss, from a fresh forward.
 
-        These are the objective and the terms of the add-ons that read one "example" at a time. The images ask for a
-        gradient too, without which PyTorch warns about hooks that collect per-example gradients.
+        These are the objective and the terms of the add-ons that read one "example" at a time.
         """
-        addons = [a for a in self.local.method.addons if a.reads == "example"]
-        part = Step(self.local, self.batch.rows(rows), {}, self.moved)
-        part.batch.images.requires_grad_()
-        part._forward()
-        return part._sum(part._objective(), addons)
+        step = cls(local, batch, {}, moved)
+        step._forward()
+        return step._sum(step._objective(), [a for a in local.method.addons if a.reads == "example"])
 
     def public_gradient(self) -> Tensors:
         """The gradient of the terms that read "nothing" of the private data; empty if there are none."""

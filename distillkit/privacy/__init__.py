@@ -4,7 +4,7 @@ from distillkit.privacy.accounting import Bound, compose
 from distillkit.privacy.assumed import ASSUMED, FACTS
 from distillkit.privacy.class_means import class_sums, match_sums, matching_step, release
 from distillkit.privacy.condense import condense_private
-from distillkit.privacy.dp_sgd import per_example_gradients, require_per_example, train_private, without_batch_norm
+from distillkit.privacy.dp_sgd import train_private, without_batch_norm
 from distillkit.privacy.errors import (
     BatchStatistics,
     BudgetExhausted,
@@ -22,6 +22,7 @@ from distillkit.privacy.image_sgd import example_gradients, image_sgd
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMap, PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
+from distillkit.privacy.per_example import ExampleGradients, per_example_gradients, require_per_example
 from distillkit.privacy.planning import Plan, plan
 from distillkit.privacy.separable import SeparableLoss, require_separable, separable, squared_distance
 from distillkit.privacy.trained import TrainedNetworks
@@ -37,6 +38,7 @@ __all__ = [
     "Bound",
     "BudgetExhausted",
     "Event",
+    "ExampleGradients",
     "Guarantee",
     "Ledger",
     "NotAccountable",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,18 +31,16 @@ def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[
         BatchStatistics: a tensor changed: it would carry what no clip bounds.
     """
     cuda = [device] if device.type == "cuda" else []
-    before = {name: (tensor, tensor.detach().clone()) for name, tensor in _tensors(modules)}
+    before = {label: (held, name, tensor, tensor.detach().clone()) for label, held, name, tensor in _held(modules)}
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     device_states = [torch.cuda.get_rng_state(d) for d in cuda]
+    moved: list[str] = []
     refusal: PrivacyError | None = None
     try:
         try:
             yield
         except PrivacyError as error:  # what draws or remembers gives other rows too: name the cause
             refusal = error
-        after = dict(_tensors(modules))
-        moved = [n for n, (t, copy) in before.items() if after.get(n) is not t or not _equal(t, copy)]
-        moved += [n for n in after if n not in before]
         drawn = not torch.equal(torch.get_rng_state(), torch_state)
         drawn |= any(not torch.equal(torch.cuda.get_rng_state(d), s) for d, s in zip(cuda, device_states))
         drawn |= random.getstate() != python_state or repr(np.random.get_state()) != repr(numpy_state)  # noqa: NPY002
@@ -51,10 +50,15 @@ def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[
         random.setstate(python_state)
         for d, state in zip(cuda, device_states):
             torch.cuda.set_rng_state(state, d)
-        with torch.no_grad():
-            for tensor, copy in before.values():
-                if not _equal(tensor, copy):
-                    tensor.data.copy_(copy)
+        for label, held, name, _ in [*_held(modules)]:
+            if label not in before:
+                moved.append(label)
+                del held[name]
+        for label, (held, name, tensor, copy) in before.items():
+            if held.get(name) is not tensor or not _equal(tensor, copy):
+                moved.append(label)
+                held[name] = tensor
+                tensor.data = copy
     if moved:
         raise BatchStatistics(
             f"{what}: a forward pass changes {moved[0]}, which would carry what no clip bounds; keep nothing of the "
@@ -70,13 +74,15 @@ def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[
         raise refusal
 
 
-def _tensors(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, Tensor]]:
+def _held(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+    """Where the tensors of modules stand: a label, the dict that holds it, its name there, and the tensor."""
     for module in modules:
         for prefix, part in module.named_modules():
-            held = {**part._parameters, **part._buffers, **vars(part)}
-            for name, value in held.items():
-                if isinstance(value, Tensor):
-                    yield f"{prefix}.{name}" if prefix else name, value
+            tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
+            for held in tables:
+                for name, value in held.items():
+                    if isinstance(value, Tensor):
+                        yield f"{prefix}.{name}" if prefix else name, held, name, value
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

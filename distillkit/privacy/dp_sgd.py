@@ -3,56 +3,36 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.chunks import chunk_size
-from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
+from distillkit.networks.dropout import plain_dropout, seeded_dropout
+from distillkit.privacy.apart import untouched
+from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.events import EVERYONE, Event
-from distillkit.privacy.gradient import PrivateGradient
-from distillkit.privacy.guards import ledger_at, refuse_large_delta
+from distillkit.privacy.gradient import PrivateGradient, refuse_half_precision
+from distillkit.privacy.guards import (
+    ledger_at,
+    public_trial,
+    refuse_large_delta,
+    refuse_measured,
+    refuse_mixing_rows,
+)
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
+from distillkit.privacy.per_example import Ways, keeps_statistics, per_example_gradients, require_per_example
 from distillkit.privacy.planning import plan
+from distillkit.privacy.trial import examples_at_once
+from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 
-__all__ = ["per_example_gradients", "require_per_example", "train_private", "without_batch_norm"]
+__all__ = ["train_private", "without_batch_norm"]
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
-
-
-def require_per_example(model: nn.Module) -> None:
-    """Refuse a model in which examples of a batch meet, or whose layers Opacus has no per-example gradient for.
-
-    Raises:
-        BatchStatistics: batch norm, or running statistics; the message names the layers.
-        PrivacyError: another layer that Opacus refuses, or no trainable parameter.
-    """
-    from opacus.validators import ModuleValidator
-
-    found = [name or type(m).__name__ for name, m in model.named_modules() if _keeps_statistics(m)]
-    if found:
-        raise BatchStatistics(
-            f"layers {', '.join(found)} of {type(model).__name__} keep or use statistics of the batch, which no "
-            "per-example clip bounds; take norm='instance' or 'group', or convert a copy: without_batch_norm(model)"
-        )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise PrivacyError(
-            f"{type(model).__name__} has no parameter that asks for a gradient, so there is nothing to train; set "
-            "requires_grad on those that shall learn"
-        )
-    training, model.training = model.training, True
-    try:
-        errors = ModuleValidator.validate(model, strict=False)
-    finally:
-        model.training = training
-    if errors:
-        raise PrivacyError(f"Opacus refuses {type(model).__name__}: {'; '.join(str(e) for e in errors)}")
 
 
 def without_batch_norm(model: nn.Module) -> nn.Module:
@@ -65,7 +45,7 @@ def without_batch_norm(model: nn.Module) -> nn.Module:
 
     twin = copy.deepcopy(model)
     for name, module in list(twin.named_modules()):
-        if not _keeps_statistics(module):
+        if not keeps_statistics(module):
             continue
         fixed = ModuleValidator.FIXERS[type(module)](module).to(next(module.parameters(), torch.empty(0)))
         if not name:
@@ -73,65 +53,6 @@ def without_batch_norm(model: nn.Module) -> nn.Module:
         parent, _, child = name.rpartition(".")
         setattr(twin.get_submodule(parent), child, fixed)
     return twin
-
-
-def _keeps_statistics(module: nn.Module) -> bool:
-    batch = isinstance(module, nn.modules.batchnorm._BatchNorm)
-    return batch or (isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats)
-
-
-@contextmanager
-def per_example_gradients(model: nn.Module) -> Iterator[Callable[[Tensor], list[Tensor]]]:
-    """Within this context, `gradients(losses)` gives the gradient of every example's loss, and leaves no trace.
-
-        with per_example_gradients(model) as gradients:
-            losses = F.cross_entropy(model(images.requires_grad_()), labels, reduction="none")
-            grads = gradients(losses)
-
-    (PyTorch warns about Opacus' hooks if the images ask for no gradient; the result is the same.)
-
-    Yields a function of the losses [n] of one forward pass, of which only the sum matters; it returns, for each
-    parameter that asks for a gradient and in the order of `model.parameters()`, a tensor [n, *parameter.shape]. The
-    model must be in training mode.
-
-    Raises:
-        BatchStatistics, PrivacyError: see `require_per_example`; or, from the function, a parameter of which Opacus'
-            hooks saw nothing.
-    """
-    from opacus.grad_sample import GradSampleModule
-
-    require_per_example(model)
-    wrapped = GradSampleModule(model, loss_reduction="sum")
-    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    parameters = list(named.values())
-
-    def gradients(losses: Tensor) -> list[Tensor]:
-        if losses.ndim != 1:
-            raise NotSeparable(f"the loss must give one value for each example [n], got shape {list(losses.shape)}")
-        wrapped.zero_grad(set_to_none=True)
-        losses.sum().backward()
-        grads = [p.grad_sample for p in parameters]  # type: ignore[attr-defined]
-        unseen = [n for (n, p), g in zip(named.items(), grads) if g is None and p.grad is not None]
-        wrapped.zero_grad(set_to_none=True)
-        if unseen:
-            raise PrivacyError(
-                f"parameter {unseen[0]} has a gradient but none per example: use it in its module's forward alone, "
-                "called once for each batch"
-            )
-        return [p.new_zeros((len(losses), *p.shape)) if g is None else g for p, g in zip(parameters, grads)]
-
-    try:
-        yield gradients
-    finally:
-        wrapped.remove_hooks()
-        for module in model.modules():
-            for name in ("activations", "max_batch_len"):
-                if hasattr(module, name):
-                    delattr(module, name)
-        for parameter in model.parameters():
-            for name in ("grad_sample", "_forward_counter", "_current_grad_sample"):
-                if hasattr(parameter, name):
-                    delattr(parameter, name)
 
 
 def train_private(
@@ -154,12 +75,17 @@ def train_private(
     round: int = 0,
     secret: Secret | int | None = None,
     chunk: int | None = None,
+    gradients: Ways = "auto",
+    public_statistics: bool = False,
 ) -> Ledger:
     """Train `model` in place by DP-SGD: Poisson batches, clipped examples, noise, and a ledger that is charged first.
 
-    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Per-example gradients and
-    clipping are Opacus'; the batches and the noise come from `secret`. It may be called again, round after round, with
-    the same model and ledger: all steps compose.
+    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Per-example gradients are
+    Opacus' where its hooks serve; the batches and the noise come from `secret`, and so do the draws of `nn.Dropout`. It
+    may be called again, round after round, with the same model and ledger: all steps compose.
+
+    Before anything is charged, model and loss are tried on public noise (see `per_example_gradients`): what makes
+    something else of an example when it stands among others is refused. That costs as much as a few steps.
 
     Args:
         model: any network without batch statistics; see `require_per_example`. The weights it comes with must be
@@ -179,14 +105,17 @@ def train_private(
         ledger: default a new one.
         client, round: for the ledger.
         secret: where batches and noise come from; see `Secret`.
-        chunk: examples whose gradients are held at once; default by device and size.
+        chunk: the most examples whose gradients are held at once; default by device, image size and rate * size.
+        gradients: how those of single examples are found: "auto", "hooks" or "func"; see `per_example_gradients`.
+        public_statistics: the set's normalisation was measured, but on public images.
 
     Returns:
         The ledger.
 
     Raises:
         BudgetExhausted: before the first step; `.fits` of the steps would do.
-        BatchStatistics, NotSeparable, PrivacyError, TypeError, ValueError: bad model, loss, data or options.
+        BatchStatistics, NotSeparable, PrivateStatistics, PrivacyError, TypeError, ValueError: bad model, loss, data or
+            options; before anything is charged.
     """
     real = as_set(images, labels)
     check.positive_int(size, "size")
@@ -198,24 +127,37 @@ def train_private(
         assert epsilon is not None
         sigma = plan(epsilon, delta, count=steps, rate=rate).sigma
     refuse_large_delta(size, delta)
+    if not public_statistics:
+        refuse_measured(real.normalization, "train_private")
+    refuse_half_precision(real.images, "the images")
     ledger = ledger_at(ledger, delta)
     secret = as_secret(secret)
     rows_of = loss if loss is not None else _cross_entropy
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    step_of = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
-    part = chunk_size(real.images, chunk) if len(real) else 1
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    parameters = list(trained.values())
+    public = _public_examples(real)
+    part, sizes = examples_at_once(real.images, rate * size, chunk)
+
+    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+        return rows_of(model(inputs), targets)
+
     modes = {module: module.training for module in model.modules()}
     model.train()
     try:
-        with per_example_gradients(model) as gradients:
+        require_per_example(model)
+        _refuse_mixing_loss(model, rows_of, *public)
+        with (
+            per_example_gradients(model, losses, public=public, chunk=part, sizes=sizes, how=gradients) as rows_for,
+            seeded_dropout(model, secret.generator()),
+        ):
+            step_of = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
             private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
             ledger.assume("train_private")
             ledger.spend(Event("dp_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
             for _ in range(steps):
                 for rows in secret.poisson(len(real), rate).to(real.images.device).split(part):
                     if len(rows):
-                        logits = model(real.images.index_select(0, rows).requires_grad_())
-                        private.add(gradients(rows_of(logits, real.labels.index_select(0, rows))))
+                        private.add(rows_for(real.images.index_select(0, rows), real.labels.index_select(0, rows)))
                 for parameter, gradient in zip(parameters, private.take()):
                     parameter.grad = gradient
                 step_of.step()
@@ -224,6 +166,21 @@ def train_private(
         for module, mode in modes.items():
             module.training = mode
     return ledger
+
+
+def _public_examples(like: LabeledImages) -> tuple[Tensor, Tensor]:
+    """Six noise images, with labels of the set's kind."""
+    classes = (torch.arange(6) * (like.num_classes - 1) // 5).to(like.labels.device)
+    labels = classes if like.labels.ndim == 1 else F.one_hot(classes, like.labels.shape[1])
+    return public_trial(6, like, derive(0, "train_private")), labels.to(like.labels.dtype)
+
+
+def _refuse_mixing_loss(model: nn.Module, loss: RowLoss, images: Tensor, labels: Tensor) -> None:
+    what = f"the network {type(model).__name__}"
+    with torch.no_grad(), plain_dropout(model), untouched(what, model, device=images.device):
+        logits = model(images)
+    drawn = torch.randn(logits.shape, generator=derive(0, "logits"), dtype=torch.float64)
+    refuse_mixing_rows(loss, drawn.to(logits), labels)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

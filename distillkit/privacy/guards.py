@@ -32,9 +32,9 @@ __all__ = [
     "refuse_batch_norm",
     "refuse_large_delta",
     "refuse_measured",
-    "refuse_mixing",
     "refuse_mixing_augmentation",
     "refuse_mixing_loss",
+    "refuse_mixing_rows",
     "require_given_classes",
 ]
 
@@ -181,25 +181,6 @@ def refuse_batch_norm(network: object) -> None:
         )
 
 
-def refuse_mixing(embed: Callable[[Tensor], Tensor], public: Tensor, what: str) -> None:
-    """Raise BatchStatistics if what `embed` makes of an image depends on what else is in the batch.
-
-    Args:
-        embed: maps [N, C, H, W] to N of anything.
-        public: a few images to try it on, at least two.
-        what: names the thing in the message.
-    """
-    others = torch.cat([public[:1], 3 * public[1:] + 1])
-    with torch.no_grad():
-        alone, together = embed(public[:1]), embed(others)
-    moved = (alone[0] - together[0]).abs().mean() / (together.abs().mean() + 1e-12)
-    if not bool(moved <= torch.finfo(moved.dtype).eps ** 0.5):
-        raise BatchStatistics(
-            f"{what} makes something else of an image when other images are in the batch, so one record changes more "
-            "than its own contribution; every example must be treated by itself"
-        )
-
-
 def refuse_mixing_augmentation(
     augment: Callable[[Tensor, torch.Generator], Tensor], public: Tensor, *, tries: int = 8
 ) -> None:
@@ -244,4 +225,24 @@ def refuse_mixing_loss(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor,
             f"the objective of a batch is {float(together):.5g}, the mean of its examples' own {float(alone):.5g}: an "
             "example has no contribution of its own to clip. Take the mean over examples, without weights that "
             "depend on the batch"
+        )
+
+
+def refuse_mixing_rows(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
+    """Raise NotSeparable unless `loss` gives [n] losses, of which each is what its own row alone would give.
+
+    Args:
+        loss: losses [n] of logits [n, K] and labels.
+        logits, labels: public rows to try it on, at least two.
+    """
+    with torch.no_grad():
+        together = loss(logits, labels)
+        if together.shape != labels.shape[:1]:
+            raise NotSeparable(f"the loss must give one value for each example [n], got shape {list(together.shape)}")
+        alone = torch.cat([loss(z[None], y[None]) for z, y in zip(logits, labels)])
+    if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6):
+        raise NotSeparable(
+            f"the losses of {len(labels)} examples are not those that each has alone, so an example has no "
+            "contribution of its own to clip; take a loss of every row by itself, without weights, contrasts or means "
+            "over the batch"
         )

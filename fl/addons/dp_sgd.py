@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from distillkit import check
-from distillkit.chunks import chunk_size
-from distillkit.privacy import PrivateGradient, per_example_gradients, require_per_example
+from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
+from distillkit.privacy.gradient import refuse_half_precision
 from distillkit.privacy.guards import refuse_large_delta
+from distillkit.privacy.per_example import Ways
+from distillkit.privacy.trial import examples_at_once
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch
-from fl.local import rows
+from fl.local import Step, rows
 from fl.message import Tensors
 from fl.method import Server
-from fl.per_example import require_examples_apart, unsound
+from fl.per_example import public_examples, refuse_mixing_parts, trial_locals, unsound
 
 if TYPE_CHECKING:
     from fl.core import Core
-    from fl.local import Local, Phase, Step
+    from fl.local import Local, Phase
 
 __all__ = ["DPSGD"]
 
@@ -40,6 +43,9 @@ class DPSGD(AddOn):
     of one client is protected, against the server and everybody else. Clients own different records, so epsilon is the
     largest of any client. The ledger is charged for a phase's steps before the first of them draws.
 
+    Before the first round (and before a client is charged, where its process has not done so) every phase's gradients
+    are tried on public noise with the parameters that it trains; see `privacy.per_example_gradients`.
+
     sigma for a wanted epsilon: `privacy.plan(epsilon, delta, rate=rate, count=steps a round * rounds).sigma`.
 
     Deviations. The denominator is public, where the algorithm divides by the lot size: the size of the lot that was
@@ -52,7 +58,8 @@ class DPSGD(AddOn):
         rate: probability with which a record takes part in a step.
         size: a *public* number of records that a client is taken to have, the same for all.
         clip: l2 norm of one record's gradient; infinity only with sigma 0.
-        chunk: records whose gradients are held at once; default by device and image size.
+        chunk: the most records whose gradients are held at once; default by device, image size and rate * size.
+        gradients: how those of single records are found, "auto", "hooks" or "func"; `privacy.per_example_gradients`.
     """
 
     sigma: float
@@ -60,6 +67,7 @@ class DPSGD(AddOn):
     size: int
     clip: float = 1.0
     chunk: int | None = None
+    gradients: Ways = "auto"
     reads: Literal["nothing", "example", "batch"] = "nothing"
     private = True
 
@@ -71,6 +79,7 @@ class DPSGD(AddOn):
             check.real_number(self.clip, "clip", above=0.0)
         if self.chunk is not None:
             check.positive_int(self.chunk, "chunk")
+        check.one_of(self.gradients, "gradients", ("auto", "hooks", "func"))
 
     def check(self, method: Core) -> None:
         """Refuse whatever would let private data out beside the noised gradient."""
@@ -86,16 +95,47 @@ class DPSGD(AddOn):
                 raise type(error)(f"DPSGD: {error}") from error
 
     def start(self, server: Server) -> None:
-        """Try network, augmentation and objective on public noise: none may mix the examples of a batch.
+        """Try augmentation and objective on public noise: neither may mix the examples of a batch.
 
         Raises:
             BatchStatistics, NotSeparable, NotAccountable: one does; or delta is too large for `size` records.
         """
-        core: Core = server.method
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
             server.ledger.assume("DPSGD")
-        require_examples_apart(core, server, server.generator(self.name))
+        refuse_mixing_parts(server.method, server, server.generator(self.name))
+
+    def ready(self, server: Server) -> None:
+        """Try every architecture's gradients in every phase on public noise.
+
+        Raises:
+            BatchStatistics, NotSeparable, PrivacyError: a row is not one record's own.
+        """
+        for local in trial_locals(server.method, server, server.generator(self.name)):
+            for phase in local.method.phases:
+                local.net.train()
+                with self._collecting(local, phase):
+                    pass
+
+    @contextmanager
+    def _collecting(self, local: Local, phase: Phase) -> Iterator[ExampleGradients]:
+        data, method, moved = local.data, local.method, local.moved(phase)
+        refuse_half_precision(data.images, "a client's set")
+        like = data.images[:0].to(local.client.device)
+        chunk, sizes = examples_at_once(like, self.rate * self.size, self.chunk)
+        names = sorted(data.columns)
+
+        def losses(images: torch.Tensor, labels: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+            batch = Batch(images, labels, dict(zip(names, columns)))
+            return Step.example_loss(local, batch, moved).expand(len(images))  # n times the mean: only the sum counts
+
+        key = (self, method.architecture(local.client.id), phase, chunk, like.shape, like.dtype, str(like.device))
+        with per_example_gradients(
+            local.net, losses, public=public_examples(local), chunk=chunk, sizes=sizes, trained=moved,
+            how=self.gradients, engine=method.tried.get(key),
+        ) as gradients:  # fmt: skip
+            method.tried[key] = gradients.engine
+            yield gradients
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
         """Poisson batches, after they are paid for."""
@@ -105,13 +145,11 @@ class DPSGD(AddOn):
             list(moved.values()), sigma=self.sigma, clip=self.clip, denominator=self.rate * self.size,
             secret=client.secret,
         )  # fmt: skip
-        client.spend("dp_sgd", self.sigma, rate=self.rate, count=steps)
-        local.dropout.set_state(client.secret.generator().get_state())
-        draws = client.secret.generator()
-        asking = [n for n, p in local.net.named_parameters() if p.requires_grad]
-        places = [asking.index(n) for n in moved]
-        with per_example_gradients(local.net) as gradients:
-            local.of(self).update(gradients=gradients, private=private, places=places)
+        with self._collecting(local, phase) as gradients:
+            local.of(self).update(gradients=gradients, private=private)
+            client.spend("dp_sgd", self.sigma, rate=self.rate, count=steps)
+            local.dropout.set_state(client.secret.generator().get_state())
+            draws = client.secret.generator()
             for _ in range(steps):
                 batch = rows(data, client.secret.poisson(len(data), self.rate), client.device)
                 if method.augment is not None and len(batch.images):
@@ -120,13 +158,12 @@ class DPSGD(AddOn):
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """The noised gradient of the examples, plus that of what is public."""
-        scratch, images = step.local.of(self), step.batch.images
+        scratch, batch = step.local.of(self), step.batch
         private: PrivateGradient = scratch["private"]
-        for part in torch.arange(len(images), device=images.device).split(chunk_size(images, self.chunk)):
-            if len(part):
-                losses = step.example_loss(part).expand(len(part))  # the mean, n times: only their sum counts
-                grads = scratch["gradients"](losses)
-                private.add([grads[i] for i in scratch["places"]])
+        gradients: ExampleGradients = scratch["gradients"]
+        held = [batch.images, batch.labels, *(batch.columns[n] for n in sorted(batch.columns))]
+        for parts in zip(*(tensor.split(gradients.chunk) for tensor in held)):
+            private.add(gradients(*parts))
         public = step.public_gradient()
         noised = dict(zip(step.moved, private.take(), strict=True))
         return {n: g + public[n] if n in public else g for n, g in noised.items()}
