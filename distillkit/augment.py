@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 
-__all__ = ["DIGITS", "DSA", "NATURAL", "CropFlip", "in_space", "require_space"]
+__all__ = ["DIGITS", "DSA", "NATURAL", "CropFlip", "augmented", "in_space", "require_augmentation", "require_space"]
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -225,6 +227,50 @@ class CropFlip:
             ]
             seen = seen.masked_fill(inside[0] & inside[1], 0.0)
         return seen
+
+
+def require_augmentation(augment: Any, normalization: Normalization | None = None, *, siamese: bool = True) -> None:
+    """Check what `augment=` was given, before any work is done.
+
+    Args:
+        augment: None, or what can be called as `augment(images, generator, siamese=...)`.
+        normalization: of the images that it will see.
+        siamese: whether it is called with `siamese=`, as condensers and `Protocol` do; the federated layer does not.
+
+    Raises:
+        TypeError: True, a name, a class, a torchvision transform, or another function of other arguments.
+        ValueError: an augmentation that was told another normalisation.
+    """
+    if augment is None:
+        return
+    call = "augment(images, generator, siamese=...)" if siamese else "augment(images, generator)"
+    wanted = f"augment must be None or an augmentation such as DSA() of distillkit.augment, called as {call}"
+    if isinstance(augment, type):
+        raise TypeError(f"{wanted}; got the class {augment.__name__}, give {augment.__name__}(...)")
+    if not callable(augment):
+        raise TypeError(f"{wanted}; got {augment!r}")
+    try:
+        signature = inspect.signature(augment.forward if isinstance(augment, nn.Module) else augment)
+        signature.bind(*(None, None), **({"siamese": True} if siamese else {}))
+    except ValueError:
+        pass  # a function without a signature
+    except TypeError as error:
+        name = getattr(augment, "__name__", type(augment).__name__)
+        raise TypeError(
+            f"{wanted}; {name}{signature} is called otherwise. Wrap it in a function that draws from the generator, "
+            "with one draw for all images where siamese is true"
+        ) from error
+    if normalization is not None:
+        require_space(augment, normalization)
+
+
+def augmented(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
+    """`augment(images, generator, siamese=siamese)`, which must have the images' shape and dtype."""
+    seen = augment(images, generator, siamese=siamese)
+    if not isinstance(seen, Tensor) or (seen.shape, seen.dtype) != (images.shape, images.dtype):
+        came = f"{seen.dtype} {list(seen.shape)}" if isinstance(seen, Tensor) else type(seen).__name__
+        raise ValueError(f"augment must give images as it got them, {images.dtype} {list(images.shape)}, got {came}")
+    return seen
 
 
 def require_space(augment: object, normalization: Normalization) -> None:

@@ -117,6 +117,11 @@ def evaluate(
     nets = check.positive_int(nets, "nets")
     data, test = as_set(data, name="data"), as_set(test, name="test")
     data.require_same_space(test)
+    for name, one in (("data", data), ("test", test)):
+        if not len(one):
+            raise ValueError(f"{name} must hold at least one image, got an empty set")
+    if test.labels.ndim != 1:
+        raise ValueError(f"test must have class indices as labels, got rows of shape {list(test.labels.shape)}")
     if real is not None:
         real = as_set(real, name="real")
         data.require_same_space(real)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit import check, sources
+from distillkit import check, plausible, sources
 from distillkit.normalization import IDENTITY, ZCA, Normalization
 
 if TYPE_CHECKING:
@@ -60,6 +60,21 @@ class LabeledImages:
         labels: Labels,
         *,
         num_classes: int | None = None,
+        normalization: Normalization | None = None,
+        columns: Mapping[str, Tensor] | None = None,
+        info: Mapping[str, Any] | None = None,
+        classes_given: bool | None = None,
+    ) -> None:
+        self._fill(images, labels, num_classes, normalization or IDENTITY, columns, info, classes_given)
+        plausible.look_at_images(self.images, normalization)
+        if not self.classes_given:
+            plausible.look_at_labels(self.labels)
+
+    def _fill(
+        self,
+        images: Tensor | NDArray[Any],
+        labels: Labels,
+        num_classes: int | None = None,
         normalization: Normalization = IDENTITY,
         columns: Mapping[str, Tensor] | None = None,
         info: Mapping[str, Any] | None = None,
@@ -85,6 +100,9 @@ class LabeledImages:
         self.num_classes = check.positive_int(self.num_classes, "num_classes")
         known = num_classes is not None or self.labels.ndim == 2
         self.classes_given = known if classes_given is None else bool(classes_given)
+        if not isinstance(normalization, Normalization):
+            came = type(normalization).__name__
+            raise TypeError(f"normalization must be a Normalization(mean, std), got {came}")
         if len(normalization.mean) not in (1, given.shape[1]):
             raise ValueError(f"images have {given.shape[1]} channels, normalization has {len(normalization.mean)}")
         self.normalization = normalization
@@ -99,9 +117,15 @@ class LabeledImages:
         except (TypeError, ValueError) as error:
             raise TypeError(f"info must be a mapping of JSON values: {error}") from error
 
-    @classmethod
+    @staticmethod
+    def _made(**parts: Any) -> LabeledImages:
+        """A set whose values need no look, since they came out of another set or of pixels that were looked at."""
+        made = object.__new__(LabeledImages)
+        made._fill(**parts)
+        return made
+
+    @staticmethod
     def from_pixels(
-        cls,
         pixels: Tensor | NDArray[Any],
         labels: Labels,
         *,
@@ -124,7 +148,13 @@ class LabeledImages:
                     f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or give "
                     "normalized images to LabeledImages(images, labels, normalization=...)"
                 )
-        return cls(normalization.encode(given), labels, normalization=normalization, **options)
+        plausible.look_at_images(given, None)
+        made = LabeledImages._made(
+            images=normalization.encode(given), labels=labels, normalization=normalization, **options
+        )
+        if not made.classes_given:
+            plausible.look_at_labels(made.labels)
+        return made
 
     @staticmethod
     def from_dataset(
@@ -184,7 +214,9 @@ class LabeledImages:
             "info": self.info,
             "classes_given": True if "num_classes" in changes else self.classes_given,
         }
-        return LabeledImages(**{**kept, **changes})
+        if unknown := sorted(set(changes) - set(kept)):
+            raise TypeError(f"replace takes {', '.join(kept)}, got {', '.join(unknown)}")
+        return LabeledImages._made(**{**kept, **changes})
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -304,9 +336,9 @@ class LabeledImages:
         zca = None
         if "zca.matrix" in tensors:
             zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
-        return LabeledImages(
-            tensors["images"],
-            tensors["labels"],
+        return LabeledImages._made(
+            images=tensors["images"],
+            labels=tensors["labels"],
             num_classes=facts["num_classes"],
             normalization=Normalization(facts["mean"], facts["std"], zca, measured=facts.get("measured", True)),
             columns={k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
@@ -451,5 +483,4 @@ def _from_arrays(images: Any, labels: Any, name: str, **options: Any) -> Labeled
     if isinstance(images, Tensor) and images.dtype == torch.uint8:
         normalization = options.pop("normalization")
         return LabeledImages.from_pixels(images, labels, normalization=normalization or IDENTITY, **options)
-    options["normalization"] = options["normalization"] or IDENTITY
     return LabeledImages(images, labels, **options)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit import check
-from distillkit.augment import require_space
+from distillkit.augment import augmented, require_augmentation, require_space
 from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.condense.distribution import Augmentation
 from distillkit.networks.door import evaluating, require_network, try_network
@@ -52,6 +52,7 @@ class Protocol:
         check.real_number(self.lr_drop, "lr_drop", above=0.0)
         check.real_number(self.momentum, "momentum", least=0.0, most=1.0)
         check.real_number(self.weight_decay, "weight_decay", least=0.0)
+        require_augmentation(self.augment)
 
 
 def _loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -105,7 +106,7 @@ def train(
             for index in order.split(protocol.batch):
                 x, y = images.index_select(0, index), labels.index_select(0, index)
                 if protocol.augment is not None:
-                    x = protocol.augment(x, generator, siamese=False)
+                    x = augmented(protocol.augment, x, generator, siamese=False)
                 network.zero_grad()
                 for part, target in zip(x.split(size), y.split(size), strict=True):
                     loss = _loss_sum(network(part), target) / len(x)

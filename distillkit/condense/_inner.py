@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from distillkit.augment import augmented
 from distillkit.condense.distribution import Augmentation
 from distillkit.condense.parameter_gradient import parameter_gradient
 from distillkit.networks.base import Network
@@ -56,7 +57,7 @@ def train(
         for index in order.split(batch):
             seen = images.index_select(0, index)
             if augment is not None:
-                seen = augment(seen, generator, siamese=False)
+                seen = augmented(augment, seen, generator, siamese=False)
             gradient = parameter_gradient(network, parameters, seen, labels.index_select(0, index), chunk=chunk)
             with torch.no_grad():
                 for parameter, g in zip(parameters, gradient, strict=True):

@@ -13,6 +13,7 @@ from distillkit.condense.initialization import class_rows
 from distillkit.networks.base import Network, frozen, split
 from distillkit.networks.door import require_network, try_network
 from distillkit.normalization import Normalization
+from distillkit.plausible import look_at_counts
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -186,6 +187,7 @@ def _chosen(
     """The set of `ipc` images a class in the order that `order(rows, min(ipc, len(rows)))` puts its rows in."""
     ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
+    look_at_counts("ipc", ipc, {c: len(own) for c, own in rows.items()})
     index = []
     for own in rows.values():
         first = own[order(own, min(ipc, len(own))).cpu()]

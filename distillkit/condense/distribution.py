@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.augment import require_space
+from distillkit.augment import augmented, require_augmentation
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import class_rows, initial_images
 from distillkit.condense.means import embedding_means, groups, matching_gradient
@@ -50,7 +50,7 @@ class _Real:
         """Apply the one draw of this class and step, the same for its real and its synthetic images."""
         if self.augment is None:
             return images
-        return self.augment(images, derive(self.seed, step, c, "augment"), siamese=True)
+        return augmented(self.augment, images, derive(self.seed, step, c, "augment"), siamese=True)
 
     def view(self, step: int) -> Callable[[Tensor, int], Tensor] | None:
         """`transform` for the synthetic images of the class at a position, as `matching_gradient` calls it."""
@@ -156,7 +156,7 @@ def distribution_matching(
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
     check.one_of(match, "match", MATCHES)
-    require_space(augment, real.normalization)
+    require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
 
     if isinstance(init, LabeledImages) and classes is None:

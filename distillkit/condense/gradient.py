@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.augment import require_space
+from distillkit.augment import augmented, require_augmentation
 from distillkit.condense._inner import fix_statistics, matched, train, trainable
 from distillkit.condense.descent import Descent
 from distillkit.condense.distribution import Augmentation
@@ -131,7 +131,7 @@ def gradient_matching(
     iterations = check.positive_int(iterations, "iterations", least=0)
     batch_net = check.positive_int(batch_net, "batch_net")
     lr_net = check.real_number(lr_net, "lr_net", least=0.0)
-    require_space(augment, real.normalization)
+    require_augmentation(augment, real.normalization)
     outer, inner = loops_for(ipc) if loops is None else loops
     check.positive_int(outer, "loops[0]")
     check.positive_int(inner, "loops[1]", least=0)
@@ -175,8 +175,8 @@ def gradient_matching(
                 seen, leaf = batch(c, limit, i, j, "real"), own
                 if augment is not None:
                     draw, leaf = derive(run.seed, i, j, c, "augment"), own.clone().requires_grad_()
-                    seen = augment(seen, draw.clone_state(), siamese=True)
-                    own = augment(leaf, draw, siamese=True)
+                    seen = augmented(augment, seen, draw.clone_state(), siamese=True)
+                    own = augmented(augment, leaf, draw, siamese=True)
                 of_class = start.labels.new_full((max(len(seen), len(own)),), c)
                 target = parameter_gradient(network, parameters, seen, of_class[: len(seen)], chunk=chunk)
                 distance, gradient = distance_gradient(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.plausible import look_at_counts
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
@@ -158,6 +159,7 @@ def initial_images(
         chosen = list(rows := class_rows(real, classes))
     c, h, w = real.shape
     if init == "real":
+        look_at_counts("ipc", ipc, {c: len(own) for c, own in rows.items()})
         index, info["with_replacement"] = random_rows(rows, [ipc] * len(rows), generator)
         images = real.images.index_select(0, index.to(real.images.device)).clone()
     elif init == "noise":

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from distillkit import check
 from distillkit.normalization import Normalization
+from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -93,14 +94,15 @@ def assemble(
     for part, images in pixels.items():
         for chunk in images.split(1024):
             chunk.copy_(normalization.encode(chunk))
-        sets[part] = LabeledImages(
-            images,
-            labels[part],
-            num_classes=len(classes),
-            normalization=normalization,
-            info={**info, "split": part},
-            classes_given=classes_given,
-        )
+        with without_warnings():  # a dull picture may look like pixels that were never normalised
+            sets[part] = LabeledImages(
+                images,
+                labels[part],
+                num_classes=len(classes),
+                normalization=normalization,
+                info={**info, "split": part},
+                classes_given=classes_given,
+            )
     return Split(sets["train"], sets["test"], tuple(classes), sets.get("validation"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,3 +62,12 @@ def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
     if len(classes) != count:
         raise ValueError(f"classes must have one name a class, got {len(classes)} names for {count} classes")
     return list(classes)
+
+
+def require_mapping(values: Any, name: str, wanted: str) -> None:
+    """Raise a TypeError unless `values` are a mapping from names, which the plot needs to tell them apart."""
+    if not isinstance(values, Mapping):
+        example = f'{{"all": {name}}}'
+        raise TypeError(
+            f"{name} must be a mapping, name -> {wanted}, got {type(values).__name__}; for a single one give {example}"
+        )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.normalization import IDENTITY
-from distillkit.plot._figure import LINES, class_names, panels
+from distillkit.plot._figure import LINES, class_names, panels, require_mapping
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -143,6 +143,7 @@ def pixel_histogram(
     from matplotlib.ticker import LogFormatter
 
     check.positive_int(bins, "bins")
+    require_mapping(sets, "sets", "LabeledImages")
     if not sets or not all(len(s) for s in sets.values()):
         raise ValueError("sets must hold at least one set, and none may be empty")
     figure, drawn = panels(axes, len(sets), 3.2, 2.6, across=3)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.plot._figure import MARKERS, class_colours, class_names, panels
+from distillkit.plot._figure import MARKERS, class_colours, class_names, panels, require_mapping
 from distillkit.rng import as_generator
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def tsne(
     """
     from matplotlib.lines import Line2D
 
+    require_mapping(embeddings, "embeddings", "rows [N, d]")
+    require_mapping(labels, "labels", "class indices [N]")
     if not embeddings or set(embeddings) != set(labels):
         raise ValueError(f"labels must have the clients of embeddings, {sorted(embeddings)}, got {sorted(labels)}")
     points = _joined(embeddings)
@@ -129,6 +131,9 @@ def mmd_table(
     Raises:
         TypeError, ValueError: as `pairwise_mmd`; other clients after than before.
     """
+    for name, one in (("before", before), ("after", after)):
+        if one is not None:
+            require_mapping(one, name, "rows [N, d]")
     if after is not None and list(after) != list(before):
         raise ValueError(f"after must have the clients of before in their order, {list(before)}, got {list(after)}")
     tables = [pairwise_mmd(one, unbiased=unbiased) for one in (before, after) if one is not None]
@@ -157,6 +162,7 @@ def mmd_table(
 
 
 def _joined(embeddings: Mapping[str, Tensor]) -> Tensor:
+    require_mapping(embeddings, "embeddings", "rows [N, d]")
     rows = [check.rows(r, f"embeddings[{name!r}]") for name, r in embeddings.items()]
     widths = {r.shape[1] for r in rows}
     if len(widths) > 1:

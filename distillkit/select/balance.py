@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.plausible import warn
 from distillkit.rng import as_generator
 
 __all__ = ["centroid_distances", "kmeans_balance"]
@@ -90,7 +91,13 @@ def centroid_distances(
 
     points = check.rows(embeddings, "embeddings").detach().cpu()
     points = points if points.dtype == torch.float64 else points.float()
-    clusters = min(check.positive_int(clusters, "clusters"), len(points))
+    clusters = check.positive_int(clusters, "clusters")
+    if clusters >= len(points):
+        warn(
+            f"clusters={clusters} for {len(points)} embeddings: each is its own centroid, at distance 0, so distances "
+            "rank nothing; take fewer clusters"
+        )
+        clusters = len(points)
     seed = int(torch.randint(2**31 - 1, (), generator=as_generator(generator)))
     if batch_size is None:
         kmeans = KMeans(clusters, n_init=1, random_state=seed)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
+from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, NoUsableReply, Predictor, Server, described, sums_like
@@ -115,6 +116,7 @@ class FedDM(Method):
         """The current weights w_r."""
         return Message({self.model: server.state[self.model]})
 
+    @without_warnings()  # a client may own fewer images of a class than ipc, as in the paper
     def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
         """S_k for the received network: where another way of making it goes in (REAL, a private mechanism)."""
         return distribution_matching(

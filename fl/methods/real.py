@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from distillkit.condense import random_subset
+from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
 from fl.method import Client
 from fl.methods.feddm import FedDM
@@ -18,6 +19,7 @@ class Real(FedDM):
     The same bytes and the same server; the images are the private data themselves.
     """
 
+    @without_warnings()  # a client may own fewer images of a class than ipc, as everywhere in FedDM
     def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
         """Random real images, drawn afresh in each round."""
         return random_subset(client.data, ipc=self.ipc, generator=client.generator("images"))

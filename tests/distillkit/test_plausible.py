@@ -1,0 +1,203 @@
+"""What is possible but hardly meant is refused or warned of, and what is meant is left in peace."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit import LabeledImages, Normalization, plot
+from distillkit.augment import DSA, require_augmentation
+from distillkit.condense import distribution_matching, gradient_matching, herding, random_subset
+from distillkit.evaluate import Protocol, evaluate
+from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.normalization import IDENTITY
+from distillkit.plausible import without_warnings
+from distillkit.rng import derive
+from distillkit.select import select
+from distillkit.sets import as_set
+
+HALF = Normalization([0.5], [0.25])
+COLOUR = Normalization([0.49, 0.48, 0.45], [0.25, 0.24, 0.26])
+
+
+def pixels(n: int = 6, c: int = 1, h: int = 8, w: int = 8) -> torch.Tensor:
+    return torch.rand(n, c, h, w, generator=derive(0))
+
+
+def marks(n: int = 6) -> torch.Tensor:
+    return torch.arange(n) % 3
+
+
+@pytest.fixture(autouse=True)
+def _every_warning_is_an_error() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@given(st.sampled_from([None, IDENTITY, HALF, COLOUR]), st.integers(0, 99), st.integers(1, 9), st.integers(1, 9))
+def test_right_sets_are_left_in_peace(normalization: Normalization | None, seed: int, h: int, w: int) -> None:
+    raw = torch.rand(4, 3, h, w, generator=derive(seed))
+    raw[0, :, 0, 0] = 0.0
+    LabeledImages.from_pixels(raw, [0, 1, 0, 1], normalization=normalization or IDENTITY)
+    encoded = raw if normalization is None else normalization.encode(raw)
+    made = LabeledImages(encoded, [0, 1, 0, 1], normalization=normalization)
+    made.replace(images=made.images * 300)
+    LabeledImages(encoded, [1, 2, 1, 2], num_classes=3, normalization=normalization)
+
+
+ODD: dict[str, tuple[Callable[[], Any], str]] = {
+    "standardised, not said": (
+        lambda: as_set(COLOUR.encode(pixels(c=3)), marks()),
+        r"images reach from -1\.\d+ to 2\.\d+ and no normalization is given, so they are taken for pixels",
+    ),
+    "digits in 0..16": (lambda: LabeledImages(pixels() * 16, marks()), r"images reach from 0\.\d+ to 1\d"),
+    "pixels said to be normalised": (
+        lambda: LabeledImages(pixels(), marks(), normalization=HALF),
+        r"images lie in \[0, 1\] although black would be -2 .*from_pixels",
+    ),
+    "0..255 said to be normalised": (
+        lambda: LabeledImages(pixels(c=3) * 255, marks(), normalization=COLOUR),
+        r"images reach from .* but pixels in \[0, 1\] from .*divide 0..255 by 255",
+    ),
+    "channels last, normalised": (
+        lambda: LabeledImages(HALF.encode(pixels(c=28, h=28, w=3)), marks(), normalization=HALF),
+        r"\[6, 28, 28, 3\] looks like \[N, H, W, C\].*permute\(0, 3, 1, 2\)",
+    ),
+    "labels from 1": (
+        lambda: LabeledImages(pixels(), marks() + 1),
+        "labels start at 1, so class 0 is empty.*labels - 1",
+    ),
+    "labels from 1 of pixels": (lambda: LabeledImages.from_pixels(pixels(), marks() + 1), "labels start at 1"),
+    "ipc above a class": (
+        lambda: random_subset(pixels(), marks(), ipc=3),
+        r"ipc=3 is more than 3 of 3 classes hold: 0 \(2\), 1 \(2\), 2 \(2\); their images are repeated",
+    ),
+    "ipc above a class, herding": (lambda: herding(pixels(), marks(), ipc=3), "ipc=3 is more than 3 of 3"),
+    "ipc above a class, DM": (
+        lambda: distribution_matching(pixels(), marks(), networks=RandomNetworks(net), ipc=3, steps=0),
+        "ipc=3 is more than 3 of 3",
+    ),
+    "clusters above N": (
+        lambda: select(torch.rand(9, 4), torch.rand(9, 3), keep=3),
+        "clusters=1000 for 9 embeddings: each is its own centroid",
+    ),
+}
+
+
+def net() -> ConvNet:
+    return ConvNet((1, 8, 8), 3, width=4, depth=1)
+
+
+@pytest.mark.parametrize(("call", "words"), ODD.values(), ids=ODD)
+def test_what_is_odd_is_warned_of_at_the_callers_line(call: Callable[[], Any], words: str) -> None:
+    with pytest.warns(UserWarning, match=words) as seen:
+        call()
+    assert {one.filename for one in seen} == {__file__}
+    with without_warnings():
+        call()
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "0..255": (
+        lambda: as_set(pixels() * 255, marks()),
+        ValueError,
+        r"images must be pixels in \[0, 1\] where no normalization is given, got .*images / 255",
+    ),
+    "channels last": (
+        lambda: as_set(pixels(c=28, h=28, w=1), marks()),
+        ValueError,
+        r"images must be \[N, C, H, W\], but \[6, 28, 28, 1\] looks like \[N, H, W, C\].*permute",
+    ),
+    "channels last, 8 bits": (
+        lambda: as_set((pixels(c=9, h=12, w=3) * 255).byte().numpy(), marks().numpy()),
+        ValueError,
+        r"looks like \[N, H, W, C\]",
+    ),
+    "no normalization": (
+        lambda: LabeledImages(pixels(), marks(), normalization=(0.5, 0.25)),  # type: ignore[arg-type]
+        TypeError,
+        r"normalization must be a Normalization\(mean, std\), got tuple",
+    ),
+    "replace of a typo": (
+        lambda: LabeledImages(pixels(), marks()).replace(image=pixels()),
+        TypeError,
+        "replace takes images, labels.*got image",
+    ),
+    "an embedding without a name": (
+        lambda: plot.tsne(torch.rand(9, 4), torch.zeros(9)),  # type: ignore[arg-type]
+        TypeError,
+        r'embeddings must be a mapping, name -> rows \[N, d\], got Tensor; for a single one give {"all": embeddings}',
+    ),
+    "mmd of a tensor": (lambda: plot.mmd_table(torch.rand(9, 4)), TypeError, "before must be a mapping"),  # type: ignore[arg-type]
+    "a set without a name": (
+        lambda: plot.pixel_histogram(LabeledImages(pixels(), marks())),  # type: ignore[arg-type]
+        TypeError,
+        "sets must be a mapping, name -> LabeledImages",
+    ),
+    "an empty test": (
+        lambda: evaluate((pixels(), marks()), LabeledImages(pixels(), marks())[:0], net),
+        ValueError,
+        "test must hold at least one image",
+    ),
+    "rows to test on": (
+        lambda: evaluate((pixels(), marks()), (pixels(), torch.eye(3)[marks()]), net),
+        ValueError,
+        "test must have class indices as labels",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "words"), WRONG.values(), ids=WRONG)
+def test_what_is_surely_wrong_is_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+class Flip(torch.nn.Module):
+    """As torchvision's transforms are."""
+
+    def forward(self, img: torch.Tensor) -> torch.Tensor:
+        return img.flip(3)
+
+
+AUGMENTS = {
+    "True": (True, "got True"),
+    "a name": ("dsa", r"DSA\(\) of distillkit.augment.*got 'dsa'"),
+    "a class": (DSA, r"got the class DSA, give DSA\(\.\.\.\)"),
+    "a transform": (Flip(), r"Flip\(img.*is called otherwise\. Wrap it in a function that draws from the generator"),
+    "a lambda": (lambda images: images, "is called otherwise"),
+}
+
+
+@pytest.mark.parametrize(("augment", "words"), AUGMENTS.values(), ids=AUGMENTS)
+def test_what_is_no_augmentation_is_refused_before_any_work(augment: Any, words: str) -> None:
+    data = (pixels(), marks())
+    for call in (
+        lambda: distribution_matching(data, networks=RandomNetworks(net), ipc=1, augment=augment),
+        lambda: gradient_matching(data, networks=RandomNetworks(net), ipc=1, augment=augment),
+        lambda: Protocol(augment=augment),
+    ):
+        with pytest.raises(TypeError, match=f"augment must be None or an augmentation.*{words}"):
+            call()
+
+
+def test_the_federated_form_of_an_augmentation_needs_no_siamese() -> None:
+    require_augmentation(lambda images, generator: images, siamese=False)
+    with pytest.raises(TypeError, match=r"called as augment\(images, generator\)"):
+        require_augmentation(lambda images: images, siamese=False)
+
+
+def test_an_augmentation_that_changes_the_shape_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"augment must give images as it got them, torch.float32 \[2, 1, 8, 8\], got .*4\]"
+    ):
+        distribution_matching(
+            pixels(), marks(), networks=RandomNetworks(net), ipc=1, augment=lambda x, generator, siamese: x[..., ::2]
+        )
