@@ -263,7 +263,7 @@ def match_gradient(
     twin = copy.deepcopy(require_network(network)).eval().requires_grad_(True)
     if not len(synthetic):
         raise ValueError("synthetic must hold at least one image, got an empty set")
-    try_network(twin, synthetic.images, classes=synthetic.num_classes)
+    try_network(twin, synthetic.images, classes=synthetic.num_classes, more=True)
     parameters, targets = matched(twin, target)
     arguments = {"method": "gradient matching to a target", "metric": metric}
     run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume)

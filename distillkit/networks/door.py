@@ -57,6 +57,7 @@ def try_network(
     images: Tensor,
     *,
     classes: int | None = None,
+    more: bool = False,
     features: bool = False,
     name: str = "network",
 ) -> None:
@@ -66,6 +67,7 @@ def try_network(
         network: the network that will be used.
         images: whose shape, dtype and device the noise takes.
         classes: K, if its logits are used: they must be [2, K].
+        more: whether it may give more logits than K, as where further classes are virtual ones.
         features: whether its embeddings are used: they must be [2, d], and if logits are too, the logits must be its
             classifier's of the embeddings.
         name: the argument's, for messages.
@@ -90,7 +92,11 @@ def try_network(
     for what, value in (("embeddings [N, d]", embedding), ("logits [N, K]", logits)):
         if value is not None:
             _check_rows(value, what, name, shape)
-    if logits is not None and logits.shape[1] != classes:
+    if (
+        logits is not None
+        and classes is not None
+        and not (logits.shape[1] == classes or (more and logits.shape[1] > classes))
+    ):
         raise ValueError(
             f"{name} must give {classes} logits, one a class of the data, but {_kind(network)} gives "
             f"{logits.shape[1]}; build it for {classes} classes, or say num_classes={logits.shape[1]} of the data"
