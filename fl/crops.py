@@ -1,8 +1,9 @@
-"""The crops of a shared image, each rendered once in a process."""
+"""Images that everybody holds and numbers alike: the crops of one picture, or a pool of pictures."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from distillkit.normalization import Normalization
 from distillkit.select import select
 from fl.method import Client, Server
 
-__all__ = ["Crops", "View"]
+__all__ = ["Crops", "Pool", "Source", "View"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,46 @@ class View:
         return View(tuple(like.shape), like.normalization, side.device, side.check_running)
 
 
-class Crops:
+class Source(ABC):
+    """`count` images, made from a tensor that everybody holds."""
+
+    count: int
+
+    @abstractmethod
+    def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
+        """Images [B, C, H, W], normalised, in the order of `indices` int [B]."""
+
+    def outputs(self, net: nn.Module, held: Tensor, indices: Tensor, view: View, width: int) -> tuple[Tensor, Tensor]:
+        """Embeddings [B, d] and logits [B, width] of images under a network in eval mode, without a graph."""
+        network = split(net)
+
+        def both(images: Tensor) -> Tensor:
+            embedding = network.features(images)
+            return torch.cat([embedding, network.classifier(embedding)], dim=1)
+
+        parts = (self.images(held, part, view) for part in indices.split(500))
+        together = torch.cat([out for part in parts for out in forward_chunks(both, part, chunk_size(part))])
+        return together[:, :-width], together[:, -width:]
+
+    def select(
+        self,
+        net: nn.Module,
+        held: Tensor,
+        keep: int,
+        view: View,
+        width: int,
+        generator: torch.Generator,
+        options: Mapping[str, Any],
+    ) -> Tensor:
+        """Numbers int32 [keep] of the images that `select` keeps of all by what a network says of them, ascending."""
+        everything = torch.arange(self.count)
+        if keep == self.count:
+            return everything.int()
+        embeddings, logits = self.outputs(net, held, everything, view, width)
+        return select(embeddings, logits, keep=keep, generator=generator, **options).int().cpu()
+
+
+class Crops(Source):
     """`Patches` that remembers what it rendered, as 8 bits; for any number of threads.
 
     The bits are those of `Patches.batch`, whoever asked first and for what: a crop depends on its index alone.
@@ -75,11 +115,11 @@ class Crops:
             self._known = torch.zeros(self.count, dtype=torch.bool)
         return held
 
-    def images(self, image: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Crops [B, C, size, size] of `image` uint8 [C, H, W], normalised, in the order of `indices` int [B]."""
-        size, where = self.side(image, view.shape), indices.long().cpu()
+    def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
+        """Crops [B, C, size, size] of an image uint8 [C, H, W], normalised, in the order of `indices` int [B]."""
+        size, where = self.side(held, view.shape), indices.long().cpu()
         with self._lock:
-            patches = self._of(image, size)
+            patches = self._of(held, size)
             for part in where[~self._known[where]].unique().split(100):
                 view.running()
                 self._pixels[part] = (255 * patches.batch(part)).round().to(torch.uint8)
@@ -87,31 +127,14 @@ class Crops:
             pixels = self._pixels
         return view.normalization.encode(pixels.index_select(0, where).float() / 255).to(view.device)
 
-    def outputs(self, net: nn.Module, image: Tensor, indices: Tensor, view: View, width: int) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, d] and logits [B, width] of crops under a network in eval mode, without a graph."""
-        network = split(net)
 
-        def both(images: Tensor) -> Tensor:
-            embedding = network.features(images)
-            return torch.cat([embedding, network.classifier(embedding)], dim=1)
+class Pool(Source):
+    """Pictures that are there already, uint8 [count, C, H, W]."""
 
-        parts = (self.images(image, part, view) for part in indices.split(500))
-        together = torch.cat([out for part in parts for out in forward_chunks(both, part, chunk_size(part))])
-        return together[:, :-width], together[:, -width:]
+    def __init__(self, count: int) -> None:
+        self.count = count
 
-    def select(
-        self,
-        net: nn.Module,
-        image: Tensor,
-        keep: int,
-        view: View,
-        width: int,
-        generator: torch.Generator,
-        options: Mapping[str, Any],
-    ) -> Tensor:
-        """Numbers int32 [keep] of the crops that `select` keeps of all by what a network says of them, ascending."""
-        everything = torch.arange(self.count)
-        if keep == self.count:
-            return everything.int()
-        embeddings, logits = self.outputs(net, image, everything, view, width)
-        return select(embeddings, logits, keep=keep, generator=generator, **options).int().cpu()
+    def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
+        """Pictures [B, C, H, W] of the pool, normalised as the images beside which they are used."""
+        pixels = held.index_select(0, indices.long().to(held.device)).float() / 255
+        return view.normalization.encode(pixels).to(view.device)

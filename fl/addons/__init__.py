@@ -20,6 +20,7 @@ from fl.addons.scaffold import Scaffold
 from fl.addons.server_adaptive import ServerAdagrad, ServerAdam, ServerYogi
 from fl.addons.server_momentum import ServerMomentum
 from fl.addons.shared_image import SharedImage
+from fl.addons.shared_pool import SharedPool
 from fl.addons.vfa import VFA
 from fl.addons.vftl import VFTL
 from fl.addons.vhl import VHL, NaiveVHL
@@ -51,4 +52,5 @@ __all__ = [
     "ServerMomentum",
     "ServerYogi",
     "SharedImage",
+    "SharedPool",
 ]

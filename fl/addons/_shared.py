@@ -1,0 +1,136 @@
+"""Knowledge travels as logits on images that everybody holds: the round of single-image federated learning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from fl.addon import AddOn, fills
+from fl.addons.scaffold import Scaffold
+from fl.averaging import FedAvg
+from fl.crops import Source, View
+from fl.distil import distill_models, due, falling_steps, validation_accuracy
+from fl.message import Entry, Message, Tensors
+from fl.method import NoUsableReply, Server
+from fl.reduce import Like, Reduced, Schema
+
+if TYPE_CHECKING:
+    from fl.core import Core
+    from fl.local import Local
+
+__all__ = ["Shared"]
+
+_WEIGHTS = (FedAvg.update, FedAvg.buffers, FedAvg.counters)
+_AVERAGES = ("normalise", "rescale", "server_step", "tested")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Shared(AddOn):
+    """Lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024).
+
+    A subclass declares the entries, and says in `_hold` what is held and how its images are made.
+    """
+
+    keep: int
+    rate: float = 0.2
+    warm_rounds: int = 1
+    steps: int = 500
+    batch: int = 32
+    lr: float = 0.005
+    least_steps: int | None = None
+    clip: float | None = 2.5
+    returns: Literal["last", "best"] = "last"
+    selection: Mapping[str, Any] = field(default_factory=lambda: {"kmeans_share": 0.0})
+    fingerprint: str = field(init=False)
+    held: Tensor = field(init=False, repr=False)
+    source: Source = field(init=False, repr=False)
+    reads: Literal["nothing", "example", "batch"] = "nothing"
+    single_label = True
+
+    picture: ClassVar[Entry[Tensor]]
+    index: ClassVar[Entry[Tensor]]
+    logits: ClassVar[Entry[Tensor]]
+
+    def _hold(self, held: Tensor, source: Source, fingerprint: str) -> None:
+        check.positive_int(self.keep, "keep", most=source.count)
+        check.real_number(self.rate, "rate", least=0.0, most=1.0)
+        check.positive_int(self.warm_rounds, "warm_rounds", least=0)
+        check.positive_int(self.steps, "steps")
+        check.positive_int(self.batch, "batch")
+        check.real_number(self.lr, "lr", above=0.0)
+        if self.least_steps is not None:
+            check.positive_int(self.least_steps, "least_steps", most=self.steps)
+        if self.clip is not None:
+            check.real_number(self.clip, "clip", above=0.0)
+        check.one_of(self.returns, "returns", ("last", "best"))
+        for name, value in {"held": held, "source": source, "fingerprint": fingerprint}.items():
+            object.__setattr__(self, name, value)
+
+    def check(self, method: Core) -> None:
+        """The server needs whole models, and what corrects averages needs averages in every round."""
+        if method.personal:
+            raise ValueError(f"{self.name} distils whole models on the server: nothing can be personal")
+        for addon in method.addons if self.rate < 1 else ():
+            if isinstance(addon, Scaffold) or any(fills(addon, slot) for slot in _AVERAGES):
+                raise ValueError(f"{addon.name} needs weights from the clients in every round: {self.name}(rate=1)")
+
+    def warm(self, number: int) -> bool:
+        """Whether a round has FedAvg initialisation."""
+        return number <= self.warm_rounds or due(self.rate, number)
+
+    def start(self, server: Server) -> None:
+        """Select for the first round (line 4)."""
+        if self.returns == "best" and "validation" not in server.data:
+            raise ValueError("returns='best' needs server_data={'validation': ...}")
+        server.state[self.index] = self._select(server)
+
+    def send(self, server: Server, client: int, message: Message) -> None:
+        """The indices (line 5), and once what they number."""
+        message[self.picture], message[self.index] = self.held, server.state[self.index]
+
+    def expect(self, server: Server, client: int, schema: Schema) -> None:
+        """A row of logits for each image; weights only in a round that asks for them."""
+        outputs = server.method.output_count(server.task.num_classes)
+        schema[self.logits.key] = Like(torch.zeros(len(server.state[self.index]), outputs))
+        for entry in () if self.warm(server.round) else _WEIGHTS:
+            schema.pop(entry.key, None)
+
+    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+        """Predict on the images; the weights stay at home unless it is their round (lines 9 and 10)."""
+        net, width = local.at(local.trained()), local.method.output_count(local.task.num_classes)
+        message, view = local.message, View.of(local.client)
+        reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
+        for entry in () if self.warm(local.round) else _WEIGHTS:
+            if entry in reply:
+                del reply[entry]
+
+    def refine(self, server: Server, replies: Reduced, old: Tensors) -> Tensors:
+        """Start from the average or from the weights of before, and learn the ensemble's logits (lines 11 and 12)."""
+        if not float(replies.weight(self.logits)) > 0:
+            raise NoUsableReply("all weights of the round's replies are zero")
+        start = server.state[FedAvg.model] if self.warm(server.round) else old
+        images = self.source.images(self.held, server.state[self.index], View.of(server))
+        period = round(1 / self.rate) if self.rate else 1
+        steps = falling_steps(self.steps, self.least_steps or self.steps, period, server.round)
+        server.notes["initialised"] = int(self.warm(server.round))
+        return distill_models(
+            server, start, images, replies[self.logits], owner=self.name, best=self.returns == "best",
+            steps=steps, batch=self.batch, lr=self.lr, clip=self.clip,
+        )  # fmt: skip
+
+    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+        """Select for the next round (line 4)."""
+        server.state[self.index] = self._select(server)
+
+    def _select(self, server: Server) -> Tensor:
+        method, state = server.method, server.state[server.method.model]
+        nets = [method.network_on(server, name, method.part(state, name)).eval() for name in method.networks]
+        judge = max(nets, key=partial(validation_accuracy, server)) if "validation" in server.data else nets[0]
+        width, generator = method.output_count(server.task.num_classes), server.generator(f"{self.name} selection")
+        return self.source.select(judge, self.held, self.keep, View.of(server), width, generator, self.selection)

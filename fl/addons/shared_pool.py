@@ -1,0 +1,68 @@
+"""Federated distillation on a public pool: knowledge travels as logits on pictures that the global model selects."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from distillkit.sets import LabeledImages
+from fl.addons._shared import Shared
+from fl.averaging import FedAvg
+from fl.crops import Pool
+from fl.message import Entry
+from fl.method import Server
+
+__all__ = ["SharedPool"]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPool(Shared):
+    """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Table 6: selection over a pool.
+
+    As `SharedImage`, with the pictures of a public set in place of the crops of one image: "use cases where we already
+    have a shared public dataset at hand". Everybody holds the pool, which travels once. Each round the global model
+    selects `keep` of its images, whose numbers travel down and the clients' logits on them up; weights travel up only
+    in rounds with FedAvg initialisation. The pool's labels are not read. With `keep` as large as the pool nothing is
+    selected: FedDF as that paper runs it (the first row of Table 6), with logits on the wire.
+
+    Table 6 has 1,000 images of CIFAR-100's training split beside private CIFAR-10. The release's runs with selection
+    draw them from a pool of 10,000, those without have the 1,000 alone.
+
+    Args:
+        pool: a set, brought to 8-bit pixels; or pictures uint8 [N, C, H, W]; C, H and W as the clients' images.
+        keep: images in a round.
+        rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: as in `SharedImage`. The
+            rates of Table 6 are 1, 0.5 and 0.2.
+
+    Raises:
+        TypeError, ValueError: a pool that is no set of images, or an option out of range.
+    """
+
+    pool: LabeledImages | Tensor = field(repr=False)
+    keep: int = field(default=1000, kw_only=True)
+
+    picture = Entry[Tensor]("first", kept=True)
+    index = Entry[Tensor]("first")
+    logits = Entry[Tensor]("mean", by=FedAvg.samples)
+
+    def __post_init__(self) -> None:
+        pixels = self.pool
+        if isinstance(pixels, LabeledImages):
+            pixels = (255 * pixels.pixels().detach()).round().clamp(0, 255).to(torch.uint8)
+        if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 4 or not len(pixels):
+            got = type(pixels).__name__ if not isinstance(pixels, Tensor) else f"{pixels.dtype} {list(pixels.shape)}"
+            raise TypeError(f"pool must be a set, or pictures uint8 [N, C, H, W], got {got}")
+        pixels = pixels.cpu().contiguous()
+        digest = hashlib.blake2b(repr(tuple(pixels.shape)).encode() + pixels.numpy().tobytes(), digest_size=8)
+        self._hold(pixels, Pool(len(pixels)), digest.hexdigest())
+
+    def start(self, server: Server) -> None:
+        """Refuse a pool that clients cannot read; select for the first round."""
+        if tuple(self.held.shape[1:]) != tuple(server.shape):
+            raise ValueError(
+                f"the pool has images {tuple(self.held.shape[1:])}, the clients have {tuple(server.shape)}"
+            )
+        super().start(server)

@@ -1,0 +1,129 @@
+"""Selection over a public pool: the single image's algorithm with pictures in place of crops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from distillkit import LabeledImages, Normalization
+from distillkit.rng import derive
+from distillkit.select import select
+from fl import FedAvg, MultiLabel, Run, simulate
+from fl.addons import FedDF, Scaffold, SharedPool
+from fl.methods import ClippedCrossEntropy
+from tests.fl.laws import assert_lawful
+from tests.fl.small import Tiny, federation, images
+from tests.fl.test_single_image import CLIENTS, LEVEL, START, Scaled, by_hand, constant
+
+PICTURES = (255 * torch.rand(14, 1, 4, 4, generator=derive(4))).round().to(torch.uint8)
+SMALL: dict[str, Any] = {"keep": 6, "steps": 3, "batch": 4, "selection": {"clusters": 4}}
+
+
+def play(addon: Any, rounds: int = 3, **options: Any) -> Run:
+    held = {"network": Tiny, "lr": 0.1, "batch": 8, **options}
+    simulation = {"clients": federation(), **held.pop("simulation", {})}
+    return simulate(FedAvg(addon, **held), rounds=rounds, progress=False, **simulation)
+
+
+@pytest.mark.golden("SharedPool")
+@pytest.mark.parametrize("clip", [None, 2.5])
+@pytest.mark.parametrize("as_set", [False, True])
+def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, as_set: bool) -> None:
+    """Algorithm 1 with a pool whose pictures are all alike; the set is given in another normalisation."""
+    pool: Any = torch.full((5, 1, 4, 4), round(255 * LEVEL), dtype=torch.uint8)
+    if as_set:
+        space = Normalization((0.3,), (0.7,))
+        pool = LabeledImages.from_pixels(pool, torch.arange(5), normalization=space)
+    addon = SharedPool(pool, keep=5, rate=0.5, steps=4, batch=2, lr=0.05, clip=clip)
+    run = simulate(
+        FedAvg(
+            addon, network=Scaled, initial={"head.weight": torch.tensor(START).float()[:, None]}, lr=0.1, momentum=0.9,
+            epochs=2, batch=512, objective=None if clip is None else ClippedCrossEntropy(clip),
+        ),
+        [constant(*c) for c in CLIENTS], rounds=3, progress=False,
+    )  # fmt: skip
+    got = run.server.state[FedAvg.model]["head.weight"][:, 0].double().numpy()
+    want = by_hand(3, [True, True, False], clip, 0.0, 4, {"": 1.0}, [""] * 3)[""]
+    assert got == pytest.approx(want, abs=2e-5)
+    assert [row["initialised"] for row in run.rows] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("space", [Normalization((0.0,), (1.0,)), Normalization((0.4,), (0.3,))], ids=str)
+def test_the_global_model_selects_what_the_clients_then_say(space: Normalization) -> None:
+    """Indices are of the pool, its pictures in the clients' space; round 1 under the initial weights."""
+    clients = [c.replace(normalization=space) for c in federation()]
+    seen: list[torch.Tensor] = []
+
+    class Peek(SharedPool):
+        @property
+        def name(self) -> str:
+            return "SharedPool"
+
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            super().end(local, update, reply)
+            index = local.message[self.index].long()
+            own = local.at(local.trained())(space.encode(PICTURES[index].float() / 255))
+            seen.append((own - reply[self.logits]).abs().max())
+
+    run = play(Peek(PICTURES, **SMALL), simulation={"clients": clients}, rounds=2)
+    assert float(torch.stack(seen).max()) < 1e-5
+    server, net = run.server, Tiny(3).eval()
+    net.load_state_dict(server.state[FedAvg.model])
+    x = space.encode(PICTURES.float() / 255)
+    with torch.no_grad():
+        want = select(net.features(x), net(x), keep=6, clusters=4, generator=server.generator("SharedPool selection"))
+    assert server.state[SharedPool.index].tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_without_selection_it_is_the_papers_feddf_with_logits_on_the_wire(rate: float) -> None:
+    """Row 1 of Table 6. Clients of one size, and batches of the whole pool, so that only the wire differs."""
+    clients = [images(12, seed) for seed in range(4)]
+    proxy = LabeledImages.from_pixels(PICTURES, torch.zeros(14, dtype=torch.int64), num_classes=3)
+    how: dict[str, Any] = {"steps": 3, "batch": 14, "rate": rate, "clip": 2.5, "lr": 0.02}
+    feddf = FedDF(**how, schedule="constant", gradient_norm=None)
+    data = {"clients": clients, "server_data": {"proxy": proxy}}
+    one, other = play(SharedPool(PICTURES, keep=14, **how), simulation=data), play(feddf, simulation=data)
+    for name, value in other.server.state[FedAvg.model].items():
+        assert torch.allclose(one.server.state[FedAvg.model][name], value, atol=1e-5), name
+    assert ["FedAvg.update" in row["up"] for row in one.rows] == [True, True, rate == 1.0]
+
+
+def test_the_pool_travels_once_then_numbers_and_logits() -> None:
+    weights = 4 * (3 * 9 + 3 + 48 * 3 + 3)
+    for number, row in enumerate(play(SharedPool(PICTURES, **SMALL, rate=0.5)).rows, start=1):
+        up = {"FedAvg.samples": 5 * 8, "SharedPool.logits": 5 * 4 * 6 * 3}
+        if number != 3:
+            up["FedAvg.update"] = 5 * weights
+        down = {"FedAvg.model": 5 * weights, "SharedPool.index": 5 * 4 * 6, "SharedPool.picture:digest": 5 * 16}
+        if number == 1:
+            down["SharedPool.picture"] = 5 * 14 * 16
+        assert (row["up"], row["down"], row["failed"]) == (up, down, {})
+
+
+def test_the_laws(tmp_path: Path, global_rng_untouched: None) -> None:
+    assert_lawful(lambda: [SharedPool(PICTURES, **SMALL, rate=0.5)], tmp_path)
+
+
+def test_refusals() -> None:
+    for bad in (PICTURES.float(), PICTURES[0], PICTURES[:0], None):
+        with pytest.raises(TypeError, match="pool must be a set, or pictures uint8"):
+            SharedPool(bad)  # type: ignore[arg-type]
+    wrong: list[dict[str, Any]] = [{"keep": 15}, {"rate": 1.2}, {"steps": 0}, {"clip": 0.0}, {"returns": "first"}]
+    for options in wrong:
+        with pytest.raises(ValueError, match=next(iter(options))):
+            SharedPool(PICTURES, **{**SMALL, **options})
+    with pytest.raises(ValueError, match=r"the pool has images \(1, 4, 3\), the clients have \(1, 4, 4\)"):
+        play(SharedPool(PICTURES[..., :3], keep=14))
+    with pytest.raises(ValueError, match=r"Scaffold needs weights .* SharedPool\(rate=1\)"):
+        FedAvg(SharedPool(PICTURES, **SMALL), Scaffold(), network=Tiny)
+    with pytest.raises(ValueError, match="both fill the slot 'refine'"):
+        FedAvg(SharedPool(PICTURES, **SMALL), FedDF(), network=Tiny)
+    rows = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in federation()]
+    with pytest.raises(ValueError, match="SharedPool needs one class an image"):
+        play(SharedPool(PICTURES, **SMALL), simulation={"task": MultiLabel(3), "clients": rows})
+    assert repr(SharedPool(PICTURES, **SMALL)) != repr(SharedPool(255 - PICTURES, **SMALL))
