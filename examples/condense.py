@@ -57,39 +57,81 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def number(least: int) -> Callable[[str], int]:
+    """A type for argparse: an integer that is at least `least`."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    return integer
+
+
+def positive(text: str) -> float:
+    """A type for argparse: a number above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
+    return value
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--preset", choices=tuple(PRESETS), default="cpu", help="smoke: seconds; cpu: an hour; paper: a GPU's days")
-    add("--dataset", help="a name that distillkit.data.load knows, a folder of pictures, or an .npz")
+    add("--dataset", help=f"one of {', '.join(data.NAMES)}; or a folder of pictures (class/picture.png), or an .npz")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     add("--network", default="convnet", help="what is trained on the set, and what DM and DC draw")
-    add("--ipc", type=int, help="images per class")
-    add("--steps", type=int, help="DM: optimisation steps")
-    add("--iterations", type=int, help="DC and DSA: networks drawn")
-    add("--loops", type=int, nargs=2, metavar=("OUTER", "INNER"), help="DC and DSA; default as published for the ipc")
-    add("--batch-real", type=int, help="real images per class and step")
+    add("--ipc", type=number(1), help="images per class")
+    add("--steps", type=number(0), help="DM: optimisation steps")
+    add("--iterations", type=number(0), help="DC and DSA: networks drawn")
+    add(
+        "--loops",
+        type=number(0),
+        nargs=2,
+        metavar=("OUTER", "INNER"),
+        help="DC and DSA; default as published for the ipc",
+    )
+    add("--batch-real", type=number(1), help="real images per class and step")
     add("--init", choices=("real", "noise"), default="noise", help="where DC and DSA start; DM starts from real images")
-    add("--lr-dc", type=float, default=0.1, help="step size on the pixels of DC and DSA (DM: 1)")
-    add("--epochs", type=int, help="of the networks that are tested")
-    add("--batch", type=int, default=256, help="images per step of the networks that are tested")
-    add("--nets", type=int, help="networks tested for each set")
+    add("--lr-dc", type=positive, default=0.1, help="step size on the pixels of DC and DSA (DM: 1)")
+    add("--epochs", type=number(1), help="of the networks that are tested")
+    add("--batch", type=number(1), default=256, help="images per step of the networks that are tested")
+    add("--nets", type=number(1), help="networks tested for each set")
     add("--no-augment", action="store_true", help="train the networks that are tested without augmentation")
-    add("--embedding-images", type=int, default=5000, help="images that herding's and k-center's network is trained on")
-    add("--embedding-epochs", type=int, default=4, help="0: they compare pixels")
-    add("--width", type=int, default=128, help="of the ConvNet")
-    add("--depth", type=int, default=3, help="of the ConvNet")
-    add("--size", type=int, help="resize to this height and width")
+    add(
+        "--embedding-images",
+        type=number(1),
+        default=5000,
+        help="images that herding's and k-center's network is trained on",
+    )
+    add("--embedding-epochs", type=number(0), default=4, help="0: they compare pixels")
+    add("--width", type=number(1), default=128, help="of the ConvNet")
+    add("--depth", type=number(1), default=3, help="of the ConvNet")
+    add("--size", type=number(1), help="resize to this height and width")
     add("--channels", type=int, choices=(1, 3))
     add("--seeds", type=int, nargs="+", default=[0])
     add("--out", type=Path, help="default runs/condense-<preset>")
-    add("--data", help="the data root; default the environment variable DISTILLKIT_DATA")
+    add("--data", help="where datasets by name lie; default the environment variable DISTILLKIT_DATA")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--workers", type=int, help="threads of PyTorch; default PyTorch's choice")
+    add("--workers", type=number(1), help="threads of PyTorch; default PyTorch's choice")
     add("--resume", action="store_true", help="go on with an interrupted run: its set or state is there")
     chosen = parser.parse_known_args(argv)[0]
     parser.set_defaults(**PRESETS[chosen.preset])
     options = parser.parse_args(argv)
+    if chosen.data and options.dataset == "digits":
+        parser.error(
+            f"--data {chosen.data} would not be read: digits come with scikit-learn. For your own pictures say "
+            f"--dataset {chosen.data}; --data is the root of datasets by name"
+        )
+    path = Path(options.dataset).expanduser()
+    if not path.exists() and options.dataset.lower().replace("-", "").replace("_", "") not in data.NAMES:
+        parser.error(
+            f"--dataset {options.dataset}: there is no such folder or .npz, and no dataset of that name "
+            f"({', '.join(data.NAMES)})"
+        )
     options.out = options.out or Path("runs") / f"condense-{options.preset}"
     if options.device == "auto":
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,11 +140,19 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def load(options: argparse.Namespace) -> data.Split:
+    """The dataset of the command line; what is wrong with it ends the program with one line."""
+    try:
+        return _load(options)
+    except (ValueError, FileNotFoundError) as error:
+        raise SystemExit(f"condense.py: --dataset {options.dataset}: {error}") from error
+
+
+def _load(options: argparse.Namespace) -> data.Split:
     path = Path(options.dataset).expanduser()
     shape = {"size": options.size, "channels": options.channels}
     if path.is_dir():
         return data.load_folder(path, **shape)
-    if path.suffix == ".npz":
+    if path.suffix == ".npz" or path.is_file():
         return data.load_npz(path, **shape)
     return data.load(options.dataset, root=options.data, **shape)
 

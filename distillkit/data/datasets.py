@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit import check
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import Normalization
 
-__all__ = ["load"]
+__all__ = ["NAMES", "load"]
 
 _DIGITS = tuple("0123456789")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -67,6 +66,9 @@ _SOURCES = {
         Normalization([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
     ),
 }
+NAMES = ("digits", *_SOURCES)
+"""The names that `load` knows."""
+
 _DIGITS_NORMALIZATION = Normalization([0.3050], [0.3760])
 
 
@@ -100,7 +102,12 @@ def load(
             checksum.
         FileNotFoundError: files are missing; names them, their folder and the command that gets them.
     """
-    key = check.one_of(str(name).lower().replace("-", "").replace("_", ""), "name", ("digits", *_SOURCES))
+    key = str(name).lower().replace("-", "").replace("_", "")
+    if key not in NAMES:
+        raise ValueError(
+            f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; your own pictures come with "
+            "load_folder(path) or load_npz(path)"
+        )
     if key == "digits":
         images, labels = _digits()
         kept, held = hold_out(labels, 0.2)

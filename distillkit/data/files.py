@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.data.layout import parts_of, pictures_of, subfolders
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import Normalization
+from distillkit.plausible import warn
+from distillkit.progress import Bar, bar
 
 __all__ = ["load_folder", "load_npz"]
 
 _PARTS = {"train": "train", "test": "test", "val": "validation"}
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 Size = int | tuple[int, int]
 
@@ -30,12 +32,14 @@ def load_folder(
     channels: int | None = None,
     normalization: Normalization | None = None,
     test_fraction: float = 0.2,
+    progress: bool = True,
 ) -> Split:
     """Load pictures from ImageFolder's layout: `class/picture.png`, or the same below `train`, `test` and `val`.
 
     Args:
         path: the folder. Its sub-folders are the classes, in alphabetical order; pictures may lie deeper. Where a
-            sub-folder `train` has sub-folders itself, `train`, `test` and `val` are the splits.
+            sub-folder `train` has sub-folders itself, `train`, `test` and `val` are the splits; `training`, `testing`,
+            `valid` and `validation` mean the same, in any case of letters.
         size: height and width in pixels (one number: square) that every picture is resized to, bilinear with
             antialiasing, aspect ratio ignored. Needed if the pictures differ in size.
         channels: 1 (luma) or 3 (grey repeated). Needed if some pictures are grey and some are not. Transparency is
@@ -43,34 +47,42 @@ def load_folder(
         normalization: default the mean and standard deviation measured on the training split.
         test_fraction: where there is no `test`, the part of each class that is held back as the test set, in [0, 1):
             a fixed random choice, the same in every call. 0 gives an empty test set.
+        progress: whether long reading shows a bar.
 
     Names that begin with a dot are not looked at. Files that are no pictures, and folders beside the splits, are not
-    read; `info` counts the former and names the latter.
+    read; `info` counts the former and names the latter, of which a warning tells as well; so it does of pictures beside
+    the class folders, of links to folders, and of classes too small for `test_fraction`.
 
     Raises:
-        FileNotFoundError: no such folder, no classes, or a class without pictures.
-        ValueError: a picture that cannot be read (it is named), differing sizes or channels, or a class that only
-            `test` or `val` has.
+        FileNotFoundError: no such folder, no classes, a class without pictures, or a link to nothing.
+        ValueError: a picture that cannot be read (it is named), differing sizes or channels, a class that only
+            `test` or `val` has, a `test` without class folders or pictures, a `test` without `train`, two folders for
+            one split, or a `test_fraction` that is less than a picture of every class.
     """
     path = Path(path).expanduser()
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
     info: dict[str, Any] = {"dataset": path.resolve().name}
-    parts, beside = _parts(path)
-    classes = [folder.name for folder in _subfolders(parts["train"])]
+    parts, beside = parts_of(path)
+    classes = [folder.name for folder in subfolders(parts["train"])]
     if not classes:
         raise FileNotFoundError(f"{parts['train']} has no sub-folders; want one a class: class/picture.png")
-    listed = {part: _pictures(folder, classes, every=part == "train") for part, folder in parts.items()}
+    listed = {part: pictures_of(folder, classes, part) for part, folder in parts.items()}
     if ignored := sum(others for _, _, others in listed.values()):
         info["files_ignored"] = ignored
     if beside:
         info["folders_ignored"] = beside
     first = listed["train"][0][0]
     shape = _read(first, size, channels).shape
-    pixels = {part: _read_all(files, size, channels, first, shape) for part, (files, _, _) in listed.items()}
+    with bar(
+        sum(len(files) for files, _, _ in listed.values()), "reading pictures", unit="picture", progress=progress
+    ) as b:
+        pixels = {part: _read_all(files, size, channels, first, shape, b) for part, (files, _, _) in listed.items()}
     labels = {part: torch.tensor(found, dtype=torch.long) for part, (_, found, _) in listed.items()}
     if "test" not in pixels:
         info["test_fraction"] = test_fraction
         kept, held = hold_out(labels["train"], test_fraction)
+        if test_fraction:
+            _look_at_held_out(labels["train"], held, classes, test_fraction)
         for table in (pixels, labels):
             table["train"], table["test"] = table["train"][kept], table["train"][held]
     return assemble(pixels, labels, classes, normalization, info)
@@ -123,43 +135,24 @@ def load_npz(
     return assemble(pixels, labels, classes, normalization, {"dataset": path.stem}, classes_given=given)
 
 
-def _subfolders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise FileNotFoundError(f"no folder {path}; want class/picture.png below it, or train/class/picture.png")
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+def _look_at_held_out(labels: Tensor, held: Tensor, classes: list[str], fraction: float) -> None:
+    """Say which classes are so small that `fraction` of them is not one picture; all of them are refused."""
+    tested = labels[held].unique().tolist()
+    if not tested:
+        raise ValueError(
+            f"test_fraction={fraction:g} holds back not one picture of classes of at most "
+            f"{int(labels.bincount().max())}; give a larger one, a test folder, or test_fraction=0 for no test set"
+        )
+    if untested := [name for label, name in enumerate(classes) if label not in tested]:
+        warn(
+            f"test_fraction={fraction:g} holds back no picture of {len(untested)} of {len(classes)} classes, which "
+            f"will not be tested: {', '.join(untested[:5])}"
+        )
 
 
-def _parts(path: Path) -> tuple[dict[str, Path], list[str]]:
-    """The folders of the splits, and the names of folders beside them; without splits all is `train`."""
-    folders = {folder.name: folder for folder in _subfolders(path)}
-    if "train" not in folders or not _subfolders(folders["train"]):
-        return {"train": path}, []
-    return {part: folders[name] for name, part in _PARTS.items() if name in folders}, sorted(set(folders) - set(_PARTS))
-
-
-def _pictures(folder: Path, classes: list[str], every: bool) -> tuple[list[Path], list[int], int]:
-    """The pictures below `folder`, their labels, and how many files are none; `every` class must have one."""
-    if unknown := [found.name for found in _subfolders(folder) if found.name not in classes]:
-        raise ValueError(f"{folder} has classes that the training split does not: {', '.join(unknown)}")
-    files: list[Path] = []
-    labels: list[int] = []
-    others = 0
-    for label, name in enumerate(classes):
-        below = sorted(f for f in (folder / name).rglob("*") if f.is_file() and not _hidden(f, folder))
-        found = [f for f in below if f.suffix.lower() in _SUFFIXES]
-        if every and not found:
-            raise FileNotFoundError(f"class folder {folder / name} holds no pictures ({', '.join(_SUFFIXES)})")
-        others += len(below) - len(found)
-        files += found
-        labels += [label] * len(found)
-    return files, labels, others
-
-
-def _hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
-
-
-def _read_all(files: list[Path], size: Size | None, channels: int | None, first: Path, shape: torch.Size) -> Tensor:
+def _read_all(
+    files: list[Path], size: Size | None, channels: int | None, first: Path, shape: torch.Size, shown: Bar
+) -> Tensor:
     pixels = torch.empty(len(files), *shape)
     for file, out in zip(files, pixels):
         picture = _read(file, size, channels)
@@ -169,6 +162,7 @@ def _read_all(files: list[Path], size: Size | None, channels: int | None, first:
                 f"pictures differ: {first} is {list(shape)} (C, H, W), {file} is {list(picture.shape)}; give {remedy}"
             )
         out.copy_(picture)
+        shown.update()
     return pixels
 
 

@@ -105,3 +105,41 @@ def test_presets_and_published_loops(condense: ModuleType) -> None:
     assert paper.nets * len(paper.seeds) == 100
     assert condense.arguments(["--preset", "cpu", "--ipc", "50"]).ipc == 50
     assert condense.arguments(["--preset", "smoke"]).dataset == "digits"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--steps", "-3"], "argument --steps: must be at least 0, got -3"),
+        (["--ipc", "0"], "argument --ipc: must be at least 1, got 0"),
+        (["--lr-dc", "nan"], "argument --lr-dc: must be a number above 0"),
+        (
+            ["--dataset", "nowhere"],
+            "--dataset nowhere: there is no such folder or .npz, and no dataset of that name (dig",
+        ),
+        (["--data", "mine"], "--data mine would not be read: digits come with scikit-learn.*--dataset mine"),
+    ],
+)
+def test_a_wrong_command_is_told_in_a_line(
+    condense: ModuleType, argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        condense.main(["--preset", "smoke", *argv])
+    assert end.value.code == 2
+    first, _, second = words.partition(".*")
+    told = capsys.readouterr().err
+    assert first in told
+    assert second in told
+
+
+def test_data_that_cannot_be_read_end_the_program_without_a_traceback(condense: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "notes.txt").write_text("no arrays")
+    for path, words in (
+        (tmp_path / "pets", "has no sub-folders"),
+        (tmp_path / "notes.txt", "is damaged or not an .npz"),
+    ):
+        with pytest.raises(SystemExit, match=f"--dataset {path}: .*{words}"):
+            condense.main(["--preset", "smoke", "--dataset", str(path), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match=r"mnist is not complete in .*Get it with"):
+        condense.main(["--preset", "smoke", "--dataset", "mnist", "--data", str(tmp_path)])

@@ -191,7 +191,7 @@ def test_a_given_normalization_is_used() -> None:
 def test_names_are_forgiving_and_unknown_ones_are_refused(tmp_path: Path) -> None:
     write_idx(tmp_path, "fashionmnist")
     assert len(load("Fashion-MNIST", root=tmp_path).train) == 10
-    with pytest.raises(ValueError, match=r"name must be one of 'digits', 'mnist'.*got 'imagenet'"):
+    with pytest.raises(ValueError, match=r"name must be one of digits, mnist.*got 'ImageNet'; your own pictures"):
         load("ImageNet")
     for options in ({"size": 0}, {"size": (8, 0)}, {"channels": 2}):
         with pytest.raises(ValueError, match=next(iter(options))):

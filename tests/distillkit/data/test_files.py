@@ -93,7 +93,8 @@ def test_what_is_not_read_is_counted(tmp_path: Path) -> None:
     (tmp_path / "train" / "cat" / ".cache").mkdir()
     (tmp_path / "train" / "cat" / ".cache" / "x.png").write_text("no picture")
     (tmp_path / "train" / ".git").mkdir()
-    split = load_folder(tmp_path)
+    with pytest.warns(UserWarning, match="folders beside its splits, which are not read: spare"):
+        split = load_folder(tmp_path)
     assert len(split.train) == 11
     assert split.train.info["files_ignored"] == 2
     assert split.train.info["folders_ignored"] == ["spare"]
@@ -109,6 +110,69 @@ def test_a_class_may_be_absent_from_test_but_not_from_train(tmp_path: Path) -> N
     (tmp_path / "train" / "cow").mkdir()
     with pytest.raises(FileNotFoundError, match="cow holds no pictures"):
         load_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [("Train", "Test", "Val"), ("training", "testing", "validation"), ("TRAIN", "test", "Valid")]
+)
+def test_splits_by_their_other_names(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for shift, name in enumerate(names):
+        folder(tmp_path / name, shift=1000 * shift, each=2)
+    split = load_folder(tmp_path)
+    assert split.classes == ("cat", "dog")
+    assert split.validation is not None
+    for shift, part in enumerate((*split, split.validation)):
+        assert np.array_equal(bytes_of(part.pixels())[0], picture(1000 * shift))
+
+
+def test_splits_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    folder(tmp_path / "a" / "train")
+    folder(tmp_path / "a" / "Training")
+    with pytest.raises(ValueError, match="several folders for train: Training, train; leave one"):
+        load_folder(tmp_path / "a")
+    for name in ("test", "Val", "validation", "testing"):
+        folder(tmp_path / name / "x", ("cat", "dog", name))
+        with pytest.raises(ValueError, match=f"x has {name}, but no train folder with class folders in it"):
+            load_folder(tmp_path / name / "x")
+    folder(tmp_path / "flat", ("test", "train"))
+    with pytest.raises(ValueError, match="flat has test, but no train folder with class folders"):
+        load_folder(tmp_path / "flat")
+
+
+def test_an_empty_or_flat_test_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path / "train")
+    (tmp_path / "test").mkdir()
+    with pytest.raises(ValueError, match=r"test holds no pictures; want test/class/picture\.png, or no test at all"):
+        load_folder(tmp_path)
+    save(tmp_path / "test" / "a.png", picture(0))
+    with pytest.raises(ValueError, match="test holds 1 pictures but no class folders"):
+        load_folder(tmp_path)
+    folder(tmp_path / "test")
+    with pytest.warns(UserWarning, match="1 pictures lie in .*test itself, beside the class folders, and are not read"):
+        assert len(load_folder(tmp_path).test) == 10
+
+
+def test_a_fraction_that_holds_nothing_back_is_refused_and_one_that_misses_classes_is_told(tmp_path: Path) -> None:
+    folder(tmp_path, each=2)
+    with pytest.raises(ValueError, match=r"test_fraction=0.2 holds back not one picture of classes of at most 2; give"):
+        load_folder(tmp_path)
+    folder(tmp_path, ("cow",), each=5)
+    with pytest.warns(UserWarning, match="holds back no picture of 2 of 3 classes, which will not be tested: cat, dog"):
+        assert load_folder(tmp_path).test.counts().tolist() == [0, 1, 0]
+
+
+def test_links(tmp_path: Path) -> None:
+    folder(tmp_path / "pets")
+    folder(tmp_path / "elsewhere", ("deep", "cow"))
+    (tmp_path / "pets" / "cow").symlink_to(tmp_path / "elsewhere" / "cow")
+    (tmp_path / "pets" / "cat" / "9.png").symlink_to(tmp_path / "elsewhere" / "deep" / "0.png")
+    assert load_folder(tmp_path / "pets", test_fraction=0.0).train.counts().tolist() == [6, 5, 5]
+    (tmp_path / "pets" / "dog" / "deep").symlink_to(tmp_path / "elsewhere" / "deep")
+    with pytest.warns(UserWarning, match="dog has links to folders, which are not followed: deep"):
+        load_folder(tmp_path / "pets")
+    (tmp_path / "pets" / "dog" / "8.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(FileNotFoundError, match=r"dog/8\.png is a link to nothing \(1 such"):
+        load_folder(tmp_path / "pets")
 
 
 def test_missing_folders_are_named(tmp_path: Path) -> None:
