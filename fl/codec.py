@@ -142,9 +142,9 @@ def decode(data: bytes) -> tuple[Message, dict[str, str]]:
     try:
         forms = json.loads(meta.pop("forms", ""))
         if not isinstance(forms, dict):
-            raise ValueError("its forms must be a map from keys")
+            raise TypeError("its forms must be a map from keys")
         message = Message.of({key: _unpack(key, form, tensors) for key, form in forms.items()})
-    except (TypeError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a message: {error}") from error
     if tensors:
         raise ValueError(f"its tensor {next(iter(tensors))!r} belongs to no entry")

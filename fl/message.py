@@ -159,7 +159,7 @@ def check_value(key: str, value: Any) -> Value:
         wrong = [n for n, t in value.items() if not isinstance(n, str) or not isinstance(t, Tensor)]
         if wrong:
             raise TypeError(f"{key} must map names to tensors, but {wrong[0]!r} does not")
-    for name, tensor in _tensors(value):
+    for name, tensor in _tensors(key, value):
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
             where = f"{key}[{name}]" if name else key
             raise TypeError(
@@ -176,14 +176,21 @@ def check_value(key: str, value: Any) -> Value:
     return value
 
 
-def _tensors(value: Value) -> Iterator[tuple[str, Tensor]]:
+def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a value with its name in it ("" for a tensor itself)."""
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, LabeledImages):
-        yield from value.parts()[0].items()
+        try:
+            parts = value.parts()[0]
+        except AttributeError as error:
+            raise TypeError(f"{key} is no whole set: {error}") from error
+        wrong = [n for n, t in parts.items() if not isinstance(t, Tensor)]
+        if wrong:
+            raise TypeError(f"{key} is no whole set: its {wrong[0]} must be a tensor")
+        yield from parts.items()
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -23,12 +23,13 @@ def _number(value: float, rule: str) -> Tensor:
 
 
 def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
-    """What must be the same in all replies for the entry to combine, by the names in it."""
-    union = entry.reduce == "union"
+    """What must be the same in all replies for the entry to combine, part by part."""
+    first = 1 if entry.reduce == "union" else 0
     if isinstance(value, Tensor):
-        yield "", (value.dtype, value.shape[1:] if union else value.shape)
+        yield "", (value.dtype, value.shape[first:])
     elif isinstance(value, dict):
-        yield from ((n, (t.dtype, t.shape[1:] if union else t.shape)) for n, t in value.items())
+        yield "", "group"
+        yield from ((f"[{n}]", (t.dtype, t.shape[first:])) for n, t in value.items())
     elif isinstance(value, LabeledImages):
         rows = {"images": value.images, "labels": value.labels, **{f"column {n}": t for n, t in value.columns.items()}}
         yield "", (value.num_classes, value.normalization, {n: (t.dtype, t.shape[1:]) for n, t in rows.items()})
@@ -109,8 +110,7 @@ class Reducer:
             for name, form in _forms(entry, value) if entry.reduce != "first" else ():
                 known = self._forms.get((key, name), form)
                 if known != form:
-                    label = f"{key}[{name}]" if name else key
-                    raise BadReply(f"{label} has another form than in other replies: {form}, want {known}")
+                    raise BadReply(f"{key}{name} has another form than in other replies: {form}, want {known}")
 
     def fold(self, client: int, reply: Message) -> None:
         """Add one client's reply. Replies must come in the order that the drawn clients have."""

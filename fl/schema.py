@@ -127,7 +127,9 @@ def _check_tensor(name: str, got: Tensor, want: Tensor, rows: int | None) -> Non
 
 def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: Like) -> None:
     try:
-        got = got.replace()  # a set can be changed after it was made: its own checks once more
+        again = got.replace()  # a set can be changed after it was made: its own checks once more
+        if (got.parts()[1], got.columns) != (again.parts()[1], again.columns):
+            raise ValueError("its facts are not those that it was made with")
         want.require_same_space(got)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BadReply(f"{key}: {error}") from error

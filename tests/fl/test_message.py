@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import json
+import math
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
 from distillkit import LabeledImages, Normalization
 from distillkit.normalization import ZCA
-from fl.codec import decode, digest, encode
+from fl.codec import _checksum, decode, digest, encode
 from fl.message import Entry, Message, declared, sizes
 
 
@@ -134,3 +139,140 @@ def test_a_copy_can_be_changed_alone() -> None:
     del twin[Parts.text]
     assert Parts.text in message
     assert Parts.text not in twin
+
+
+# Bytes from anywhere.
+
+
+def written(forms: Any, tensors: dict[str, torch.Tensor] | None = None, **meta: str) -> bytes:
+    """A file whose checksum is right, whatever its forms say."""
+    tensors = tensors or {}
+    text = forms if isinstance(forms, str) else json.dumps(forms)
+    meta = {"format": "distillkit.Message/1", "forms": text, **meta}
+    return save(tensors, metadata={**meta, "checksum": _checksum(tensors, meta)})
+
+
+def parts_of(message: Message) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The forms and the tensors that a message is written as."""
+    data = encode(message)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return json.loads(header["__metadata__"]["forms"]), load(data)
+
+
+ONE = {"t": torch.ones(2)}
+SET = {"kind": "set", "names": ["images", "labels"], "mean": [0.0], "std": [1.0], "num_classes": 2, "info": {}}
+PIXELS = {"s\x1fimages": torch.zeros(2, 1, 2, 2), "s\x1flabels": torch.tensor([0, 1])}
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    return {"s": {**SET, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("forms", "tensors"),
+    [
+        ({"t": {"kind": "plain", "value": None}}, {}),
+        ({"t": {"kind": "plain", "value": True}}, {}),
+        ({"t": {"kind": "plain", "value": [1]}}, {}),
+        ({"t": {"kind": "plain", "value": {"a": 1}}}, {}),
+        ({"t": {"kind": "plain"}}, {}),
+        ('{"t": {"kind": "plain", "value": NaN}}', {}),
+        ('{"t": {"kind": "plain", "value": -Infinity}}', {}),
+        ('{"t": {"kind": "plain", "value": 1e999}}', {}),
+        (f'{{"t": {{"kind": "plain", "value": 1{"0" * 400}}}}}', {}),
+        (f'{{"t": {{"kind": "plain", "value": 1{"0" * 5000}}}}}', {}),
+        ({"t": {"kind": "plain", "value": "\ud800"}}, {}),
+        ({"t": {}}, ONE),
+        ({"t": {"kind": "tensor", "names": []}}, ONE),
+        ({"t": {"kind": ["tensor"]}}, ONE),
+        ({"t": {"kind": "table"}}, ONE),
+        ({"t": "tensor"}, ONE),
+        ({"t": None}, ONE),
+        ({"u": {"kind": "tensor"}}, ONE),
+        ({}, ONE),
+        ({"t": {"kind": "tensor"}, "u": {"kind": "tensor"}}, ONE),
+        ({"t": {"kind": "group", "names": ["a"]}}, ONE),
+        ({"t": {"kind": "group", "names": "t"}}, {"t\x1ft": torch.ones(2)}),
+        ({"t": {"kind": "group", "names": ["a", "a"]}}, {"t\x1fa": torch.ones(2)}),
+        ({"t": {"kind": "group", "names": [1]}}, {"t\x1f1": torch.ones(2)}),
+        ({"t": {"kind": "group", "names": None}}, {}),
+        ([["t", {"kind": "tensor"}]], ONE),
+        ("null", {}),
+        ("{", {}),
+        ("[" * 100_000, {}),
+        ('{"t":' * 100_000, {}),
+        (changed(names=["images"]), PIXELS),
+        (changed(names=["labels", "images", "zca.matrix"]), {**PIXELS, "s\x1fzca.matrix": torch.eye(4)}),
+        (changed(names=["labels", "images", "more"]), {**PIXELS, "s\x1fmore": torch.eye(4)}),
+        (changed(mean=None), PIXELS),
+        (changed(mean="0"), PIXELS),
+        (changed(mean=[True]), PIXELS),
+        (changed(mean=[10**400]), PIXELS),
+        (changed(mean=[]), PIXELS),
+        (changed(std=[0.0]), PIXELS),
+        (changed(num_classes=1), PIXELS),
+        (changed(num_classes=True), PIXELS),
+        (changed(num_classes=2.0), PIXELS),
+        (changed(num_classes=10**400), PIXELS),
+        (changed(info=[1]), PIXELS),
+        (changed(measured=1), PIXELS),
+        (changed(more=1), PIXELS),
+        (changed(), {**PIXELS, "s\x1flabels": torch.tensor([0, -1])}),
+        (changed(), {**PIXELS, "s\x1flabels": torch.tensor([0])}),
+        (changed(), {**PIXELS, "s\x1fimages": torch.full((2, 1, 2, 2), torch.nan)}),
+        (changed(), {**PIXELS, "s\x1fimages": torch.zeros(2, 4)}),
+        (changed(), {**PIXELS, "s\x1fimages": torch.zeros(2, 1, 2, 2).to(torch.float8_e4m3fn)}),
+        *(({"t": {"kind": "tensor"}}, {"t": torch.ones(2).to(dtype)})
+          for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16, torch.uint64)),
+    ],
+)  # fmt: skip
+def test_what_no_message_holds_is_refused_as_a_value_error(forms: Any, tensors: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(written(forms, tensors))
+
+
+def test_bytes_without_forms_and_other_files_are_refused() -> None:
+    forms, tensors = parts_of(full())
+    decode(written(forms, tensors))
+    meta = {"format": "distillkit.Message/1"}
+    bare = save(tensors, metadata={**meta, "checksum": _checksum(tensors, meta)})
+    for data in (bare, save(tensors), b"", b"\0" * 8, b"\xff" * 40, (2).to_bytes(8, "little") + b"[]"):
+        with pytest.raises(ValueError, match=r"damaged|not a message"):
+            decode(data)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.randoms(use_true_random=False), anything, st.sampled_from(["field", "form", "drop", "tensor", "add"]))
+def test_whatever_stands_in_the_forms_it_is_a_message_or_a_value_error(random: Any, value: Any, what: str) -> None:
+    """And what is taken for a message can be written again."""
+    forms, tensors = parts_of(full())
+    key = random.choice(sorted(forms))
+    field = random.choice(sorted(forms[key]))
+    if what == "field":
+        forms[key][field] = value
+    elif what == "form":
+        forms[key] = value
+    elif what == "drop":
+        del forms[key][field]
+    elif what == "tensor":
+        del tensors[random.choice(sorted(tensors))]
+    else:
+        forms[key][str(value)[:9]] = value
+    try:
+        message, _ = decode(written(forms, tensors))
+    except ValueError:
+        return
+    again, _ = decode(encode(message))
+    assert sizes(again) == sizes(message)
+
+
+def test_what_does_not_travel_is_refused_when_it_is_written() -> None:
+    for value in (math.nan, math.inf, None, True, 10**400, [1], torch.zeros(2, dtype=torch.complex64), "\ud800"):
+        with pytest.raises((TypeError, ValueError), match=r"Parts\.number"):
+            encode(Message.of({Parts.number.key: value}))  # type: ignore[dict-item]

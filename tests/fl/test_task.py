@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fl import Classification, FedAvg, MultiLabel, simulate
@@ -48,3 +50,26 @@ def test_counts_that_clients_note_are_summed_in_the_history() -> None:
     run = simulate(FedAvg(Noting(), network=Tiny), federation(), rounds=2, progress=False)
     assert "noted" not in run.rows[0]
     assert run.rows[1]["noted"] == {"small": 3}
+
+
+@given(st.integers(1, 12), st.integers(0, 10_000))
+def test_sums_of_any_test_set_pass_and_a_changed_count_does_not(n: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, 5, generator=generator)  # two virtual classes
+    labels = torch.randint(3, (n,), generator=generator)
+    rows = (torch.rand(n, 3, generator=generator) < 0.5).float()
+    bound: list[tuple[Any, torch.Tensor, list[int]]] = [
+        (Classification(3), Classification(3).sums(logits, labels), [0, 1, 3, 4, 5, 9, 10, 11]),
+        (MultiLabel(3), MultiLabel(3).sums(logits, rows), [0, 1, 6, 7, 8, 9, 10, 11]),
+    ]
+    for task, sums, exact in bound:
+        task.check_sums(sums)
+        wrong = [(i, by) for i in exact for by in (-1.0, 1.0, 0.5, 7.0)]
+        wrong += [(i, -100.0) for i in range(12)] + [(i, 0.5) for i in range(12) if i != 2] + [(0, 2.0**60)]
+        for place, by in wrong:
+            other = sums.clone()
+            other[place] += by
+            with pytest.raises(ValueError, match=r"cannot be right|whole numbers|are right, but"):
+                task.check_sums(other)
+        with pytest.raises(ValueError, match="cannot be right"):
+            task.check_sums(torch.zeros(12, dtype=torch.float64))

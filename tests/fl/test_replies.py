@@ -1,0 +1,353 @@
+"""Malformed replies: none ends a run, none is accepted, and the honest clients' result is as if it had been lost."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit.rng import derive
+from fl import FedAvg, FedDM, Filter, Filtered, Holding, Run, simulate
+from fl.addon import AddOn
+from fl.addons import FedDF, FedExP, FedGen, FineTune, Nova, Scaffold
+from fl.codec import decode, encode
+from fl.message import Entry, Message
+from fl.method import Client, Method, Server
+from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, single_image
+from fl.reduce import Reducer
+from fl.schema import BadReply, check_reply
+from tests.fl.laws import assert_same, network
+from tests.fl.mutants import Mutant, mutants
+from tests.fl.small import Tiny, federation, images
+
+PHOTO = torch.rand(1, 24, 30, generator=derive(0))
+SMALL: dict[str, Any] = {"lr": 0.05, "batch": 8, "steps": 1}
+DM: dict[str, Any] = {"ipc": 2, "steps": 1, "server_epochs": 1, "server_batch": 8, "weights": "samples"}
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "FedAvg Scaffold FineTune": lambda: FedAvg(Scaffold(), FineTune(), network=network, **SMALL),
+    "FedAvg FedExP": lambda: FedAvg(FedExP(), network=Tiny, **SMALL),
+    "FedAvg Nova": lambda: FedAvg(Nova(), network=Tiny, weights="uniform", **SMALL),
+    "FedAvg FedDF": lambda: FedAvg(FedDF(steps=1), network=Tiny, **SMALL),
+    "FedDM": lambda: FedDM(network=Tiny, **DM),
+    "PrivateFedDM": lambda: PrivateFedDM(
+        network=Tiny, sigma=1.0, sigma_sizes=1.0, networks=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
+    ),
+    "FedProto": lambda: FedProto(network=Tiny),
+    "FedGen": lambda: FedAvg(FedGen(steps=1, batch=4, noise=2, hidden=4), network=Tiny, **SMALL),
+    "FedLGD": lambda: FedLGD(
+        network=Tiny, ipc=2, anchors=2, condense_steps=1, refine_steps=1, match_steps=1,
+        anchors_init="statistics", **SMALL
+    ),
+    "single image": lambda: single_image(
+        PHOTO, network=Tiny, epochs=1,
+        shared={"keep": 6, "count": 8, "steps": 1, "rate": 0.5, "selection": {"clusters": 4}},
+    ),
+}  # fmt: skip
+
+
+class Hostile(Filtered):
+    """A method whose client 1 answers as `answer` makes it from the honest answer, and what is due."""
+
+    def __init__(self, method: Method, answer: Callable[[str, Message, Any, Method], Any]) -> None:
+        super().__init__(method, Filter())
+        self.answer = answer
+        self.server: Any = None
+
+    def send(self, server: Server, client: int) -> Message:
+        self.server = server
+        return super().send(server, client)
+
+    def _answer(self, verb: str, client: Client, honest: Message, due: Any) -> Any:
+        return self.answer(verb, honest, due(self.server, client.id), self) if client.id == 1 else honest
+
+    def local(self, client: Client, message: Message) -> Message:
+        return self._answer("local", client, super().local(client, message), self.expect)
+
+    def setup(self, client: Client, message: Message) -> Message:
+        return self._answer("setup", client, super().setup(client, message), self.expect_setup)
+
+    def evaluate(self, client: Client, message: Message) -> Message:
+        return self._answer("evaluate", client, super().evaluate(client, message), self.expect_evaluation)
+
+
+def play(method: Method, rounds: int, **options: Any) -> Run:
+    held = [Holding(c, images(6, seed=60 + k)) for k, c in enumerate(federation()[:3])]
+    return simulate(
+        method, held, rounds=rounds, seed=5, progress=False, secret=1 if method.private else None, test=images(9, 9),
+        evaluate="all", server_data={"proxy": images(8, 3)}, **options,
+    )  # fmt: skip
+
+
+def lost(*_: Any) -> None:
+    raise RuntimeError("lost")
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    """The history without seconds and without the reasons of failures."""
+    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in run.rows]
+    for row in rows:
+        for part in (row, row.get("setup", {})):
+            part |= {k: sorted(v) for k, v in part.items() if k.startswith("failed")}
+    return rows
+
+
+def all_mutants(name: str) -> dict[str, tuple[Message, Any, list[Mutant]]]:
+    """For each thing that client 1 is asked in two rounds: its honest answer, what is due, and every mutant."""
+    found: dict[str, Any] = {}
+
+    def keep(verb: str, honest: Message, due: Any, method: Method) -> Message:
+        verb = f"{verb} {method.server.round}" if verb == "local" else verb  # type: ignore[attr-defined]
+        entries = {e.key: e for e in method.entries()}
+        found[verb] = (honest, due, entries, list(mutants(honest, due, entries)))
+        return honest
+
+    play(Hostile(METHODS[name](), keep), 2)
+    return found
+
+
+def accepted(reply: Any, entries: Any, due: Any, wire: bool) -> bool:
+    """Whether a reply passes its check, as it is and, with `wire`, as bytes; any other error than a refusal goes on."""
+    try:
+        check_reply(reply, entries, due)
+        return True
+    except BadReply:
+        pass
+    try:
+        return wire and bool(check_reply(decode(encode(reply))[0], entries, due))
+    except (TypeError, ValueError):
+        return False
+
+
+def test_three_thousand_mutants_of_valid_replies_are_refused() -> None:
+    """Each by name, before and after a wire; and the honest reply passes both."""
+    count: Counter[str] = Counter()
+    for name in METHODS:
+        for verb, (honest, due, entries, wrong) in all_mutants(name).items():
+            assert accepted(honest, entries, due, wire=False)
+            assert check_reply(decode(encode(honest))[0], entries, due)
+            for i, (how, mutant) in enumerate(wrong):
+                wire = isinstance(mutant, Message) and i % 4 == 0
+                assert not accepted(mutant, entries, due, wire), f"{name}, {verb}: {how}"
+                count[f"{name}: {verb}"] += 1
+    assert sum(count.values()) >= 3000, count
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_with_malformed_replies_are_as_if_these_were_lost(name: str) -> None:
+    """Every round, every test and the setup of client 1 is another mutant."""
+    rounds, turn = 8, itertools.count()
+
+    def wrong(verb: str, honest: Message, due: Any, method: Method) -> Any:
+        found = list(mutants(honest, due, {e.key: e for e in method.entries()}))
+        return found[(next(turn) * 37 + 11) % len(found)][1]
+
+    hostile, absent = (play(Hostile(METHODS[name](), how), rounds) for how in (wrong, lost))
+    assert_same(hostile, absent)
+    mine, others = rows_of(hostile), rows_of(absent)
+    assert [row["failed"] for row in mine] == [["1"]] * rounds
+    assert [row["failed_evaluation"] for row in mine] == [["1"]] * rounds
+    assert mine == others
+
+
+# What adversarial use found, one by one, through whole rounds.
+
+
+def one(change: Callable[[Message], Any]) -> Callable[..., Any]:
+    def answer(verb: str, honest: Message, due: Any, method: Method) -> Any:
+        return change(honest) if verb == "local" else honest
+
+    return answer
+
+
+def with_values(**values: Any) -> Callable[[Message], Message]:
+    return lambda reply: Message.of({**dict(reply.items()), **{k.replace("__", "."): v for k, v in values.items()}})
+
+
+def gone(key: str) -> Callable[[Message], Message]:
+    return lambda reply: Message.of({k: v for k, v in reply.items() if k != key})
+
+
+def column(reply: Message) -> Message:
+    pool = reply[FedDM.images]
+    return with_values(FedDM__images=pool.replace(columns={"x": torch.zeros(len(pool))}))(reply)
+
+
+FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
+    ("an extra column", "FedDM", column, r"FedDM\.images must have the columns \[\]"),
+    ("info", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images].replace(info={"a": 1}))(r), "carries info"),
+    ("last", "FedAvg FedExP", with_values(FedAvg__last={"a": torch.zeros(7)}), r"FedAvg\.last is not due"),
+    ("tested", "FedAvg FedExP", with_values(FedAvg__tested={"a": torch.zeros(7)}), r"FedAvg\.tested is not due"),
+    ("digest's", "FedAvg FedDF", with_values(FedDF__logits=torch.zeros(8, 3)), r"FedDF\.logits is not due"),
+    ("weight -1e4", "FedAvg FedExP", with_values(FedAvg__samples=-1e4), r"must lie in \[0, 1e\+06\], got -10000"),
+    ("weight -431", "FedAvg FedExP", with_values(FedAvg__samples=-431.0), r"samples must lie in"),
+    ("weight 1e308", "FedAvg FedExP", with_values(FedAvg__samples=1e308), r"samples must lie in"),
+    ("uniform weight 2", "FedAvg Nova", with_values(FedAvg__samples=2.0), r"must lie in \[1, 1\], got 2"),
+    ("negative rows", "FedProto", with_values(FedProto__count=torch.tensor([-1.0, 2, 2])), r"got -1 to 2"),
+    ("negative count", "FedDM", with_values(FedDM__samples=torch.tensor([-5.0])), r"FedDM\.samples must lie in"),
+    ("10^400", "FedAvg FedExP", with_values(FedAvg__samples=10**400), r"must fit in 64 bits"),
+    ("None", "FedAvg FedExP", with_values(FedExP__norm=None), "got NoneType"),
+    ("list", "FedAvg FedExP", with_values(FedExP__norm=[1.0]), "got list"),
+    ("dict", "FedAvg FedExP", with_values(FedExP__norm={}), "is a dict, want a float"),
+    ("bool", "FedAvg FedExP", with_values(FedExP__norm=True), "got bool"),
+    ("float8", "FedProto", with_values(FedProto__means=torch.zeros(3, 48).to(torch.float8_e5m2)), "float8_e5m2"),
+    ("complex", "FedProto", with_values(FedProto__means=torch.zeros(3, 48).to(torch.complex64)), "complex64"),
+    ("bool tensor", "FedProto", with_values(FedProto__means=torch.zeros(3, 48).bool()), "torch.bool, want"),
+    ("uint16", "FedProto", with_values(FedProto__means=torch.zeros(3, 48).to(torch.uint16)), "uint16"),
+    ("weight of another kind", "FedProto", with_values(FedProto__count=3.0), "is a float, want a Tensor"),
+    ("weight of other rows", "FedProto", with_values(FedProto__count=torch.ones(4)), r"has shape \[4\], want \[3\]"),
+    ("no rows' weight", "PrivateFedDM", with_values(FedDM__samples=torch.ones(1)), "must have a row for each of"),
+    ("too many of one class", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images][[0] * 3])(r), "one class"),
+    ("missing", "FedProto", gone("FedProto.means"), r"FedProto\.means is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "why"), [f[1:] for f in FOUND], ids=[f[0] for f in FOUND])
+def test_what_was_found(name: str, change: Any, why: str) -> None:
+    hostile, absent = play(Hostile(METHODS[name](), one(change)), 2), play(Hostile(METHODS[name](), one(lost)), 2)
+    assert_same(hostile, absent)
+    for row in hostile.rows:
+        assert list(row["failed"]) == ["1"]
+        with pytest.raises(BadReply, match=why):
+            raise BadReply(row["failed"]["1"])
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 9])
+def test_a_test_that_cannot_be_is_not_counted(place: int) -> None:
+    """One more image, right answer, true positive or missed image than there are."""
+
+    def answer(change: Callable[[Message], Any]) -> Callable[..., Any]:
+        return lambda verb, honest, due, method: change(honest) if verb == "evaluate" else honest
+
+    def more(honest: Message) -> Message:
+        sums = honest[FedDM.tested]["global"].clone()
+        sums[place] += 1
+        return with_values(FedDM__tested={"global": sums})(honest)
+
+    hostile, absent = (play(Hostile(METHODS["FedDM"](), answer(how)), 1) for how in (more, lost))
+    assert "right" in hostile.rows[0]["failed_evaluation"]["1"]
+    assert rows_of(hostile) == rows_of(absent)
+    assert hostile.rows[0]["accuracy_clients"]["clients"] == 2
+
+
+class Fragile(FedAvg):
+    """The server's own code fails on some replies."""
+
+    def digest(self, server: Server, reply: Message) -> Message:
+        if float(reply[FedAvg.update]["classifier.bias"].abs().max()) > 100:
+            raise ZeroDivisionError("too far")
+        return super().digest(server, reply)
+
+
+def test_a_reply_on_which_digest_fails_is_left_out_by_name() -> None:
+    def far(honest: Message) -> Message:
+        return with_values(FedAvg__update={n: t + 1000 for n, t in honest[FedAvg.update].items()})(honest)
+
+    hostile, absent = (play(Hostile(Fragile(network=Tiny, **SMALL), one(how)), 2) for how in (far, lost))
+    assert_same(hostile, absent)
+    assert hostile.rows[0]["failed"] == {"1": "cannot be used: ZeroDivisionError: too far"}
+
+
+def test_a_note_that_is_no_number_costs_the_reply() -> None:
+    class Noting(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            if local.client.id == 1:
+                local.client.notes["kept"] = "twice"
+
+    row = play(FedAvg(Noting(), network=Tiny, **SMALL), 1).rows[0]
+    assert row["failed"] == {"1": "its note 'kept' is no finite number"}
+
+
+def test_what_a_client_may_claim_is_the_users_to_set() -> None:
+    options: dict[str, Any] = {"network": Tiny, "most_samples": 15, **SMALL}
+    row = play(FedAvg(**options), 1).rows[0]
+    assert row["failed"] == {"2": "FedAvg.samples must lie in [0, 15], got 18"}
+    assert play(FedProto(network=Tiny, most_samples=5), 1).rows[0]["failed"].keys() == {"1", "2"}
+    assert play(FedDM(network=Tiny, most_samples=12, **DM), 1).rows[0]["failed"].keys() == {"1", "2"}
+    with pytest.raises(ValueError, match="most_samples must be greater than 0"):
+        FedAvg(network=Tiny, most_samples=0)
+
+
+def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
+    """The largest well-formed claim against two clients of 12 and 18 images, by hand."""
+
+    def claim(honest: Message) -> Message:
+        return with_values(FedAvg__samples=20.0)(honest)
+
+    sent: dict[int, Any] = {}
+
+    class Spy(AddOn):
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            sent[local.client.id] = {n: u.double() for n, u in update.items()}
+
+    run = play(Hostile(FedAvg(Spy(), network=Tiny, most_samples=20, **SMALL), one(claim)), 1)
+    start = FedAvg(network=Tiny, **SMALL).beginning("", 3, 5)
+    for name, value in run.server.state[FedAvg.model].items():
+        want = start[name] + (12 * sent[0][name] + 20 * sent[1][name] + 18 * sent[2][name]) / 50
+        assert torch.allclose(value.double(), want.double(), atol=1e-6)
+
+
+def test_what_answers_must_say_what_the_answer_looks_like() -> None:
+    class Asks(AddOn):
+        def setup(self, local: Any, reply: Any) -> None:
+            """Asks."""
+
+    class Tests(FedDM):
+        evaluate = FedDM.evaluate
+        expect_evaluation = Method.expect_evaluation
+
+    with pytest.raises(ValueError, match=r"Asks\.setup answers.*write expect_setup"):
+        FedAvg(Asks(), network=Tiny)
+    with pytest.raises(ValueError, match=r"Tests\.evaluate answers.*write expect_evaluation"):
+        play(Tests(network=Tiny, **DM), 1)
+
+
+def test_replies_that_do_not_fit_each_other_do_not_count_in_part() -> None:
+    """Where a method expects other shapes of each client, the first reply decides, and no other is folded by half."""
+
+    class E:
+        a = Entry[torch.Tensor]("sum")
+        b = Entry[torch.Tensor]("union")
+        c = Entry[Any]("max")
+
+    reducer = Reducer({e.key: e for e in (E.a, E.b, E.c)})
+    reducer.fold(0, Message({E.a: torch.ones(2), E.b: torch.ones(1, 3), E.c: {"n": torch.tensor(1)}}))
+    odd: list[dict[Any, Any]] = [
+        {E.a: torch.ones(2), E.b: torch.ones(1, 4)},
+        {E.a: torch.ones(2), E.b: torch.ones(1, 3).double()},
+        {E.a: torch.ones(2), E.c: {"n": torch.ones(2, dtype=torch.int64)}},
+        {E.a: torch.ones(2), E.c: torch.tensor(1)},
+        {E.a: torch.ones(2), E.c: 3},
+        {E.a: {"x": torch.ones(2)}},
+        {E.a: torch.ones(3)},
+    ]
+    for values in odd:
+        with pytest.raises(BadReply, match="another form"):
+            reducer.fold(1, Message(values))
+    assert reducer.clients == [0]
+    assert reducer.result()[E.a].tolist() == [1.0, 1.0]
+    assert reducer.result()[E.b].shape == (1, 3)
+
+
+def test_sets_say_nothing_of_a_client_but_pixels_and_labels() -> None:
+    """A client that lacks a class says so in what a condensation notes; its raw images have columns of their own."""
+    seen: list[Message] = []
+
+    def watch(verb: str, honest: Message, due: Any, method: Method) -> Message:
+        seen.extend([honest] if verb == "local" else [])
+        return honest
+
+    for make in (METHODS["FedDM"], lambda: Real(network=Tiny, **DM)):
+        held = images(12, 0)
+        own = held[held.labels != 1].replace(info={"clinic": "north"})
+        own = own.replace(columns={"patient": torch.arange(len(own))})
+        simulate(Hostile(make(), watch), [images(9, 1), own], rounds=1, progress=False)
+    assert len(seen) == 2
+    for reply in seen:
+        assert (reply[FedDM.images].info, reply[FedDM.images].columns) == ({}, {})
+        assert b"absent" not in encode(reply)
+        assert b"north" not in encode(reply)
