@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
+from distillkit.plausible import warn
 from distillkit.rng import derive
 from fl.addon import SLOTS, AddOn, fills, installed
 from fl.codec import digest
@@ -95,7 +95,7 @@ class Core(Method):
         default = 0.1 if optimizer == "sgd" else 0.001
         self.lr = default if lr is None else check.real_number(lr, "lr", above=0.0)
         if self.lr > 10:
-            warnings.warn(f"lr={self.lr:g} is far beyond the rates that train networks (0.001 to 1)", stacklevel=2)
+            warn(f"lr={self.lr:g} is far beyond the rates that train networks (0.001 to 1)")
         self.optimizer_state = check.one_of(optimizer_state, "optimizer_state", ("round", "client"))
         if optimizer_state == "client" and optimizer == "sgd" and not momentum:
             raise ValueError("optimizer_state='client' keeps momentum, but momentum is 0: give one, or leave it out")
@@ -169,10 +169,10 @@ class Core(Method):
         try_objective(server, self.objective, outputs)
         late = [a for a in self.addons if a.first_round > rounds]
         for addon in late:
-            warnings.warn(
+            warn(
                 f"{addon.name} changes nothing before round {addon.first_round}, and the run has {rounds}: it is "
-                f"as without {addon.name}", stacklevel=3,
-            )  # fmt: skip
+                f"as without {addon.name}"
+            )
 
     def _require_initial(self, state: Mapping[str, Tensor]) -> None:
         given = self.initial or {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, overload
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from distillkit import check, sources
+from distillkit.plausible import warn
 from distillkit.privacy import Ledger
 from distillkit.privacy.guards import refuse_measured, require_given_classes
 from distillkit.sets import Images, LabeledImages, as_set
@@ -265,10 +265,10 @@ def drawn_count(participation: float | int, clients: int, min_replies: int, *, d
     if isinstance(participation, Integral) and not isinstance(participation, bool):
         wanted = check.positive_int(int(participation), "participation")
         if wanted == 1 and clients > 1:
-            warnings.warn(
+            warn(
                 f"participation=1 is one client a round, of {clients}; all of them are participation=1.0 (one without "
-                "this warning: participation=1 / len(clients))", stacklevel=3,
-            )  # fmt: skip
+                "this warning: participation=1 / len(clients))"
+            )
     else:
         number = isinstance(participation, Real) and not isinstance(participation, bool)
         share = float(participation) if number else participation

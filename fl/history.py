@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "masked",
     "rounds_to",
     "summary",
+    "table",
 ]
 
 Row = Mapping[str, Any]
@@ -121,6 +122,31 @@ def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
     best = int(mean.argmax())
     apart = (curves.amax(1) - mean[best]).abs().max()
     return SeedMean(float(mean[best]), numbers[best], float(apart))
+
+
+_BY_CLIENT = ("bytes_by_client", "failed", "failed_evaluation")
+
+
+def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows with one value a column: `pandas.DataFrame(table(rows))`, or `csv.DictWriter`.
+
+    A mapping becomes columns of its own ("accuracy_clients.mean", "up.FedAvg.update"); of lists of clients, and of
+    what is kept by client (who failed and why), the number of clients stays. Every row has all columns; what a round
+    lacks is None.
+    """
+    flat = [dict(_flat(row)) for row in rows]
+    columns = dict.fromkeys(name for row in flat for name in row)
+    return [{name: row.get(name) for name in columns} for row in flat]
+
+
+def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, list | tuple) or (name in _BY_CLIENT and isinstance(value, Mapping)):
+            yield prefix + name, len(value)
+        elif isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def masked(row: Row) -> dict[str, Any]:

@@ -7,25 +7,24 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 import distillkit
 from distillkit import check
 from distillkit.privacy import Ledger
 from distillkit.progress import bar
 from distillkit.sets import Images, LabeledImages
-from fl import door, history
+from fl import door
 from fl.cohort import Pool
 from fl.engine import Engine
 from fl.method import Method, Server
 from fl.post import Holding
 from fl.private_door import open_ledger
+from fl.run import Run
 from fl.store import CheckpointError, Store
 from fl.task import Task
 
@@ -34,25 +33,6 @@ __all__ = ["Holding", "Run", "simulate"]
 
 _FREE = ("rounds", "versions")
 """What a resumed run may have otherwise than before."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run: the rows of its history, the server's last state, and the global models by name."""
-
-    rows: list[dict[str, Any]]
-    server: Server
-    models: dict[str, nn.Module]
-
-    @property
-    def accuracy_last(self) -> float | None:
-        """Accuracy after the last round, a fraction in [0, 1]."""
-        return history.accuracy_last(self.rows)
-
-    @property
-    def accuracy_best(self) -> float | None:
-        """Best accuracy after any round, a fraction in [0, 1] (chosen on the test set)."""
-        return history.accuracy_best(self.rows)
 
 
 def simulate(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,22 @@ CLASSES = (
 MARKERS = ("o", "X", "^", "s", "D", "v", "P", "*", "<", ">")
 
 
+@functools.cache
+def _shown() -> type[Figure]:
+    """Figures that a notebook shows as a picture, also where no pyplot has told it how."""
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        """A matplotlib figure with the picture that IPython asks for."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    return ShownFigure
+
+
 def panels(given: Any, count: int, width: float, height: float, across: int = 4) -> tuple[Figure, list[Axes]]:
     """The `count` axes to draw into and their figure: those given, or new ones of `width` x `height` inches each.
 
@@ -25,11 +43,10 @@ def panels(given: Any, count: int, width: float, height: float, across: int = 4)
     """
     if given is None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
 
         across = min(count, across)
         down = -(-count // across)
-        figure = Figure(figsize=(width * across, height * down), layout="constrained", dpi=120)
+        figure = _shown()(figsize=(width * across, height * down), layout="constrained", dpi=120)
         FigureCanvasAgg(figure)
         grid = figure.subplots(down, across, squeeze=False)
         axes = list(grid.flat)

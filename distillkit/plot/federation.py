@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,12 +11,25 @@ from torch import Tensor
 from distillkit import check
 from distillkit.data.partition import summary
 from distillkit.plot._figure import LINES, MARKERS, class_names, panels
+from distillkit.sources import as_tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from distillkit.sets import Labels
+
 Run = Sequence[Mapping[str, Any]]
+
+
+class HasRows(Protocol):
+    """A run that keeps its rows as an attribute (`fl.Run`)."""
+
+    @property
+    def rows(self) -> Run:
+        """One mapping a round."""
+        ...
+
 
 _X_LABELS = {
     "round": "communication round",
@@ -29,8 +42,8 @@ _X_LABELS = {
 
 
 def partition(
-    labels: Tensor,
-    parts: Sequence[Tensor],
+    labels: Labels,
+    parts: Sequence[Labels],
     *,
     num_classes: int | None = None,
     classes: Sequence[str] | None = None,
@@ -39,7 +52,7 @@ def partition(
     """Draw who holds what: a column a client, a row a class, a bubble whose area is the number of images.
 
     Args:
-        labels: class indices int [N] of the whole data set.
+        labels: class indices int [N] of the whole data set; a tensor, an array or a list.
         parts: for each client the indices of its images into `labels`, as the partitioners return them.
         num_classes: K, default the largest label + 1.
         classes: names of the classes, default their numbers.
@@ -52,14 +65,14 @@ def partition(
     Raises:
         TypeError, ValueError: no clients, indices or labels out of range, not one name a class.
     """
-    labels = check.class_labels(labels, None, num_classes).cpu()
+    marks = check.class_labels(as_tensor(labels, "labels", lists=True), None, num_classes).cpu()
     if not len(parts):
         raise ValueError("parts must hold at least one client, got none")
     if num_classes is None:
-        num_classes = int(labels.max()) + 1 if len(labels) else 1
+        num_classes = int(marks.max()) + 1 if len(marks) else 1
     names = class_names(classes, num_classes)
-    indices = [check.class_labels(part, None, len(labels), f"parts[{i}]").cpu() for i, part in enumerate(parts)]
-    counts = summary(labels, indices, num_classes)
+    indices = [_indices(part, len(marks), f"parts[{i}]") for i, part in enumerate(parts)]
+    counts = summary(marks, indices, num_classes)
     clients = len(parts)
     cell = 0.5 if clients <= 20 else 0.22
     figure, (ax,) = panels(ax, 1, cell * clients + 1.4, max(0.42 * num_classes if clients <= 20 else 3.5, 1.5) + 1.2)
@@ -84,18 +97,23 @@ def partition(
     ax.grid(color="#eeeeee")
     ax.tick_params(length=0)
     held_at_all = len(torch.cat(indices).unique())
-    left = f", {len(labels) - held_at_all:,} with no client" if held_at_all < len(labels) else ""
-    ax.set_title(f"images per client and class (of {len(labels):,}{left})", fontsize=9, pad=18 if clients <= 20 else 30)
+    left = f", {len(marks) - held_at_all:,} with no client" if held_at_all < len(marks) else ""
+    ax.set_title(f"images per client and class (of {len(marks):,}{left})", fontsize=9, pad=18 if clients <= 20 else 30)
     return figure
 
 
+def _indices(part: Any, count: int, name: str) -> Tensor:
+    return check.class_labels(as_tensor(part, name, lists=True), None, count, name).cpu()
+
+
 def curves(
-    histories: Mapping[str, Sequence[Run]], *, x: str = "round", y: str = "accuracy", ax: Axes | None = None
+    histories: Mapping[str, Any] | Run | HasRows, *, x: str = "round", y: str = "accuracy", ax: Axes | None = None
 ) -> Figure:
     """Draw learning curves: a line a name, the mean over its runs, in a band of one standard deviation either side.
 
     Args:
-        histories: name -> runs (one a seed), a run being its rows, one a round: mappings with `round`, `y`, and `x`.
+        histories: name -> runs (one a seed), or one run alone. A run is the rows of its history, one a round: mappings
+            with `round`, `y`, and `x`; or whatever has such `rows` (`fl.Run`).
         x: "round", or what each round cost, summed up over the rounds so far: "bytes" (the rows' `bytes`, else
             `bytes_up + bytes_down`), "bytes_up", "bytes_down" (all in MB of 10^6), "client_seconds", "seconds", or
             any other column.
@@ -108,23 +126,28 @@ def curves(
         name lacks are not drawn. The band is the sample standard deviation; there is none for a single run.
 
     Raises:
+        TypeError: something else than runs.
         ValueError: no histories, a name without runs, a row without `round` or `x`, or no round with `y` in common.
     """
-    if not histories or not all(histories.values()):
+    named = histories if isinstance(histories, Mapping) else {"": histories}
+    lines = {name: _points(name, _runs(name, given), x, y) for name, given in named.items()}
+    if not lines:
         raise ValueError("histories must hold at least one name, and each at least one run")
-    lines = {name: _points(name, runs, x, y) for name, runs in histories.items()}
     figure, (ax,) = panels(ax, 1, 5.2, 3.6)
     for i, (name, points) in enumerate(lines.items()):
         mean = points.mean(0)
         colour, marker = LINES[i % len(LINES)], MARKERS[i % len(MARKERS)]
-        ax.plot(*mean.T.tolist(), label=name, color=colour, marker=marker, markersize=4, linewidth=1.5)
+        label = name or y.replace("_", " ")
+        ax.plot(*mean.T.tolist(), label=label, color=colour, marker=marker, markersize=4, linewidth=1.5)
         if len(points) > 1:
             std = points[:, :, 1].std(0)
             low, high = (mean[:, 1] - std).tolist(), (mean[:, 1] + std).tolist()
             ax.fill_between(mean[:, 0].tolist(), low, high, color=colour, alpha=0.18, linewidth=0)
     counts = sorted({len(points) for points in lines.values()})
     runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    ax.legend(title="one run" if counts == [1] else f"mean ± std of {runs} runs", fontsize=8, title_fontsize=8)
+    title = "one run" if counts == [1] else f"mean ± std of {runs} runs"
+    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if len(lines) > 4 else {}
+    ax.legend(title=title, fontsize=8, title_fontsize=8, **beside)
     ax.set(xlabel=_X_LABELS.get(x, x.replace("_", " ")), ylabel=y.replace("_", " "))
     if y.startswith("accuracy"):
         ax.set_ylabel(("test " + y.replace("_", " ")) + " (%)")
@@ -135,6 +158,21 @@ def curves(
     ax.grid(color="#eeeeee")
     ax.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _runs(name: str, given: Any) -> list[Run]:
+    """One run or several, each as its rows."""
+    given = getattr(given, "rows", given)
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        said = f" of {name!r}" if name else ""
+        raise TypeError(
+            f"histories must be a run (its rows) or name -> runs; the runs{said} are {type(given).__name__}"
+        )
+    if not given:
+        raise ValueError("histories must hold at least one name, and each at least one run")
+    if isinstance(given[0], Mapping):
+        return [given]
+    return [rows for run in given for rows in _runs(name, run)]
 
 
 def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:

@@ -72,6 +72,15 @@ class Ledger:
         with self._current():
             pass
 
+    def __repr__(self) -> str:
+        """What it holds in memory; the file is not looked at, and no epsilon computed."""
+        where = "in memory" if self.path is None else repr(str(self.path))
+        limit = "" if self.budget is None else f", budget={self.budget:g}"
+        shared = "" if self.disjoint else ", disjoint=False"
+        payers = len({e.client for e in self._events})
+        known = f"{len(self._events)} events of {payers} payers" if self._events else "nothing spent"
+        return f"Ledger({where}, delta={self.delta:g}{limit}{shared}: {known})"
+
     @property
     def events(self) -> tuple[Event, ...]:
         """All events so far."""

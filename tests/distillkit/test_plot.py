@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import statistics
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,6 +314,41 @@ def test_other_columns_are_drawn_as_they_are() -> None:
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("steps done", "loss")
 
 
+def test_one_run_alone_is_drawn_as_it_is() -> None:
+    rows = RUNS["ours"][0]
+    wanted = line(plot.curves({"ours": [rows]}))
+    given: list[Any] = [rows, [rows], SimpleNamespace(rows=rows), {"ours": rows}, {"ours": SimpleNamespace(rows=rows)}]
+    for one in given:
+        assert line(plot.curves(one)) == wanted
+    both: list[Any] = [SimpleNamespace(rows=rows), RUNS["ours"][1]]
+    assert line(plot.curves({"ours": both})) == line(plot.curves(RUNS))
+    assert "ours" not in texts(plot.curves(rows))
+
+
+def test_many_names_stand_beside_the_curves() -> None:
+    few, many = (plot.curves({f"m{i}": RUNS["ours"][0] for i in range(n)}) for n in (4, 7))
+    for figure, beside in ((few, False), (many, True)):
+        figure.canvas.draw()
+        axes = figure.axes[0]
+        assert (axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1) == beside
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_notebook_shows_the_picture(name: str) -> None:
+    """IPython asks an object for `_repr_png_` where pyplot has registered no formatter of its own."""
+    picture = PICTURES[name]()._repr_png_()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 1000
+
+
+def test_partitions_of_arrays_and_lists_are_drawn() -> None:
+    labels = torch.tensor([0, 1, 1, 2])
+    parts = [torch.tensor([0, 1]), torch.tensor([2])]
+    wanted = texts(plot.partition(labels, parts))
+    assert texts(plot.partition(labels.numpy(), [p.numpy() for p in parts])) == wanted
+    assert texts(plot.partition(labels.tolist(), [p.tolist() for p in parts])) == wanted
+
+
 def test_runs_of_unequal_number_are_said() -> None:
     title = plot.curves(RUNS | {"other": RUNS["ours"][:1]}).axes[0].get_legend().get_title().get_text()
     assert title == "mean ± std of 1 to 2 runs"
@@ -356,6 +392,10 @@ EMPTY = make(1)[:0]
         (lambda: plot.partition(torch.tensor([0]), [torch.tensor([1])]), ValueError, r"parts\[0\] must be below"),
         (lambda: plot.curves({}), ValueError, "at least one name"),
         (lambda: plot.curves({"m": []}), ValueError, "at least one run"),
+        (lambda: plot.curves([]), ValueError, "at least one run"),
+        (lambda: plot.curves(3), TypeError, r"a run \(its rows\),? or name -> runs; the runs are"),
+        (lambda: plot.curves({"m": "run"}), TypeError, "the runs of 'm' are .*str"),
+        (lambda: plot.curves({"m": [[1, 2]]}), TypeError, "the runs of 'm' are .*int"),
         (lambda: plot.curves({"m": [[{"accuracy": 1.0}]]}), ValueError, "must have a round"),
         (lambda: plot.curves(HISTORY, x="bytes"), ValueError, "'bytes', got"),
         (lambda: plot.curves(HISTORY, y="loss"), ValueError, "no round with 'loss' in common"),

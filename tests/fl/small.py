@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
+from distillkit.normalization import IDENTITY
 
 
 class Tiny(nn.Module):
@@ -32,7 +33,7 @@ def images(count: int, seed: int, classes: int = 3) -> LabeledImages:
     x = 0.3 * torch.randn(count, 1, 4, 4, generator=generator)
     for i, y in enumerate(labels.tolist()):
         x[i, 0, y] += 1.5
-    return LabeledImages(x, labels, num_classes=classes)
+    return LabeledImages(x, labels, num_classes=classes, normalization=IDENTITY)
 
 
 def with_rows(data: LabeledImages) -> LabeledImages:

@@ -1,0 +1,101 @@
+"""What a run comes to: its rows, its models, and how they show themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from torch import nn
+
+from fl import history
+from fl.method import Server
+
+__all__ = ["Run"]
+
+_SHOWN = 5
+"""Rows of the table that a notebook shows."""
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A finished run: the rows of its history, the server's last state, and the global models by name."""
+
+    rows: list[dict[str, Any]]
+    server: Server
+    models: dict[str, nn.Module]
+
+    @property
+    def accuracy_last(self) -> float | None:
+        """Accuracy after the last round, a fraction in [0, 1]."""
+        return history.accuracy_last(self.rows)
+
+    @property
+    def accuracy_best(self) -> float | None:
+        """Best accuracy after any round, a fraction in [0, 1] (chosen on the test set)."""
+        return history.accuracy_best(self.rows)
+
+    def table(self) -> list[dict[str, Any]]:
+        """The history with one value a column, as `pandas.DataFrame(run.table())` takes it; see `history.table`."""
+        return history.table(self.rows)
+
+    def __repr__(self) -> str:
+        """One line: what ran for how long, and what came of it."""
+        found = [f"{len(self.rows)} rounds of {_name(self.server.method)}", f"{self.server.clients} clients"]
+        if self.accuracy_last is not None and self.accuracy_best is not None:
+            found.append(f"accuracy {100 * self.accuracy_last:.1f} % (best {100 * self.accuracy_best:.1f} %)")
+        failed = sum(len(row["failed"]) for row in self.rows)
+        if failed:
+            found.append(f"{failed} replies left out")
+        last = self.rows[-1] if self.rows else {}
+        if "privacy" in last:
+            epsilon = last["epsilon"]
+            found.append("no guarantee" if epsilon is None else f"epsilon {epsilon:.3g}")
+        return f"Run({', '.join(found)})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same line, the accuracy as a curve, and the last rows."""
+        return f"<div><p><b>{escape(repr(self))}</b></p>{_curve(self.rows)}{_rows(self.rows)}</div>"
+
+
+def _name(method: Any) -> str:
+    addons = ", ".join(a.name for a in getattr(method, "addons", ()))
+    return f"{type(method).__name__}({addons})" if addons else type(method).__name__
+
+
+def _curve(rows: Sequence[dict[str, Any]], width: int = 260, height: int = 70) -> str:
+    known = [(row["round"], row["accuracy"]) for row in rows if row["accuracy"] is not None]
+    if len(known) < 2:
+        return ""
+    first, last = known[0][0], known[-1][0]
+    low, high = min(a for _, a in known), max(a for _, a in known)
+    spread = (high - low) or 1.0
+    points = " ".join(
+        f"{4 + (width - 8) * (r - first) / (last - first):.1f},{height - 4 - (height - 8) * (a - low) / spread:.1f}"
+        for r, a in known
+    )
+    label = f"accuracy, {100 * low:.1f} to {100 * high:.1f} %, rounds {first} to {last}"
+    return (
+        f'<svg role="img" aria-label="{label}" width="{width}" height="{height}"><title>{label}</title>'
+        f'<polyline points="{points}" fill="none" stroke="#0072B2" stroke-width="2"/></svg><br><small>{label}</small>'
+    )
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> str:
+    def shown(row: dict[str, Any]) -> dict[str, str]:
+        cells = {"round": str(row["round"])}
+        for name, text in (("accuracy", "{:.1%}"), ("loss", "{:.3f}"), ("epsilon", "{:.3g}")):
+            if any(r.get(name) is not None for r in rows):
+                cells[name] = "" if row.get(name) is None else text.format(row[name])
+        cells |= {"MB up": f"{row['bytes_up'] / 1e6:.2f}", "MB down": f"{row['bytes_down'] / 1e6:.2f}"}
+        drawn = row["drawn"]
+        cells |= {"clients": "" if drawn is None else str(len(drawn)), "failed": str(len(row["failed"]))}
+        return cells | {"seconds": f"{row['seconds']:.1f}"}
+
+    lines = [shown(row) for row in rows[-_SHOWN:]]
+    if not lines:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in lines[0])
+    body = "".join(f"<tr>{''.join(f'<td>{escape(v)}</td>' for v in line.values())}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,186 @@
+"""How a run shows itself: one line, a notebook's table and curve, flat rows for pandas, loggers by `on_round`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit import plot
+from distillkit.privacy import Event, Ledger
+from fl import ClientDP, FedAvg, Filtered, Holding, Run, history, simulate
+from fl.addons import Proximal
+from tests.fl.small import Tiny, federation, images
+
+DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
+
+
+def play(method: Any = None, **options: Any) -> Run:
+    held = [Holding(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
+    method = method or FedAvg(Proximal(0.1), network=Tiny, lr=0.1)
+    return simulate(method, held, **{"rounds": 7, "test": images(30, 77), "progress": False, **options})
+
+
+class Tags(HTMLParser):
+    """The tags and the text of a piece of HTML whose tags all close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen.append(tag)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.append(tag)
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+def test_a_run_says_in_one_line_what_it_is() -> None:
+    run = play()
+    last, best = (f"{100 * a:.1f} %" for a in (run.accuracy_last, run.accuracy_best) if a is not None)
+    assert repr(run) == f"Run(7 rounds of FedAvg(Proximal), 5 clients, accuracy {last} (best {best}))"
+    private = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(2.0, 0.5, 1.0))
+    run = play(private, rounds=2)
+    assert repr(run).endswith(f"epsilon {run.rows[-1]['epsilon']:.3g})")
+    assert "no guarantee" in repr(play(private, rounds=1, secret=1))
+    failed = Run([{**row, "failed": {"0": "x"}} for row in run.rows], run.server, {})
+    assert "2 replies left out" in repr(failed)
+
+
+def test_a_notebook_shows_curve_and_last_rows() -> None:
+    run = play()
+    found = Tags(run._repr_html_())
+    assert found.seen.count("tr") == 6
+    points = re.findall(r'points="([^"]*)"', run._repr_html_())
+    assert [len(p.split()) for p in points] == [7]
+    heights = [float(p.split(",")[1]) for p in points[0].split()]
+    accuracies = [row["accuracy"] for row in run.rows]
+    assert heights.index(min(heights)) == accuracies.index(max(accuracies))
+    assert f"{run.rows[-1]['accuracy']:.1%}" in found.text
+    single = Tags(play(rounds=1)._repr_html_())
+    assert "polyline" not in single.seen
+    assert "table" in single.seen
+
+
+def test_a_name_cannot_break_the_page() -> None:
+    run = play(rounds=1)
+    run.server.method = type("A<b>&c", (), {})()
+    assert "A&lt;b&gt;&amp;c" in run._repr_html_()
+
+
+def test_the_table_has_one_value_a_cell_and_every_column_in_every_row() -> None:
+    run = play(rounds=3)
+    rows = run.table()
+    assert rows == history.table(run.rows)
+    assert all(row.keys() == rows[0].keys() for row in rows)
+    assert not [v for row in rows for v in row.values() if isinstance(v, dict | list | tuple)]
+    assert [row["accuracy"] for row in rows] == [row["accuracy"] for row in run.rows]
+    assert rows[1]["up.FedAvg.update"] == run.rows[1]["up"]["FedAvg.update"]
+    assert rows[1]["accuracy_clients.mean"] == run.rows[1]["accuracy_clients"]["mean"]
+    assert (rows[0]["drawn"], rows[0]["failed"]) == (5, 0)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    assert len(file.getvalue().splitlines()) == 4
+
+
+def test_rows_of_a_table_may_lack_what_others_have() -> None:
+    found = history.table([{"round": 1, "failed": {"3": "why"}}, {"round": 2, "new": {"a": {"b": 2}}}])
+    assert found == [
+        {"round": 1, "failed": 1, "new.a.b": None},
+        {"round": 2, "failed": None, "new.a.b": 2},
+    ]
+    assert history.table([]) == []
+
+
+def test_a_run_is_drawn_without_more() -> None:
+    run = play(rounds=3)
+    (drawn,) = plot.curves(run).axes[0].lines
+    assert [y / 100 for _, y in drawn.get_xydata()] == pytest.approx([row["accuracy"] for row in run.rows])
+    assert len(plot.curves({"a": run, "b": [run, run]}).axes[0].lines) == 2
+
+
+def test_a_ledger_says_what_it_holds(tmp_path: Path) -> None:
+    assert repr(Ledger()) == "Ledger(in memory, delta=1e-05: nothing spent)"
+    ledger = Ledger(tmp_path / "l.jsonl", budget=2.0, disjoint=False)
+    ledger.spend(Event("dp_sgd", 8.0, 0.1, 3, 0, 1), Event("dp_sgd", 8.0, 0.1, 3, 1, 1))
+    path = str(tmp_path / "l.jsonl")
+    assert repr(ledger) == f"Ledger({path!r}, delta=1e-05, budget=2, disjoint=False: 2 events of 2 payers)"
+
+
+class Writer:
+    """Stands for TensorBoard's `SummaryWriter`."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.closed = folder, False
+        self.seen: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.seen.append((tag, value, step))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Wandb:
+    """Stands for the module `wandb`."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[dict[str, Any], int]] = []
+
+    def init(self, **options: Any) -> Any:
+        assert set(options) == {"project"}
+        return self
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self.seen.append((values, step))
+
+    def finish(self) -> None:
+        self.seen.append(({}, -1))
+
+
+def pasted(library: str, **names: Any) -> dict[str, Any]:
+    """Run the page's lines for a logger, but for its imports; return the names that they leave."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.S)
+    (code,) = [b for b in blocks if library in b]
+    own = [line for line in code.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
+    assert len(own) <= 7
+    known = {"simulate": simulate, "history": history, "method": FedAvg(network=Tiny), "clients": federation()}
+    place: dict[str, Any] = {**known, "test": images(30, 77), **names}
+    exec("\n".join(own), place)
+    return place
+
+
+def test_the_pages_lines_for_tensorboard_write_every_round() -> None:
+    place = pasted("SummaryWriter", SummaryWriter=Writer)
+    writer, run = place["writer"], place["run"]
+    assert writer.closed
+    accuracy = [(value, step) for tag, value, step in writer.seen if tag == "accuracy"]
+    assert accuracy == [(row["accuracy"], row["round"]) for row in run.rows]
+    assert ("up.FedAvg.update", run.rows[0]["up"]["FedAvg.update"], 1) in writer.seen
+    assert all(isinstance(value, int | float) for _, value, _ in writer.seen)
+
+
+def test_the_pages_lines_for_wandb_log_every_round() -> None:
+    wandb = Wandb()
+    rows = pasted("wandb", wandb=wandb)["run"].rows
+    assert [step for _, step in wandb.seen] == [*(row["round"] for row in rows), -1]
+    assert [values["accuracy"] for values, _ in wandb.seen[:-1]] == [row["accuracy"] for row in rows]
