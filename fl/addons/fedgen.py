@@ -35,15 +35,19 @@ class FedGen(AddOn):
 
         sum_k mean_y [a_k(y) CE(h_k(z), y)] + diversity_weight * diversity(noise, z),
 
-    a_k(y) being client k's share of the round's images of class y. From the second round on clients receive G and add
+    a_k(y) being client k's share of the counts of class y: one and the images of it that its steps have read. Classes
+    that nobody read in a round are not generated in it. From the second round on clients receive G and add
 
         alpha_t mean_y CE(h(G(y)), y) + beta_t mean_x KL(softmax(h(G(y_x))) || softmax(logits of x)),
 
     y uniform over the classes seen so far, y_x the true class of x, the softmax of the generated side without gradient;
-    both weights decay by `decay` a round. Both follow the released code: the paper has the cross-entropy of the mean
-    logits in the first and no KL in the second. Noise is Gaussian as in the paper (the code's is uniform); as many
-    embeddings are generated as the batch has images; the code's adversarial student term, 0 in all its settings, and
-    its stop after 20 local epochs are left out. With alpha = beta = 0 it is not installed.
+    both weights decay by `decay` a round. Both follow the released code (zhuangdizhu/FedGen:
+    FLAlgorithms/servers/serverpFedGen.py and users/userpFedGen.py), the counts too: the paper has the cross-entropy of
+    the mean logits in the first and no KL in the second. Noise is Gaussian as in the paper (the code's is uniform); as
+    many embeddings are generated as the batch has images; images of a class that the generator has not seen have no KL
+    (the code's have one, towards an untrained embedding, and it draws y among all the federation's classes); its
+    adversarial student term, 0 in all its settings, and its stop after 20 local epochs are left out. With alpha = beta
+    = 0 it is not installed.
 
     Args:
         alpha, beta: weights on the clients; the code takes 10 and 10 (1 on EMNIST).
@@ -122,7 +126,8 @@ class FedGen(AddOn):
         schema[self.counts.key] = Like(torch.zeros(1, server.task.num_classes), least=0.0, most=most)
 
     def begin(self, local: Local) -> None:
-        """Set up the received generator."""
+        """Count anew, and set up the received generator."""
+        local.of(self)["counts"] = torch.ones(local.task.num_classes)
         if self.generator in local.message:
             weights = local.message[self.generator]
             net = self._generator(local.task.num_classes, len(weights["out.bias"]))
@@ -148,9 +153,13 @@ class FedGen(AddOn):
         said = knowledge_distillation(step.out().logits, classifier(scratch["twin"]).detach(), reduction="none")
         return factor * (self.alpha * agreed + self.beta * (known * said).mean())
 
+    def after(self, step: Step) -> None:
+        """Count the labels that the step has read."""
+        step.local.of(self)["counts"] += step.local.task.counts(step.batch.labels).cpu()
+
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
-        """How many images of each class."""
-        reply[self.counts] = local.counts.to(torch.float32)[None]
+        """The counts of each class."""
+        reply[self.counts] = local.of(self)["counts"][None]
 
     def digest(self, server: Server, reply: Message, out: Message) -> None:
         """h_k: the classifier's part of the client's model."""
@@ -164,9 +173,11 @@ class FedGen(AddOn):
         """Train G on the round's classifiers."""
         if self.head not in replies:
             return
-        state, head, heads = server.state, self._head(server), replies[self.head]
         counts = replies[self.counts].to(server.device)
-        shares, held = counts / counts.sum(0).clamp_min(1), (counts.sum(0) > 0).float()
+        shares, held = counts / counts.sum(0).clamp_min(1), (counts.amax(0) > 1).float()
+        if not held.any():
+            return
+        state, head, heads = server.state, self._head(server), replies[self.head]
         net = self._generator(server.task.num_classes, head.embedding).to(server.device).train()
         weights: Tensors = state[self.generator]
         net.load_state_dict(weights)

@@ -50,7 +50,7 @@ def adam(f: Any, w: Any, steps: int, lr: float, cosine: bool = False, longest: f
 def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) -> None:
     """Teachers are averaged by logits and uniformly, the student's start by samples; rates and clipping as released."""
     how = {"participation": participation, "server_data": {"proxy": proxy()}}
-    addon = FedDF(steps=4, lr=0.02, gradient_norm=0.1)
+    addon = FedDF(steps=4, lr=0.02, gradient_norm=0.002)
     result = linear.run(addon, rounds=3, momentum=momentum, epochs=3, lr=0.3, how=how)
     w = linear.START
     for row in result.rows:
@@ -65,7 +65,7 @@ def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) 
             return float((teacher * (np.log(teacher) - np.log(softmax(PROXY @ v)))).sum(1).mean())
 
         average = linear.average(trained, row["drawn"])
-        w = adam(divergence, average, 4, 0.02, cosine=True, longest=0.1)
+        w = adam(divergence, average, 4, 0.02, cosine=True, longest=0.002)
         assert np.abs(w - average).max() > 0.005, "what is told apart is a hundred times the tolerance"
     assert linear.weights(result) == pytest.approx(w, abs=2e-5)
 

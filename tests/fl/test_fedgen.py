@@ -30,11 +30,12 @@ def loaded(net: Any, state: Any) -> Any:
 
 
 def client(state: Any, k: int, number: int, generator: Any, seen: Any, alpha: float, beta: float) -> Any:
-    """One epoch of batches of 6 with both terms."""
+    """Two epochs of batches of 6 with both terms."""
     net, data = loaded(Tiny(3), state), federation()[k]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     draws = derive(0, number, k, "FedGen", "")
-    for index in torch.randperm(len(data), generator=derive(0, number, k, "batches0")).split(6):
+    order = derive(0, number, k, "batches0")
+    for index in (i for _ in range(2) for i in torch.randperm(len(data), generator=order).split(6)):
         x, y = data.images[index], data.labels[index]
         logits = net(x)
         loss = F.cross_entropy(logits, y)
@@ -52,18 +53,20 @@ def client(state: Any, k: int, number: int, generator: Any, seen: Any, alpha: fl
 
 @pytest.mark.golden("FedGen")
 def test_rounds_follow_the_two_loops() -> None:
+    """`update_generator_` of the release's serverpFedGen.py without its student, and `train` of userpFedGen.py."""
     alpha, beta, decay, clients = 0.7, 0.4, 0.5, federation()[:2]
-    method = FedAvg(
-        FedGen(alpha, beta, decay, **SIZES), network=Tiny, lr=0.1, momentum=0.9, batch=6, initial=Tiny(3).state_dict()
-    )
+    options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "batch": 6, "epochs": 2}
+    method = FedAvg(FedGen(alpha, beta, decay, **SIZES), network=Tiny, initial=Tiny(3).state_dict(), **options)
     first = simulate(method, clients, rounds=1, progress=False)
     result = simulate(method, clients, rounds=3, progress=False)
 
     state = method.initial
-    counts = torch.stack([torch.bincount(c.labels, minlength=3) for c in clients]).double()
-    shares = counts / counts.sum(0)
-    n = counts.sum(1)
-    assert bool((counts.sum(0) > 0).all())
+    # The release's counts (userpFedGen.py): `clean_up_counts` sets every label to 1, `train` adds each batch's labels.
+    labels = torch.stack([torch.bincount(c.labels, minlength=3) for c in clients]).double()
+    counts = 1 + 2 * labels
+    shares = counts / counts.sum(0)  # `get_label_weights` (serverpFedGen.py)
+    n = labels.sum(1)
+    assert bool((labels.sum(0) > 0).all())
     generator, trained = LatentGenerator(3, 4, 6, 48), False
     optimizer = torch.optim.Adam(generator.parameters(), lr=0.05, weight_decay=0.01)
     initialize(generator, derive(0, 0, "server", "FedGen init"))
@@ -141,6 +144,33 @@ def test_classes_that_nobody_holds_are_never_generated_and_pull_at_nothing() -> 
     clients = [images(12, k).replace(num_classes=5) for k in range(2)]
     run = simulate(FedAvg(FedGen(**SIZES), network=Tiny, lr=0.1), clients, rounds=2, progress=False)
     assert run.server.state[FedGen.seen].tolist() == [1, 1, 1, 0, 0]
+
+
+def in_turn(*addons: AddOn, drawn: tuple[int, ...]) -> Any:
+    """A run in which one client a round is drawn, in this order: client 0 holds classes 0 and 1, client 1 class 2."""
+    data = [images(30, 1), images(30, 2)]
+    data = [data[0][data[0].labels < 2], data[1][data[1].labels == 2]]
+    method = FedAvg(*addons, network=Tiny, lr=0.1, batch=6)
+    for seed in range(100):
+        run = simulate(method, data, rounds=1, participation=0.5, seed=seed, progress=False)
+        if run.rows[0]["drawn"] == [drawn[0]]:
+            run = simulate(method, data, rounds=len(drawn), participation=0.5, seed=seed, progress=False)
+            if [row["drawn"] for row in run.rows] == [[k] for k in drawn]:
+                return run
+    raise AssertionError("no seed draws the clients in this order")
+
+
+def test_a_class_once_seen_is_generated_in_rounds_without_it() -> None:
+    assert in_turn(FedGen(**SIZES), drawn=(0, 0)).server.state[FedGen.seen].tolist() == [1, 1, 0]
+    assert in_turn(FedGen(**SIZES), drawn=(0, 1, 1)).server.state[FedGen.seen].tolist() == [1, 1, 1]
+
+
+def test_images_of_a_class_not_yet_seen_pull_at_nothing() -> None:
+    """alpha = 0 leaves the KL, which client 1 has none of in round 2: its classes have not been seen."""
+    kl = FedGen(0.0, 50.0, **SIZES)
+    for drawn, same in (((0, 1), True), ((0, 0), False)):
+        states = [in_turn(*addons, drawn=drawn).server.state[FedAvg.model] for addons in ((), (kl,))]
+        assert all(torch.equal(states[0][n], states[1][n]) for n in states[0]) == same
 
 
 def test_diversity_is_its_definition() -> None:

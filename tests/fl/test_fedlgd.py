@@ -115,6 +115,25 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
     assert torch.equal(run.server.state[Anchors.anchors].labels, labels)
 
 
+def test_the_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. 5: (w - mean of w_k) / lr after one step on all data is the gradient at w, however far the rate fell."""
+    targets = []
+
+    def record(network: nn.Module, images: LabeledImages, target: dict[str, Tensor], **options: Any) -> LabeledImages:
+        x, y = toy(9, 2)
+        names = [n for n, _ in network.named_parameters()]
+        loss = F.cross_entropy(network.train().requires_grad_()(x), y)
+        targets.append((target, dict(zip(names, torch.autograd.grad(loss, list(network.parameters()))))))
+        return images
+
+    monkeypatch.setattr("fl.addons.anchors.match_gradient", record)
+    anchors = Anchors(ipc=1, selected=(1, 2, 3))
+    played(anchors, rounds=4, clients=[toy(9, 2)], network=Small, lr=0.2, lr_decay=0.5, batch=9)
+    assert len(targets) == 3
+    for target, gradient in targets:
+        assert_close(target, gradient, atol=1e-5)
+
+
 def test_anchors_alone_are_data_that_everybody_adds() -> None:
     run = played(Anchors(ipc=2, weight=0.0, selected=()), weights="uniform", rounds=3)
     noise = run.server.state[Anchors.anchors]

@@ -82,6 +82,19 @@ def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, fl
     assert_close(run.server.state[FedAvg.model], net.state_dict())
 
 
+@pytest.mark.parametrize(("batch", "sizes"), [(3, [3, 3, 2]), (None, [5, 3, 5]), (20, [8, 8, 8])])
+def test_so_many_virtual_images_a_step(batch: int | None, sizes: list[int]) -> None:
+    """8 virtual images, the method's batch of 5; the last short batch of a pass is kept."""
+    seen = []
+
+    class Peek(AddOn):
+        def after(self, step: Any) -> None:
+            seen.append(len(step.own["VHL"].images))
+
+    played(VHL(VIRTUAL, 3, batch=batch), Peek(), clients=[toy(5, 1)], network=Small, rounds=1, batch=5, steps=3)
+    assert seen == sizes
+
+
 def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
     seen = []
 
