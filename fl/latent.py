@@ -1,8 +1,7 @@
-"""A generator of embeddings for given classes, the classifiers that it learns from, and how its optimiser is kept."""
+"""A generator of embeddings for given classes, and the classifiers that it learns from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from distillkit.networks import split
 from fl.message import Tensors
 
-__all__ = ["Head", "LatentGenerator", "adam", "diversity", "packed"]
+__all__ = ["Head", "LatentGenerator", "diversity"]
 
 
 class Head(nn.Module):
@@ -62,20 +61,3 @@ def diversity(noise: Tensor, embeddings: Tensor) -> Tensor:
     """exp(-mean over pairs of (mean squared noise difference x mean absolute embedding difference)), in (0, 1]."""
     apart = (noise[:, None] - noise).square().mean(2)
     return torch.exp(-(apart * (embeddings[:, None] - embeddings).abs().mean(2)).mean())
-
-
-def adam(params: Iterable[nn.Parameter], lr: float, weight_decay: float, state: Tensors) -> torch.optim.Adam:
-    """An Adam that goes on from the packed state of another (an empty one: from the start)."""
-    optimizer = torch.optim.Adam(params, lr=lr, weight_decay=weight_decay, foreach=False)
-    found: dict[int, Tensors] = {}
-    for key, value in state.items():
-        index, name = key.split("/")
-        found.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": found, "param_groups": optimizer.state_dict()["param_groups"]})
-    return optimizer
-
-
-def packed(optimizer: torch.optim.Optimizer) -> Tensors:
-    """An optimiser's state as a group of tensors."""
-    state = optimizer.state_dict()["state"]
-    return {f"{index}/{name}": value.clone() for index, values in state.items() for name, value in values.items()}

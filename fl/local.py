@@ -19,6 +19,7 @@ from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch, fills
 from fl.message import Message, Tensors
 from fl.method import Client
+from fl.moments import moments, resume
 from fl.path import unit_path
 from fl.step import Output, Step
 
@@ -198,7 +199,7 @@ class Local:
             moved = self.moved(phase)
             optimizer = self.optimizer(list(moved.values()))
             if self.method.optimizer_state == "client":
-                _resume(optimizer, list(moved), self.memory.get(self.method.moments) or {}, number)
+                resume(optimizer, [f"{number}/{n}" for n in moved], self.memory.get(self.method.moments) or {})
             real = slot.batches(self, self.data, phase) if slot else self.batches(self.data, phase, f"batches{number}")
             self.net.train()
             before = self.steps
@@ -209,7 +210,7 @@ class Local:
                 self.steps += 1
             self._phases.append((frozenset(moved), self.steps - before))
             if self.method.optimizer_state == "client":
-                kept |= _state_of(optimizer, list(moved), number)
+                kept |= moments(optimizer, [f"{number}/{n}" for n in moved])
         if kept:
             self.memory[self.method.moments] = kept
 
@@ -275,25 +276,3 @@ class Local:
     def trained(self) -> Tensors:
         """A copy of the trained state: parameters and buffers."""
         return {n: t.detach().clone() for n, t in self.net.state_dict().items()}
-
-
-def _state_of(optimizer: torch.optim.Optimizer, names: list[str], phase: int) -> Tensors:
-    """What an optimiser remembers of each parameter, "phase/parameter/name" -> tensor."""
-    held = optimizer.state_dict()["state"]
-    return {
-        f"{phase}/{names[index]}/{key}": value.detach().clone()
-        for index, values in held.items()
-        for key, value in values.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _resume(optimizer: torch.optim.Optimizer, names: list[str], kept: Tensors, phase: int) -> None:
-    """Let an optimiser of the parameters `names` go on from `_state_of` another; without one it begins anew."""
-    found: dict[int, Tensors] = {}
-    for index, name in enumerate(names):
-        prefix = f"{phase}/{name}/"
-        values = {n.removeprefix(prefix): t.clone() for n, t in kept.items() if n.startswith(prefix)}
-        if values:
-            found[index] = values
-    optimizer.load_state_dict({"state": found, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -15,9 +15,10 @@ from distillkit.losses import knowledge_distillation
 from distillkit.networks import build
 from fl.addon import AddOn, fills
 from fl.averaging import FedAvg
-from fl.latent import Head, LatentGenerator, adam, diversity, packed
+from fl.latent import Head, LatentGenerator, diversity
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
+from fl.moments import moments, resume
 from fl.reduce import Like, Reduced, Schema
 
 if TYPE_CHECKING:
@@ -182,7 +183,9 @@ class FedGen(AddOn):
         weights: Tensors = state[self.generator]
         net.load_state_dict(weights)
         rate = self.lr * self.decay ** (server.round - 1)
-        optimizer = adam(net.parameters(), rate, self.weight_decay, state[self.optimizer])
+        optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=self.weight_decay, foreach=False)
+        names = [n for n, _ in net.named_parameters()]
+        resume(optimizer, names, state[self.optimizer])
         draws = server.generator("FedGen")
         for _ in range(self.steps):
             server.check_running()
@@ -197,5 +200,5 @@ class FedGen(AddOn):
             loss.backward()
             optimizer.step()
         state[self.generator] = {n: t.detach().clone() for n, t in net.state_dict().items()}
-        state[self.optimizer], state[self.seen] = packed(optimizer), torch.maximum(state[self.seen], held)
+        state[self.optimizer], state[self.seen] = moments(optimizer, names), torch.maximum(state[self.seen], held)
         server.notes["generator_loss"] = float(loss.detach())
