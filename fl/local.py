@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
+from distillkit.augment.contract import Augment
 from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
@@ -26,9 +27,7 @@ from fl.step import Output, Step
 if TYPE_CHECKING:
     from fl.averaging import FedAvg
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]
-
-__all__ = ["Augment", "Local", "Output", "Phase", "Step", "rows", "shuffled"]
+__all__ = ["Local", "Output", "Phase", "Step", "rows", "shuffled"]
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit import check
-from distillkit.augment import in_space
+from distillkit.augment import in_space, require_augmentation
+from distillkit.augment.contract import Augment
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
 from distillkit.sets import LabeledImages
 from fl.addon import AddOn, Batch
 from fl.averaging import FedAvg
-from fl.local import Augment
 from fl.message import Entry, Message
 from fl.method import Server
 from fl.step import outputs
@@ -91,8 +91,8 @@ class VHL(AddOn):
             check.positive_int(self.batch, "batch")
         if isinstance(self.augment, str):
             check.one_of(self.augment, "augment", ("method",))
-        elif self.augment is not None and not callable(self.augment):
-            raise TypeError(f"augment must be 'method', an augmentation or None, got {type(self.augment).__name__}")
+        else:
+            require_augmentation(self.augment, siamese=False)
         if self.layer is not None and not (self.calibration or self.contrast):
             raise ValueError("layer is what calibration and contrast read, but both are 0: leave it out")
         check.real_number(self.temperature, "temperature", above=0.0)

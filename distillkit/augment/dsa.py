@@ -1,0 +1,163 @@
+"""Differentiable Siamese augmentation: six families of image transforms, one draw for real and synthetic images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from distillkit import check
+from distillkit.augment._draws import Draws
+from distillkit.rng import as_generator
+
+__all__ = ["DIGITS", "DSA", "NATURAL"]
+
+NATURAL = "color_crop_cutout_flip_scale_rotate"
+"""The published strategy for natural images."""
+
+DIGITS = "color_crop_cutout_scale_rotate"
+"""The published strategy for digits (MNIST, SVHN): no flip, because a mirrored digit is another shape."""
+
+_FAMILIES = tuple(NATURAL.split("_"))
+
+
+@dataclass(frozen=True)
+class DSA:
+    """Differentiable Siamese augmentation, `DSA()(images, generator)`.
+
+    Paper: Zhao and Bilen, "Dataset condensation with differentiable Siamese augmentation" (ICML 2021), section 3.2.
+
+    Args:
+        strategy: the families, joined by `_`, in the order in which mode `"M"` applies them. `NATURAL` or `DIGITS`.
+        mode: `"S"` draws one family for each call, `"M"` applies all.
+        brightness: width of the added offset, uniform in +-brightness/2, in units of the images.
+        saturation: the distance to the mean over channels is multiplied by a uniform number in [0, saturation].
+        contrast: the distance to the mean of the image is multiplied by a number in [contrast, contrast + 1].
+        crop: largest shift, as a share of the side; what comes in is zero.
+        cutout: side of the square that is set to zero, as a share of the side.
+        flip: probability of a horizontal flip.
+        scale: both axes are scaled, independently, by a uniform number in [1/scale, scale].
+        rotate: largest rotation in degrees.
+
+    The colour family is brightness, saturation and contrast, one after the other. All its means run over whatever
+    channels there are: with one channel saturation changes nothing, with five it moves all towards their common mean.
+    Zeros are zeros of the space that the images live in: the mean colour for a normalised set, black for pixels.
+
+    Scaling and rotating sample bilinearly with `align_corners=False` and zeros outside, always: the released code
+    took whatever PyTorch's default was, which is not the same transform in all versions. Deviations: every draw comes
+    from `generator` (the released code reseeds the global generator from the clock); the rotation keeps its shape on
+    images that are not square.
+
+    Raises:
+        TypeError, ValueError: an unknown or repeated family, an unknown mode, a range that makes no sense.
+    """
+
+    strategy: str = NATURAL
+    mode: str = "S"
+    brightness: float = 1.0
+    saturation: float = 2.0
+    contrast: float = 0.5
+    crop: float = 0.125
+    cutout: float = 0.5
+    flip: float = 0.5
+    scale: float = 1.2
+    rotate: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.strategy, str):
+            raise TypeError(f"strategy must be a string of families joined by '_', got {type(self.strategy).__name__}")
+        for family in self.families:
+            check.one_of(family, "strategy's families", _FAMILIES)
+        if len(set(self.families)) != len(self.families):
+            raise ValueError(f"strategy must name each family once, got {self.strategy!r}")
+        check.one_of(self.mode, "mode", ("S", "M"))
+        for name in ("brightness", "saturation", "contrast", "rotate"):
+            check.real_number(getattr(self, name), name, least=0)
+        for name in ("crop", "cutout", "flip"):
+            check.real_number(getattr(self, name), name, least=0, most=1)
+        check.real_number(self.scale, "scale", least=1)
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families of the strategy, in order."""
+        return tuple(self.strategy.split("_"))
+
+    def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
+        """Augment `images`.
+
+        Args:
+            images: float [N, C, H, W]; any channels, any size. The result is differentiable in them, twice.
+            generator: what all is drawn from. The draws depend on N (unless Siamese), H and W, never on values.
+            siamese: draw one parameter for the whole batch. The draws then do not depend on N either: calls with
+                equal generator states apply the same transform to batches of any length. That is how real and
+                synthetic images share a draw: `DSA()(real, generator.clone_state(), siamese=True)` and then
+                `DSA()(synthetic, generator, siamese=True)`.
+
+        Returns:
+            float [N, C, H, W], same dtype and device.
+        """
+        if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+            check.batch_of_images(images)
+        generator, families = as_generator(generator), self.families
+        if self.mode == "S":
+            families = (families[int(torch.randint(len(families), (), generator=generator))],)
+        for family in families:
+            images = getattr(self, f"_{family}")(images, Draws(images, generator, 1 if siamese else len(images)))
+        return images
+
+    def _color(self, x: Tensor, draw: Draws) -> Tensor:
+        x = x + draw.uniform(-0.5, 0.5) * self.brightness
+        mean = x.mean(1, keepdim=True)
+        x = (x - mean) * draw.uniform(0, self.saturation) + mean
+        mean = x.mean((1, 2, 3), keepdim=True)
+        return (x - mean) * draw.uniform(self.contrast, self.contrast + 1) + mean
+
+    def _crop(self, x: Tensor, draw: Draws) -> Tensor:
+        h, w = x.shape[2:]
+        down, right = int(h * self.crop + 0.5), int(w * self.crop + 0.5)
+        top, left = draw.integers(0, 2 * down + 1), draw.integers(0, 2 * right + 1)
+        padded = F.pad(x, (right, right, down, down))
+        if len(top) == 1:
+            i, j = int(top), int(left)
+            return padded[:, :, i : i + h, j : j + w]
+        rows = (top.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device)
+        columns = (left.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device)
+        padded = padded.gather(2, rows.expand(-1, x.shape[1], -1, padded.shape[3]))
+        return padded.gather(3, columns.expand(-1, x.shape[1], h, -1))
+
+    def _cutout(self, x: Tensor, draw: Draws) -> Tensor:
+        h, w = x.shape[2:]
+        inside = []
+        for side, shape in ((h, (-1, 1, h, 1)), (w, (-1, 1, 1, w))):
+            length = int(side * self.cutout + 0.5)
+            start = draw.integers(0, side + (1 - length % 2)).view(-1, 1) - length // 2
+            at = torch.arange(side)
+            inside.append(((at >= start) & (at < start + length)).view(shape).to(x.device))
+        return x.masked_fill(inside[0] & inside[1], 0.0)
+
+    def _flip(self, x: Tensor, draw: Draws) -> Tensor:
+        return torch.where(draw.uniform(0, 1) < self.flip, x.flip(3), x)
+
+    def _scale(self, x: Tensor, draw: Draws) -> Tensor:
+        sx = draw.uniform(1 / self.scale, self.scale)
+        sy = draw.uniform(1 / self.scale, self.scale)
+        zero = torch.zeros_like(sx)
+        return _warp(x, [sx, zero, zero, sy])
+
+    def _rotate(self, x: Tensor, draw: Draws) -> Tensor:
+        angle = draw.uniform(-self.rotate, self.rotate) * (math.pi / 180)
+        aspect = x.shape[2] / x.shape[3]
+        return _warp(x, [angle.cos(), -angle.sin() * aspect, angle.sin() / aspect, angle.cos()])
+
+
+def _warp(x: Tensor, matrix: list[Tensor]) -> Tensor:
+    """Sample `x` at `matrix @ (column, row)`, both in [-1, 1] from edge to edge of the image."""
+    xx, xy, yx, yy = (entry.view(-1, 1) for entry in matrix)
+    zero = torch.zeros_like(xx)
+    theta = torch.stack([torch.cat([xx, xy, zero], 1), torch.cat([yx, yy, zero], 1)], 1)
+    grid = F.affine_grid(theta, [len(theta), *x.shape[1:]], align_corners=False)
+    grid = grid.expand(len(x), -1, -1, -1)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
