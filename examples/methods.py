@@ -62,7 +62,7 @@ PRESETS: dict[str, Settings] = {
 """`late` is the round in which FedCOG begins to generate; `cut` divides the numbers of distillation steps."""
 
 TRIES: dict[str, tuple[Settings, ...]] = {
-    "FedAvg": tuple({"lr": lr} for lr in (0.1, 0.3)),
+    "FedAvg": tuple({"lr": lr} for lr in (0.03, 0.1, 0.2, 0.3)),
     "FedAdam": tuple({"lr": lr} for lr in (0.003, 0.01, 0.03)),
     "FedYogi": tuple({"lr": lr} for lr in (0.003, 0.01, 0.03)),
     "FedAdagrad": tuple({"lr": lr} for lr in (0.01, 0.03, 0.1)),
@@ -70,15 +70,19 @@ TRIES: dict[str, tuple[Settings, ...]] = {
     "SCAFFOLD": tuple({"lr": lr} for lr in (0.03, 0.1, 0.3)),
     "FedNova": tuple({"lr": lr} for lr in (0.1, 0.3)),
     "FedSAM": tuple({"rho": rho} for rho in (0.01, 0.05)),
-    "FedReg": ({"eta": 0.1, "lr": 0.1}, {"eta": 0.5, "lr": 0.1}, {"eta": 0.5, "lr": 0.3}, {"eta": 1.0, "lr": 0.3}),
+    "FedReg": tuple({"eta": eta, "lr": lr} for eta in (0.1, 0.2) for lr in (0.1, 0.3)),
+    "FedDecorr": tuple({"beta": beta, "lr": lr} for beta in (0.05, 0.1) for lr in (0.1, 0.3)),
+    "VFA": tuple({"weight": weight, "lr": lr} for weight in (0.1, 1.0) for lr in (0.1, 0.3)),
+    "Single image, rate 1": tuple({"server": a, "clients": b} for a in (0.0005, 0.005) for b in (0.003, 0.01)),
     "FedGen": ({"alpha": 1.0, "beta": 1.0}, {"alpha": 0.1, "beta": 0.1}, {"alpha": 0.1, "beta": 0.0}),
     "FedLGD": tuple({"weight": weight} for weight in (0.1, 1.0)),
 }
 TUNED: dict[str, Settings] = {
     "FedAvg": {"lr": 0.1}, "FedAdam": {"lr": 0.03}, "FedYogi": {"lr": 0.03}, "FedAdagrad": {"lr": 0.03},
     "FedAvgM": {"momentum": 0.9}, "SCAFFOLD": {"lr": 0.3}, "FedNova": {"lr": 0.3},
-    "FedSAM": {"rho": 0.01}, "FedReg": {"eta": 1.0, "lr": 0.3}, "FedGen": {"alpha": 0.1, "beta": 0.1},
-    "FedLGD": {"weight": 1.0},
+    "FedSAM": {"rho": 0.01}, "FedReg": {"eta": 0.1, "lr": 0.1}, "FedGen": {"alpha": 0.1, "beta": 0.1},
+    "FedLGD": {"weight": 1.0}, "FedDecorr": {"beta": 0.1, "lr": 0.1}, "VFA": {"weight": 1.0, "lr": 0.1},
+    "Single image, rate 1": {"server": 0.0005, "clients": 0.003},
 }  # fmt: skip
 """What `--tune` chose on images held out of the training set (see TRIES); FedAvg keeps the quickstart's rate, which its
 best try beat by three images."""
@@ -111,14 +115,21 @@ def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[
     noise: Settings = {"per_class": 50, "options": {"width": 16}}
     cog = FedCOG(start_round=preset["late"], images=64, steps=cut(50))
     condensed = Condensed(ipc=10, steps=cut(50), refine_steps=0, batch_real=32)
-    shared: Settings = {"keep": 400, "count": 2000, "steps": cut(60), "lr": 5e-4, "selection": {"clusters": 100}}
-    adam: Settings = {"optimizer": "adam", "lr": 0.003, "epochs": 3 * preset["epochs"], "batch": 32}
+    rates = tuned["Single image, rate 1"]
+    shared: Settings = {"keep": 400, "count": 4000, "steps": cut(60), "lr": rates["server"]}
+    adam: Settings = {"optimizer": "adam", "lr": rates["clients"], "epochs": 3 * preset["epochs"], "batch": 32}
     two: Settings = {"network": {"narrow": narrow, "wide": network}, "assign": lambda k: ("narrow", "wide")[k % 2]}
     sizes: Settings = {"ipc": 10, "batch_real": 32, "steps": cut(10), "server_batch": 32, "server_epochs": cut(20)}
     feddm: Settings = {"network": network, "server_lr": 0.03, "rho": 20.0, **sizes}
     lgd: Settings = {"ipc": 10, "condense_steps": cut(50), "refine_steps": cut(10), "match_steps": cut(50)}
 
-    reg = tuned["FedReg"]
+    def split(name: str, option: str) -> tuple[Any, Settings]:
+        """An option of an add-on, and the other settings, which are FedAvg's."""
+        return tuned[name][option], {key: value for key, value in tuned[name].items() if key != option}
+
+    (beta, decorr), (eta, reg), (weight, vfa) = (
+        split(*key) for key in (("FedDecorr", "beta"), ("FedReg", "eta"), ("VFA", "weight"))
+    )
 
     def averaging(*addons: AddOn, **others: Any) -> Callable[[], Method]:
         return lambda: FedAvg(*addons, **{**common, **others})
@@ -139,8 +150,8 @@ def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[
         "FedExP": averaging(FedExP()),
         "MOON": averaging(MOON(1.0)),
         "FedSAM": averaging(SAM(**tuned["FedSAM"])),
-        "FedDecorr": averaging(FedDecorr(0.1)),
-        "FedReg": averaging(FedReg(iterations=3, eta=reg["eta"]), weights="uniform", lr=reg["lr"]),
+        "FedDecorr": averaging(FedDecorr(beta), **decorr),
+        "FedReg": averaging(FedReg(eta=eta), weights="uniform", **reg),
         "FedGen": averaging(FedGen(**tuned["FedGen"])),
         "FedDF": averaging(FedDF(steps=cut(60), batch=32)),
         "Ditto": averaging(Ditto(0.1)),
@@ -155,7 +166,7 @@ def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[
         "Real": lambda: Real(**feddm),
         "Single image, rate 1": shared_image(rate=1.0),
         "Naive VHL": averaging(NaiveVHL(**noise)),
-        "VFA": averaging(VFA()),
+        "VFA": averaging(VFA(weight), **vfa),
         "VFTL": averaging(VFTL(**noise)),
         "FedAvg on condensed data": averaging(condensed),
         "SCAFFOLD on condensed data": averaging(condensed, Scaffold(), weights="uniform"),
@@ -232,19 +243,21 @@ def behind(rows: Sequence[Settings]) -> str:
     return f"Behind FedAvg by more than 3 points: {', '.join(said) or 'none'}."
 
 
-def tune(preset: Settings, train: LabeledImages, proxy: LabeledImages, out: Path) -> None:
+def tune(preset: Settings, train: LabeledImages, proxy: LabeledImages, names: Sequence[str], out: Path) -> None:
     """Every try of TRIES on a fifth of the training images, held out: one seed that the table does not have."""
     kept, held = hold_out(train.labels, 0.2)
     found = []
-    for name, tries in TRIES.items():
-        for settings in tries:
+    for name in names:
+        for settings in TRIES[name]:
             method = methods(preset, {**TUNED, name: settings})[name]()
             run = simulate(
                 method, federation(train[kept], 100), rounds=preset["rounds"], test=train[held], seed=100,
                 server_data={"proxy": proxy}, evaluate="none", progress=False,
             )  # fmt: skip
-            found.append({"method": name, "settings": settings, "accuracy_last": run.accuracy_last})
-            print({**found[-1], "commit": git_commit()}, flush=True)
+            found.append(
+                {"method": name, "settings": settings, "accuracy_last": run.accuracy_last, "commit": git_commit()}
+            )
+            print(found[-1], flush=True)
             write_atomically(out / "tuning.json", (json.dumps(found, indent=1) + "\n").encode())
 
 
@@ -260,7 +273,7 @@ def main() -> None:
     kept, held = hold_out(known.labels, 1 / 7)
     train, proxy = known[kept], known[held]
     if arguments.tune:
-        tune(preset, train, proxy, out)
+        tune(preset, train, proxy, [n for n in TRIES if n in (arguments.methods or TRIES)], out)
         return
     chosen = methods(preset, TUNED)
     unknown = sorted(set(arguments.methods or ()) - set(chosen))
