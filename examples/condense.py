@@ -36,6 +36,7 @@ from distillkit.condense import (
 from distillkit.evaluate import evaluate
 from distillkit.networks import build, network
 from distillkit.networks.samplers import RandomNetworks
+from distillkit.owner import owned
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
 from fl.experiment import git_commit
@@ -293,19 +294,19 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     split = load(options)
     train_set, test = (part.to(options.device) for part in split)
     condenser = Condenser(options, train_set)
-    options.out.mkdir(parents=True, exist_ok=True)
-    summary = options.out / "summary.json"
-    rows: list[dict[str, Any]] = json.loads(summary.read_text()) if summary.exists() else []
-    name = Path(options.dataset).stem.lower()
-    for seed in options.seeds:
-        for method in options.methods:
-            if any(r["run"] == f"{name}-{method}-ipc{options.ipc}-seed{seed}" for r in rows):
-                print(f"{method}, seed {seed}: found in {summary}, not run again")
-                continue
-            rows.append(run(options, condenser, test, method, seed))
-            print(table(rows[-1:]).splitlines()[-1], flush=True)
-            summary.write_text(json.dumps(rows, indent=2) + "\n")
-    (options.out / "table.md").write_text(table(rows) + "\n")
+    with owned(options.out / ".owner.lock", f"the experiment in {options.out}"):
+        summary = options.out / "summary.json"
+        rows: list[dict[str, Any]] = json.loads(summary.read_text()) if summary.exists() else []
+        name = Path(options.dataset).stem.lower()
+        for seed in options.seeds:
+            for method in options.methods:
+                if any(r["run"] == f"{name}-{method}-ipc{options.ipc}-seed{seed}" for r in rows):
+                    print(f"{method}, seed {seed}: found in {summary}, not run again")
+                    continue
+                rows.append(run(options, condenser, test, method, seed))
+                print(table(rows[-1:]).splitlines()[-1], flush=True)
+                summary.write_text(json.dumps(rows, indent=2) + "\n")
+        (options.out / "table.md").write_text(table(rows) + "\n")
     print(table(rows))
     return rows
 

@@ -279,7 +279,8 @@ def main() -> None:
     ]
     tasks += [(name, None, seed) for name in plain for seed in arguments.seeds or preset["seeds"]]
     began = time.perf_counter()
-    lines = [one(experiment, arguments, *task) for task in tasks]
+    with experiment.owned():
+        lines = [one(experiment, arguments, *task) for task in tasks]
     text = table(lines)
     (arguments.out / "table.md").write_text(f"{text}\n\n{CLOSING}\n")
     print(f"\n{text}\n\n{CLOSING}\n\nWritten to {arguments.out} in {time.perf_counter() - began:.0f} s.")

@@ -282,21 +282,24 @@ def main() -> None:
     experiment = Experiment(out, resume=arguments.resume, device=arguments.device, workers=arguments.workers)
     command = f"python {shlex.join(sys.argv)}"
     lines: list[Settings] = []
-    for seed in arguments.seeds or preset["seeds"]:
-        clients_of_seed = federation(train, seed)
-        for name in arguments.methods or chosen:
-            run = f"{name.lower().replace(',', '').replace(' ', '-')}-{seed}"
-            facts = {"method": name, "task": "digits", "split": f"Dirichlet {ALPHA}", "seed": seed}
-            line = experiment.run(
-                run, chosen[name], clients_of_seed, facts=facts, rounds=preset["rounds"], test=test,
-                server_data={"proxy": proxy},
-            )  # fmt: skip
-            own = own_accuracy(experiment.rows[run][-1])
-            lines.append({**line, "accuracy_own": own})
-            rows = merged(sorted(lines, key=lambda x: list(chosen).index(x["method"])), command)
-            write_atomically(out / "methods.json", (json.dumps(rows, indent=1) + "\n").encode())
-            (out / "table.md").write_text(f"{table(rows)}\n\n{behind(rows)}\n")
-            print(f"seed {seed}, {name}: {100 * line['accuracy_last']:.1f} %, own tests {100 * own:.1f} %", flush=True)
+    with experiment.owned():
+        for seed in arguments.seeds or preset["seeds"]:
+            clients_of_seed = federation(train, seed)
+            for name in arguments.methods or chosen:
+                run = f"{name.lower().replace(',', '').replace(' ', '-')}-{seed}"
+                facts = {"method": name, "task": "digits", "split": f"Dirichlet {ALPHA}", "seed": seed}
+                line = experiment.run(
+                    run, chosen[name], clients_of_seed, facts=facts, rounds=preset["rounds"], test=test,
+                    server_data={"proxy": proxy},
+                )  # fmt: skip
+                own = own_accuracy(experiment.rows[run][-1])
+                lines.append({**line, "accuracy_own": own})
+                rows = merged(sorted(lines, key=lambda x: list(chosen).index(x["method"])), command)
+                write_atomically(out / "methods.json", (json.dumps(rows, indent=1) + "\n").encode())
+                (out / "table.md").write_text(f"{table(rows)}\n\n{behind(rows)}\n")
+                print(
+                    f"seed {seed}, {name}: {100 * line['accuracy_last']:.1f} %, own tests {100 * own:.1f} %", flush=True
+                )
     print(f"\n{table(rows)}\n\n{behind(rows)}\n\nWritten to {out} in {time.perf_counter() - began:.0f} s.")
 
 

@@ -16,9 +16,7 @@ import json
 import math
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +29,10 @@ from distillkit.data import load
 from distillkit.evaluate import Protocol, evaluate
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import Normalization
+from distillkit.owner import owned
 from distillkit.privacy import Ledger, condense_private, image_sgd, plan
 from distillkit.rng import derive
-from fl.experiment import git_commit, mean_std, show
+from fl.experiment import git_commit, mean_std, processes, show
 from fl.experiment import options as common_options
 from fl.store import write_atomically
 
@@ -321,13 +320,14 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
         print(f"{record['run']}: {100 * record['accuracy']:.1f} %", flush=True)
         write_atomically(options.out / "summary.json", (json.dumps(finished(options.out), indent=1) + "\n").encode())
 
-    if options.workers > 1:
-        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as processes:
-            for record in processes.map(partial(one, options), tasks(options)):
-                tell(record)
-    else:
-        for task in tasks(options):
-            tell(one(options, task))
+    with owned(options.out / ".owner.lock", f"the experiment in {options.out}"):
+        if options.workers > 1:
+            with processes(options.workers) as pool:
+                for record in pool.map(partial(one, options), tasks(options)):
+                    tell(record)
+        else:
+            for task in tasks(options):
+                tell(one(options, task))
     records = finished(options.out)
     text = table(records)
     (options.out / "table.md").write_text(text + "\n")

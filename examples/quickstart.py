@@ -11,9 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from fl import FedAvg, FedDM, Method, Real, simulate
 from fl.addons import Proximal
-from fl.experiment import Experiment, git_commit, mean_std, options, show
+from fl.experiment import Experiment, git_commit, mean_std, options, processes, show
 from fl.store import Store, write_atomically
 
 CLIENTS = 10
@@ -186,18 +184,19 @@ def main() -> None:
     tasks = [(split, seed, name) for split in SPLITS for seed in seeds for name in METHODS]
     experiment = Experiment(out, resume=arguments.resume, device=arguments.device)
     lines = []
-    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as processes:
-        for line in processes.map(partial(one, experiment, preset), tasks):
-            lines.append(line)
-            accuracy = f"{100 * line['accuracy_last']:.1f} % after round {line['rounds']}"
-            print(f"{line['split']}, seed {line['seed']}, {line['method']}: {accuracy}", flush=True)
-    for line in lines:
-        one(experiment, preset, (line["split"], line["seed"], line["method"]))  # reads the finished histories
-    pictures(out, experiment, lines, train)
-    text = table(lines)
-    if arguments.equal_seconds:
-        text += f"\n\n{equal_seconds(experiment, lines, preset)}"
-    (out / "table.md").write_text(f"{text}\n\n{CLOSING}\n")
+    with experiment.owned():
+        with processes(arguments.workers) as pool:
+            for line in pool.map(partial(one, experiment, preset), tasks):
+                lines.append(line)
+                accuracy = f"{100 * line['accuracy_last']:.1f} % after round {line['rounds']}"
+                print(f"{line['split']}, seed {line['seed']}, {line['method']}: {accuracy}", flush=True)
+        for line in lines:
+            one(experiment, preset, (line["split"], line["seed"], line["method"]))  # reads the finished histories
+        pictures(out, experiment, lines, train)
+        text = table(lines)
+        if arguments.equal_seconds:
+            text += f"\n\n{equal_seconds(experiment, lines, preset)}"
+        (out / "table.md").write_text(f"{text}\n\n{CLOSING}\n")
     print(f"\n{text}\n\n{CLOSING}\n\nWritten to {out} in {time.perf_counter() - began:.0f} s.")
 
 

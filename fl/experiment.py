@@ -8,15 +8,19 @@ import os
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from distillkit.owner import end_with_parent, owned
 from fl import history
 from fl.method import Method
 from fl.simulate import simulate
-from fl.store import CheckpointError, write_atomically
+from fl.store import CheckpointError, read_history, write_atomically
 
-__all__ = ["Experiment", "git_commit", "mean_std", "options", "show"]
+__all__ = ["Experiment", "git_commit", "mean_std", "options", "processes", "show"]
 
 
 def options(
@@ -49,6 +53,11 @@ def git_commit(folder: Path | None = None) -> str | None:
     return commit + ("+" if changed else "")
 
 
+def processes(count: int) -> ProcessPoolExecutor:
+    """A pool of worker processes that end with this one, also when it is killed."""
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=end_with_parent)
+
+
 class Experiment:
     """Runs methods into one folder, one sub-folder a run.
 
@@ -66,6 +75,14 @@ class Experiment:
         self.device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self._commit = git_commit()
+
+    def owned(self) -> AbstractContextManager[None]:
+        """Be the only process that fills this folder, for the length of a `with` block; its workers may too.
+
+        Raises:
+            distillkit.owner.InUse: another process does; it is named.
+        """
+        return owned(self.out / ".owner.lock", f"the experiment in {self.out}")
 
     def summary(self) -> list[dict[str, Any]]:
         """The lines of the runs finished so far in this folder, in the order of their names."""
@@ -93,7 +110,7 @@ class Experiment:
         folder = self.out / name
         done = {line["run"]: line for line in self.summary()}.get(name)
         if done is not None:
-            self.rows[name] = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+            self.rows[name] = read_history(folder / "history.jsonl")
             if done["rounds"] != simulation["rounds"]:
                 raise ValueError(f"{folder} has {done['rounds']} rounds, want {simulation['rounds']}: give --out")
             return done

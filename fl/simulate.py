@@ -7,6 +7,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -96,6 +97,7 @@ def simulate(
             the method was given are tried on noise, before round 1.
         NoUsableReply: a round left too little; raised after the state of the last good round is safe.
         fl.store.CheckpointError: `out` is unusable, torn, or holds another run.
+        distillkit.owner.InUse: another process runs in `out` or with the ledger; it is named.
         BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is safe.
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
     """
@@ -126,7 +128,12 @@ def simulate(
     if ledger is not None:
         open_ledger(ledger, fresh, clients, panel)
     store = Store(Path(out)) if out is not None else None
-    with Pool(workers, server_threads) as pool:
+    with ExitStack() as stack:
+        if store is not None:
+            stack.enter_context(store.owned())
+        if ledger is not None:
+            stack.enter_context(ledger.owned())
+        pool = stack.enter_context(Pool(workers, server_threads))
         server = Server(
             task, first.shape, first.normalization, len(clients), seed,
             data=server_data, device=device, stop=pool.stop, method=method.inner,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from distillkit.owner import owned
 from fl.codec import decode, encode
 from fl.message import Message
 
-__all__ = ["CheckpointError", "Memories", "Store", "write_atomically"]
+__all__ = ["CheckpointError", "Memories", "Store", "read_history", "write_atomically"]
 
 _FORMAT = "distillkit.run/1"
 
@@ -45,6 +46,31 @@ def _read(path: Path) -> tuple[Message, dict[str, str]]:
         raise CheckpointError(f"{path} is missing; the checkpoint is incomplete") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not a usable checkpoint: {error}") from error
+
+
+def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
+    """The rows of a `history.jsonl`, which are rounds 1, 2, 3 and so on; `torn` lets the last line be half written.
+
+    Raises:
+        CheckpointError: a line is damaged, or the rounds do not count up by one (as when two processes wrote the file).
+    """
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if torn and number == len(lines):
+                break
+            raise CheckpointError(f"{path} is damaged: line {number} cannot be read ({error})") from error
+        found = row.get("round") if isinstance(row, dict) else None
+        if found != number:
+            raise CheckpointError(
+                f"{path} is damaged: line {number} is of round {found}, want {number}; rounds count up by one, so this "
+                "is no history of one run: begin it again in another folder"
+            )
+        rows.append(row)
+    return rows
 
 
 class Memories:
@@ -121,6 +147,21 @@ class Store:
     def __init__(self, out: Path) -> None:
         self.out, self.folder = out, out / "checkpoint"
         self.memories = Memories(self.folder / "clients")
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Be the only process that runs this run, for the length of a `with` block.
+
+        Raises:
+            distillkit.owner.InUse: another process does, or another call in this one; it is named.
+            CheckpointError: the folder cannot be made or written.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(owned(self.out / ".owner.lock", f"the run in {self.out}"))
+            except OSError as error:
+                raise CheckpointError(f"cannot write in {self.out}: {error.strerror or error}") from error
+            yield
 
     def exists(self) -> bool:
         """Whether the folder holds a run."""
@@ -199,16 +240,13 @@ class Store:
         return _read(self.folder / str(manifest["server"]))[0]
 
     def history(self, upto: int) -> list[dict[str, Any]]:
-        """The rows of rounds up to `upto`; later or torn lines are cut off the file."""
+        """The rows of rounds up to `upto`; a later line, or a torn last one, is cut off the file.
+
+        Raises:
+            CheckpointError: see `read_history`; or rounds are missing.
+        """
         path = self.out / "history.jsonl"
-        rows: list[dict[str, Any]] = []
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if row["round"] <= upto:
-                rows.append(row)
+        rows = read_history(path, torn=True)[:upto]
         if len(rows) != upto:
             raise CheckpointError(f"{path} holds {len(rows)} rounds, but the checkpoint is of round {upto}")
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from distillkit.owner import owned
 
 __all__ = ["Journal"]
 
@@ -32,19 +34,26 @@ class Journal:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out (where the system has `flock`)."""
+        """Keep other processes out for a moment: reading and appending are one step."""
+        from filelock import FileLock
+
         if self._path is None:
             yield
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path.with_name(self._path.name + ".lock"), "a") as lock:
-            try:
-                import fcntl
-
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except ImportError:
-                pass
+        with FileLock(self._path.with_name(f"{self._path.name}.lock"), thread_local=False):
             yield
+
+    def owned(self, wait: float | None = None) -> AbstractContextManager[None]:
+        """Keep other processes from appending for the length of a `with` block; they may read.
+
+        Raises:
+            distillkit.owner.InUse: another process has done so.
+        """
+        if self._path is None:
+            return nullcontext()
+        lock = self._path.with_name(f"{self._path.name}.owner.lock")
+        return owned(lock, f"the ledger {self._path}", shared=True, wait=wait)
 
     def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
         """The (line number, object) pairs since the last call, and how many torn lines were among them.
@@ -83,9 +92,11 @@ class Journal:
         return lines, torn
 
     def append(self, *lines: dict[str, Any]) -> None:
-        """Write objects, a line each; they are on disk when this returns."""
-        if self._path is not None and lines:
-            text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        """Write objects, a line each; they are on disk when this returns. See `owned` for the error."""
+        if self._path is None or not lines:
+            return
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        with self.owned(wait=0.0):
             self._offset += len(self._write(text.encode()))
             self._line += len(lines)
 

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ class Ledger:
         disjoint: whether no record lies with two clients, which is assumed and cannot be seen here. If False the events
             of all clients compose.
 
-    Threads and processes may share a ledger file (a `.lock` file beside it keeps them apart).
+    Threads and processes may share a ledger file: a charge reads what others wrote and appends in one step. A run owns
+    its ledger (`owned`): while it goes on, what other processes would charge is refused by name, and they may read.
 
     Raises:
         NotAccountable: delta out of range.
@@ -110,6 +111,14 @@ class Ledger:
         """How many of the event's `count` releases the budget allows."""
         with self._current():
             return self._fits(event)
+
+    def owned(self) -> AbstractContextManager[None]:
+        """Keep other processes from charging for the length of a `with` block; the threads of this one may.
+
+        Raises:
+            distillkit.owner.InUse: another process does so already; it is named.
+        """
+        return self._journal.owned()
 
     def void(self, reason: str, *, client: int | str = EVERYONE) -> None:
         """Record that the claim of `client` is lost, for instance because its raw images took part."""

@@ -352,7 +352,7 @@ def test_a_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any,
 def test_a_history_that_lacks_a_round_is_refused(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     path = tmp_path / "history.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(CheckpointError, match="holds 2 rounds, but the checkpoint is of round 3"):
         play("fedavg", tmp_path, rounds=4, resume=True)
 

@@ -1,0 +1,170 @@
+"""One owner at a time, whatever becomes of it; and workers that end with their parent, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit import owner
+from distillkit.owner import InUse, end_with_parent, owned
+
+BARE = f"""
+import importlib.util, os, sys, time
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("owner", {owner.__file__!r})
+owner = sys.modules["owner"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(owner)
+"""
+"""Another process without the seconds that torch takes to import."""
+
+HOLD = BARE + "with owner.owned(Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(60)\n"
+FORK = BARE + (
+    "with owner.owned(Path(sys.argv[1]), 'it'):\n    print(os.fork() or 'held', flush=True)\n    time.sleep(60)\n"
+)
+TRY = BARE + (
+    "try:\n    with owner.owned(Path(sys.argv[1]), 'the run in x', wait=0.1): print('got it')\n"
+    "except owner.InUse as error: print(error.pid, error)\n"
+)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def one(code: str, *arguments: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
+        return started[-1]
+
+    yield one
+    for process in started:
+        if os.name == "posix":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+
+
+def tried(start: Callable[..., subprocess.Popen[str]], lock: Path) -> str:
+    return start(TRY, lock).communicate(timeout=30)[0].strip()
+
+
+def test_a_second_process_is_refused_with_the_holders_number(tmp_path: Path, start: Any) -> None:
+    lock = tmp_path / "new" / ".owner.lock"
+    with owned(lock, "the run in x"):
+        pid = os.getpid()
+        assert tried(start, lock) == f"{pid} the run in x is in use by process {pid}: wait for it, or end it first"
+    assert tried(start, lock) == "got it"
+
+
+@pytest.mark.parametrize("code", [HOLD, FORK], ids=["alone", "with a forked child that lives on"])
+def test_a_killed_holder_leaves_nothing(code: str, tmp_path: Path, start: Any) -> None:
+    lock = tmp_path / ".owner.lock"
+    holder = start(code, lock)
+    assert holder.stdout.readline()
+    with pytest.raises(InUse, match=f"in use by process {holder.pid}: wait") as refused, owned(lock, "it", wait=0.1):
+        pass
+    assert refused.value.pid == holder.pid
+    holder.kill()
+    holder.wait()
+    with owned(lock, "it", wait=1.0):
+        assert tried(start, lock).startswith(str(os.getpid()))
+
+
+def test_it_waits_a_moment_for_a_holder_that_is_ending(tmp_path: Path, start: Any) -> None:
+    lock = tmp_path / ".owner.lock"
+    holder = start(HOLD, lock)
+    assert holder.stdout.readline()
+    threading.Timer(0.5, holder.kill).start()
+    with owned(lock, "it"):
+        pass
+
+
+def test_another_thread_is_another_owner_unless_it_is_shared(tmp_path: Path, start: Any) -> None:
+    lock = tmp_path / ".owner.lock"
+    found: list[BaseException | None] = []
+
+    def attempt(shared: bool) -> None:
+        try:
+            with owned(lock, "the run in x", shared=shared):
+                found.append(None)
+        except InUse as error:
+            found.append(error)
+
+    with owned(lock, "the run in x", shared=True):
+        for shared in (False, True):
+            thread = threading.Thread(target=attempt, args=(shared,))
+            thread.start()
+            thread.join()
+        assert "in use already, by this very process" in str(found[0])
+        assert found[1] is None
+        assert tried(start, lock) != "got it", "the first block holds it still"
+    assert tried(start, lock) == "got it"
+
+
+def test_an_unreadable_note_names_nobody(tmp_path: Path, start: Any) -> None:
+    lock = tmp_path / ".owner.lock"
+    with owned(lock, "the run in x"):
+        for text in ("{", "[]", '{"pid": null, "host": 1}', ""):
+            lock.with_suffix(".json").write_text(text)
+            assert tried(start, lock).startswith("None the run in x is in use by another process")
+
+
+PARENT = BARE + (
+    "import multiprocessing, concurrent.futures\n"
+    "def work(_):\n"
+    "    time.sleep(60)\n"
+    "if __name__ == '__main__':\n"
+    "    context = multiprocessing.get_context('spawn')\n"
+    "    pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=owner.end_with_parent)\n"
+    "    work_all = [pool.submit(time.sleep, 60), pool.submit(time.sleep, 60)]\n"
+    "    time.sleep(0.5)\n"
+    "    print(*pool._processes, flush=True)\n"
+    "    time.sleep(60)\n"
+)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_within_two_seconds_of_their_parents_death(number: int, tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = [int(word) for word in parent.stdout.readline().split()]
+    try:
+        assert len(workers) == 2
+        assert all(map(alive, workers))
+        time.sleep(1.0)  # of their start
+        parent.send_signal(number)
+        parent.wait()
+        until = time.monotonic() + 2.0
+        while any(map(alive, workers)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not any(map(alive, workers))
+    finally:
+        for worker in filter(alive, workers):
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_only_a_worker_can_end_with_its_parent() -> None:
+    with pytest.raises(RuntimeError, match="end_with_parent is for a worker process"):
+        end_with_parent()

@@ -1,0 +1,157 @@
+"""A run's folder, its ledger and an experiment belong to one process while it works; a history is of one run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit import owner
+from distillkit.owner import InUse
+from distillkit.privacy import Event, Ledger
+from fl import FedAvg, Filtered, simulate
+from fl.client_dp import ClientDP
+from fl.experiment import Experiment, processes
+from fl.store import CheckpointError
+from tests.distillkit.test_owner import HOLD, TRY
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[int]:
+    """Another process owns it; its number."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def tried(lock: Path) -> str:
+    """What another process that asks for it hears."""
+    return subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, text=True).stdout
+
+
+def play(rounds: int = 3, **how: Any) -> Any:
+    return simulate(FedAvg(network=Tiny), federation(), rounds=rounds, progress=False, **how)
+
+
+def private(**how: Any) -> Any:
+    method = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(sigma=4.0, rate=0.5, clip=1.0))
+    return simulate(method, federation(), rounds=2, progress=False, secret=1, **how)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "_PATIENCE", 0.1)
+
+
+def test_a_second_process_on_a_run_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    play(1, out=out)
+    before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and not p.name.startswith(".owner")}
+    with held(out / ".owner.lock") as pid, pytest.raises(InUse, match=f"the run in .*run is in use by process {pid}"):
+        play(out=out, resume=True)
+    assert before == {p: p.read_bytes() for p in before}
+    assert_same(play(out=out, resume=True), play())
+
+
+def test_a_run_owns_its_folder_and_its_ledger_from_the_first_round_to_the_last(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def ask(row: dict[str, Any]) -> None:
+        heard.extend(tried(tmp_path / name) for name in (".owner.lock", "ledger.jsonl.owner.lock"))
+        with pytest.raises(InUse, match="by this very process"):
+            play(out=tmp_path, resume=True)
+
+    private(out=tmp_path, on_round=ask)
+    assert len(heard) == 4
+    assert all("is in use by process" in words for words in heard)
+    assert [tried(tmp_path / name) for name in (".owner.lock", "ledger.jsonl.owner.lock")] == ["got it\n"] * 2
+
+
+def test_nobody_charges_a_ledger_that_another_process_runs_with_and_anybody_may_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    event = Event("test", 2.0)
+    mine = Ledger(path)
+    mine.spend(event)
+    before, epsilon = path.read_bytes(), mine.epsilon()
+    with held(tmp_path / "ledger.jsonl.owner.lock") as pid:
+        for charge in (lambda: mine.spend(event), lambda: mine.void("x"), lambda: mine.remark("x")):
+            with pytest.raises(InUse, match=rf"the ledger .*ledger\.jsonl is in use by process {pid}"):
+                charge()
+        with pytest.raises(InUse, match=str(pid)):
+            private(ledger=mine)
+        assert path.read_bytes() == before
+        assert mine.epsilon() == Ledger(path).epsilon() == epsilon
+    mine.spend(event)
+    assert (mine.epsilon() or 0) > (epsilon or 0)
+
+
+def test_an_experiment_has_one_owner_and_its_workers_do_not_ask(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path)
+    with held(tmp_path / ".owner.lock") as pid, pytest.raises(InUse, match=f"experiment in .* in use by process {pid}"):
+        experiment.owned().__enter__()
+    with experiment.owned():
+        assert "is in use by process" in tried(tmp_path / ".owner.lock")
+        facts = {"method": "FedAvg", "task": "t", "split": "s", "seed": 0}
+        experiment.run("a", lambda: FedAvg(network=Tiny), federation(), facts=facts, rounds=1, progress=False)
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_workers_of_the_pool_are_watched() -> None:
+    with processes(1) as pool:
+        assert pool._initializer is owner.end_with_parent  # type: ignore[attr-defined]
+        assert pool._mp_context.get_start_method() == "spawn"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda rows: rows[:2] + rows[1:], "line 3 is of round 2, want 3"),
+        (lambda rows: [rows[0], rows[2], rows[1]], "line 2 is of round 3, want 2"),
+        (lambda rows: [*rows, rows[-1]], "line 4 is of round 3, want 4"),
+        (lambda rows: rows[1:], "line 1 is of round 2, want 1"),
+        (lambda rows: [rows[0], rows[1][:20], rows[2]], "line 2 cannot be read"),
+        (lambda rows: [rows[0], "[2]", rows[2]], "line 2 is of round None, want 2"),
+    ],
+    ids=["twice", "swapped", "one too many", "cut", "torn inside", "no object"],
+)
+def test_a_history_whose_rounds_do_not_count_up_is_refused_as_damaged(change: Any, why: str, tmp_path: Path) -> None:
+    """Two processes on one folder left 15, 17 and 20 rows of 10 rounds, and nothing said so."""
+    facts = {"method": "FedAvg", "task": "t", "split": "s", "seed": 0}
+
+    def run(rounds: int) -> dict[str, Any]:
+        experiment = Experiment(tmp_path, resume=True)
+        make = lambda: FedAvg(network=Tiny)  # noqa: E731
+        return experiment.run("a", make, federation(), facts=facts, rounds=rounds, progress=False)
+
+    run(3)
+    path = tmp_path / "a" / "history.jsonl"
+    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+    with pytest.raises(CheckpointError, match=rf"history\.jsonl is damaged: {why}"):
+        run(3)  # finished: its history is only read
+    with pytest.raises(CheckpointError, match=rf"history\.jsonl is damaged: {why}"):
+        play(4, out=tmp_path / "a", resume=True)
+
+
+def test_a_torn_or_uncommitted_last_line_is_cut_and_the_run_goes_on(tmp_path: Path) -> None:
+    play(2, out=tmp_path)
+    path = tmp_path / "history.jsonl"
+    rows = path.read_text()
+    uncommitted = json.dumps({**json.loads(rows.splitlines()[-1]), "round": 3}) + "\n"
+    for tail in (uncommitted, uncommitted[:30], uncommitted + uncommitted[:7].replace("3", "4")):
+        path.write_text(rows + tail)
+        assert_same(play(2, out=tmp_path, resume=True), play(2))
+        assert path.read_text() == rows
+    assert_same(play(4, out=tmp_path, resume=True), play(4))
