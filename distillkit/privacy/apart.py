@@ -32,7 +32,8 @@ def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[
     """
     cuda = [device] if device.type == "cuda" else []
     before = {label: (held, name, tensor, tensor.detach().clone()) for label, held, name, tensor in _held(modules)}
-    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002
     device_states = [torch.cuda.get_rng_state(d) for d in cuda]
     moved: list[str] = []
     refusal: PrivacyError | None = None
@@ -43,7 +44,8 @@ def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[
             refusal = error
         drawn = not torch.equal(torch.get_rng_state(), torch_state)
         drawn |= any(not torch.equal(torch.cuda.get_rng_state(d), s) for d, s in zip(cuda, device_states))
-        drawn |= random.getstate() != python_state or repr(np.random.get_state()) != repr(numpy_state)  # noqa: NPY002
+        drawn |= random.getstate() != python_state
+        drawn |= _frozen(np.random.get_state(legacy=False)) != _frozen(numpy_state)  # noqa: NPY002
     finally:
         torch.set_rng_state(torch_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
@@ -72,6 +74,12 @@ def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[
         )
     if refusal is not None:
         raise refusal
+
+
+def _frozen(state: Any) -> Any:
+    if isinstance(state, dict):
+        return [(name, _frozen(value)) for name, value in state.items()]
+    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 def _held(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:

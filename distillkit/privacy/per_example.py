@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distillkit import check
 from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
@@ -172,7 +173,8 @@ class ExampleGradients:
 
         values = {f"model.{n}": p.detach() for n, p in self.trained.items()}
         batched = torch.func.vmap(torch.func.grad(loss), (None, *[0] * len(examples)), randomness="different")
-        found: dict[str, Tensor] = batched(values, *(e.detach() for e in examples))
+        with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no batching rule
+            found: dict[str, Tensor] = batched(values, *(e.detach() for e in examples))
         return [found[name] for name in values]
 
     def by_hooks(self, *examples: Tensor) -> list[Tensor]:

@@ -1,0 +1,124 @@
+"""DP-SGD on the clients: what breaks the law of single examples, in whichever phase, is refused before a charge."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit.privacy import BatchStatistics, Ledger, PrivacyError
+from fl import FedAvg, Run, simulate
+from fl.addon import AddOn
+from fl.addons import DPSGD, MOON, Proximal
+from fl.local import Phase
+from tests.distillkit.privacy.odd import OCCASIONS, WAYS, Odd
+from tests.fl import linear, quadratic
+from tests.fl.small import images
+
+DRAWN = 7
+CLIENTS = [images(12, seed=k) for k in range(2)]
+PHASES = [Phase(1, train="classifier*"), Phase(1, train="!classifier*")]
+
+
+def play(
+    network: Any, *addons: AddOn, clients: Any = CLIENTS, ledger: Ledger | None = None, rounds: int = 1, **options: Any
+) -> Run:
+    private = DPSGD(sigma=1.0, rate=0.5, size=24, chunk=DRAWN)
+    method = FedAvg(private, *addons, network=network, weights="uniform", **{"phases": PHASES} | options)
+    return simulate(method, CLIENTS, rounds=rounds, ledger=ledger, progress=False)
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("occasion", OCCASIONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_breach_on_every_occasion_is_refused_before_a_charge(way: str, occasion: str, free: bool) -> None:
+    network = partial(Odd, way=way, occasion=occasion, size=DRAWN, free=free)
+    ledger = Ledger()
+    if way == "folds rows" and free and occasion != "at the drawn size":
+        # torch.func takes whole examples, where the parameter outside a layer is trained
+        run = play(network, ledger=ledger, phases=[Phase(1)] if occasion != "in one phase" else PHASES)
+        assert not any(row["failed"] for row in run.rows)
+        return
+    with pytest.raises(PrivacyError):
+        play(network, ledger=ledger)
+    assert ledger.events == ()
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("addons", [(), (MOON(),), (Proximal(0.1), MOON())])
+def test_the_network_without_a_breach_is_trained(free: bool, addons: tuple[AddOn, ...]) -> None:
+    ledger = Ledger()
+    run = play(partial(Odd, free=free), *addons, ledger=ledger, rounds=2)
+    assert not any(row["failed"] for row in run.rows)
+    assert {e.count for e in ledger.events} == {2}
+    assert len(ledger.events) == 8
+
+
+class Mixes(AddOn):
+    """Says that it reads one example at a time, and does not."""
+
+    reads = "example"
+
+    def __repr__(self) -> str:
+        return "Mixes()"
+
+    def loss(self, step: Any) -> torch.Tensor:
+        z = step.out().embedding
+        return (z - z.mean(0)).square().mean()
+
+
+def test_a_term_that_says_example_and_reads_the_batch_is_found() -> None:
+    ledger = Ledger()
+    with pytest.raises(BatchStatistics, match="or its loss makes something else of an example"):
+        play(Odd, Mixes(), ledger=ledger)
+    assert ledger.events == ()
+
+
+@pytest.mark.parametrize("network", [linear.FourWeights, quadratic.TwoWeights])
+def test_weights_outside_a_layer_are_clipped_example_by_example(network: Any) -> None:
+    """At rate 1, without noise and clip, private training is plain training with the same public denominator."""
+    clients = [c[: len(linear.clients()[0])] for c in linear.clients()]
+    count = len(clients[0])
+    silent = DPSGD(sigma=0.0, rate=1.0, size=count, clip=float("inf"))
+    options: dict[str, Any] = {"network": network, "weights": "uniform", "steps": 3, "lr": 0.1, "batch": 10**6}
+    one, other = (
+        simulate(FedAvg(*addons, **options), clients[:1], rounds=1, progress=False).server.state[FedAvg.model]
+        for addons in ((silent,), ())
+    )
+    for name, value in other.items():
+        torch.testing.assert_close(one[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_folded_rows_can_be_asked_for_as_whole_examples() -> None:
+    network = partial(Odd, way="folds rows")
+    private = DPSGD(sigma=1.0, rate=0.5, size=24, chunk=DRAWN, gradients="func")
+    ledger = Ledger()
+    method = FedAvg(private, network=network, weights="uniform")
+    run = simulate(method, CLIENTS, rounds=1, ledger=ledger, progress=False)
+    assert not any(row["failed"] for row in run.rows)
+    assert set(method.tried.values()) == {"vmap"}
+
+
+def test_a_process_that_has_not_tried_tries_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client elsewhere does: the server's trial does not count for it."""
+    monkeypatch.setattr(DPSGD, "ready", lambda self, server: None)
+    ledger = Ledger()
+    with pytest.raises(Exception, match="round 1|batch of 7"):
+        play(partial(Odd, way="mixes examples"), ledger=ledger)
+    assert ledger.events == ()
+
+
+def test_frozen_parameters_ask_for_gradients_again() -> None:
+    seen: list[bool] = []
+
+    class Looks(AddOn):
+        reads = "nothing"
+
+        def end(self, local: Any, update: Any, reply: Any) -> None:
+            seen.extend(p.requires_grad for p in local.net.parameters())
+
+    play(Odd, Looks())
+    assert seen
+    assert all(seen)
