@@ -14,6 +14,7 @@ import torch
 from distillkit import check
 from distillkit.condense.initialization import class_rows, random_rows
 from distillkit.networks.base import NetworkFactory, build, require_factory
+from distillkit.progress import bar
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, as_set
 from distillkit.training import CLASSIC, Protocol, accuracy, train
@@ -92,6 +93,7 @@ def evaluate(
     real: Images | None = None,
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
+    progress: bool = True,
 ) -> Evaluation:
     """Train networks from scratch on a small set and test them: what the field's tables report.
 
@@ -106,6 +108,7 @@ def evaluate(
             A distilled set that does not beat that row is not worth its making.
         generator: an int seed, or a CPU generator, from which one number is drawn.
         chunk: see `train`.
+        progress: whether long work shows a bar (see `distillkit.progress`), which counts epochs.
 
     Raises:
         TypeError, ValueError: what is wrong with which argument; sets of different normalisations, with the remedy.
@@ -115,7 +118,7 @@ def evaluate(
     for each network.
     """
     nets = check.positive_int(nets, "nets")
-    data, test = as_set(data, name="data"), as_set(test, name="test")
+    data, test = (as_set(x, name=n, progress=progress) for n, x in (("data", data), ("test", test)))
     data.require_same_space(test)
     for name, one in (("data", data), ("test", test)):
         if not len(one):
@@ -123,7 +126,7 @@ def evaluate(
     if test.labels.ndim != 1:
         raise ValueError(f"test must have class indices as labels, got rows of shape {list(test.labels.shape)}")
     if real is not None:
-        real = as_set(real, name="real")
+        real = as_set(real, name="real", progress=progress)
         data.require_same_space(real)
     factories = dict(factory) if isinstance(factory, Mapping) else {"": factory}
     for name, make in factories.items():
@@ -133,18 +136,22 @@ def evaluate(
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     test = test.to(data.images.device, data.images.dtype)
     rows = []
-    for name, make in factories.items():
-        for kind in ("set", "random real") if real is not None else ("set",):
-            accuracies, begun, shown = [], time.perf_counter(), name
-            for i in range(nets):
-                network = build(make, derive(seed, name, i, "network")).to(data.images)
-                shown = name or type(network).__name__
-                own = data
-                if real is not None and kind == "random real":
-                    own = _random_like(data, real, derive(seed, i, "random real"))
-                train(network, own, protocol, generator=derive(seed, name, i, "train"), chunk=chunk)
-                accuracies.append(accuracy(network, test, chunk=chunk))
-            rows.append(Row(kind, shown, tuple(accuracies), time.perf_counter() - begun))
+    kinds = ("set",) if real is None else ("set", "random real")
+    total = len(factories) * len(kinds) * nets * (protocol.epochs + 1)
+    with bar(total, "evaluate", unit="epoch", progress=progress) as shown:
+        for name, make in factories.items():
+            for kind in kinds:
+                accuracies, begun, architecture = [], time.perf_counter(), name
+                for i in range(nets):
+                    network = build(make, derive(seed, name, i, "network")).to(data.images)
+                    architecture = name or type(network).__name__
+                    own = data
+                    if real is not None and kind == "random real":
+                        own = _random_like(data, real, derive(seed, i, "random real"))
+                    draws, tick = derive(seed, name, i, "train"), lambda _: shown.update()
+                    train(network, own, protocol, generator=draws, chunk=chunk, callback=tick, progress=False)
+                    accuracies.append(accuracy(network, test, chunk=chunk))
+                rows.append(Row(kind, architecture, tuple(accuracies), time.perf_counter() - begun))
     return Evaluation(tuple(rows), protocol, len(data))
 
 

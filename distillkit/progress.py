@@ -42,8 +42,8 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
     """Show how far a loop is while the block runs; components call it around their longest loop.
 
     The bar appears after two seconds, on a terminal or in a notebook, and is gone when the work is done. Only the
-    outermost one is shown: what a component calls inside its own bar, or a thread beside it, stays silent, and so do
-    worker processes and output that goes to a file.
+    outermost one is shown: what a component calls inside its own bar stays silent, and so do other threads, worker
+    processes, and output that goes to a file.
 
     Args:
         total: units of the whole loop.
@@ -67,7 +67,7 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
 
 
 def _watched() -> bool:
-    """Whether this is the main process with a terminal, or a notebook's kernel."""
-    if multiprocessing.parent_process() is not None:
+    """Whether this is the main thread of the main process, with a terminal or as a notebook's kernel."""
+    if multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread():
         return False
     return "ipykernel" in sys.modules or bool(getattr(sys.stderr, "isatty", bool)())

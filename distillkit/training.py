@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from distillkit.condense.distribution import Augmentation
 from distillkit.networks.door import evaluating, require_network, try_network
 from distillkit.networks.dropout import seeded_dropout
 from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.progress import bar
 from distillkit.rng import as_generator
 from distillkit.sets import Images, as_set
 
@@ -70,6 +72,8 @@ def train(
     *,
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
+    callback: Callable[[int], object] | None = None,
+    progress: bool = True,
 ) -> nn.Module:
     """Train `network` in place on a set; return it, in eval mode.
 
@@ -81,12 +85,14 @@ def train(
         generator: decides the shuffles and the augmentation (and dropout).
         chunk: images per forward and backward pass; default `chunks.chunk_size`. Gradients of a batch are summed over
             its chunks, which is exact; with batch norm a batch is never cut.
+        callback: called with the number of epochs done, after each.
+        progress: whether long work shows a bar (see `distillkit.progress`).
 
     Raises:
         TypeError, ValueError: an empty set, or rows that are not probabilities; a network that does not fit the data.
         FloatingPointError: the loss is no longer finite.
     """
-    data = as_set(data, name="data")
+    data = as_set(data, name="data", progress=progress)
     images, labels = data
     if not len(data):
         raise ValueError("data must hold at least one image, got an empty set")
@@ -99,8 +105,13 @@ def train(
     size = protocol.batch if uses_batch_statistics(network) else chunk_size(images, chunk)
     parameters = [p for p in network.parameters() if p.requires_grad]
     velocity, lr = [torch.zeros_like(p) for p in parameters], protocol.lr
-    with seeded_dropout(network, generator), torch.enable_grad():
-        for epoch in range(protocol.epochs + 1):
+    epochs = protocol.epochs + 1
+    with (
+        seeded_dropout(network, generator),
+        torch.enable_grad(),
+        bar(epochs, "training", unit="epoch", progress=progress) as shown,
+    ):
+        for epoch in range(epochs):
             total = images.new_zeros(())
             order = torch.randperm(len(images), generator=generator).to(images.device)
             for index in order.split(protocol.batch):
@@ -118,6 +129,9 @@ def train(
             if epoch == protocol.epochs // 2 + 1:
                 lr *= protocol.lr_drop
                 velocity = [torch.zeros_like(p) for p in parameters]
+            shown.update()
+            if callback is not None:
+                callback(epoch + 1)
     network.zero_grad()
     return network.eval()
 

@@ -122,7 +122,7 @@ class Crops(Source):
             patches = self._of(held, size)
             for part in where[~self._known[where]].unique().split(100):
                 view.running()
-                self._pixels[part] = (255 * patches.batch(part)).round().to(torch.uint8)
+                self._pixels[part] = (255 * patches.batch(part, progress=False)).round().to(torch.uint8)
                 self._known[part] = True
             pixels = self._pixels
         return view.normalization.encode(pixels.index_select(0, where).float() / 255).to(view.device)

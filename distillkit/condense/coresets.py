@@ -14,6 +14,8 @@ from distillkit.networks.base import Network, frozen, split
 from distillkit.networks.door import require_network, try_network
 from distillkit.normalization import Normalization
 from distillkit.plausible import look_at_counts
+from distillkit.progress import bar
+from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -31,6 +33,7 @@ def random_subset(
     num_classes: int | None = None,
     normalization: Normalization | None = None,
     chunk: int | None = None,
+    progress: bool = True,
 ) -> LabeledImages:
     """Choose `ipc` random images of each class, without replacement: what every condensed set must beat.
 
@@ -44,6 +47,7 @@ def random_subset(
         num_classes: K, when classes may be absent from `labels`.
         normalization: how `images` came from pixels.
         chunk: not used.
+        progress: whether a dataset that takes long to read shows a bar.
 
     Returns:
         A set, class by class in ascending order, with the columns of the given set. Its `info` says which classes
@@ -53,13 +57,13 @@ def random_subset(
     Raises:
         TypeError, ValueError: bad images, labels or ipc; soft labels; a class asked for that owns no image.
     """
-    generator = as_generator(generator)
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    draws = as_generator(generator)
+    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
 
     def order(rows: Tensor, count: int) -> Tensor:
-        return torch.randperm(len(rows), generator=generator)[:count]
+        return torch.randperm(len(rows), generator=draws)[:count]
 
-    return _chosen(real, ipc, classes, order, {"method": "random"})
+    return _chosen(real, ipc, classes, order, {"method": "random", **provenance(generator)})
 
 
 def herding(
@@ -73,6 +77,7 @@ def herding(
     num_classes: int | None = None,
     normalization: Normalization | None = None,
     chunk: int | None = None,
+    progress: bool = True,
 ) -> LabeledImages:
     """Choose images one after the other so that the mean of the chosen stays closest to the mean of the class.
 
@@ -88,12 +93,13 @@ def herding(
             trained on the whole set. Default: the pixels.
         generator: not used, nothing is drawn.
         chunk: images per forward pass; default by device and size.
+        progress: whether long work shows a bar (see `distillkit.progress`).
 
     Returns, raises: see `random_subset`.
 
     Deviation: iCaRL normalises embeddings to unit length; we take them as they are, as distribution matching does.
     """
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     embed = _embedder(real, network, chunk)
 
     def order(rows: Tensor, count: int) -> Tensor:
@@ -108,7 +114,9 @@ def herding(
             total += f[taken[-1]]
         return torch.tensor(taken)
 
-    return _chosen(real, ipc, classes, order, {"method": "herding", "embedding": _name(network)})
+    return _chosen(
+        real, ipc, classes, order, {"method": "herding", "embedding": _name(network), **provenance()}, progress
+    )
 
 
 def k_center(
@@ -122,6 +130,7 @@ def k_center(
     num_classes: int | None = None,
     normalization: Normalization | None = None,
     chunk: int | None = None,
+    progress: bool = True,
 ) -> LabeledImages:
     """Choose images one after the other, each the farthest from those chosen (greedy k-centre).
 
@@ -136,10 +145,11 @@ def k_center(
         network: where to measure; see `herding`.
         generator: not used, nothing is drawn.
         chunk: images per forward pass; default by device and size.
+        progress: whether long work shows a bar (see `distillkit.progress`).
 
     Returns, raises: see `random_subset`.
     """
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     embed = _embedder(real, network, chunk)
 
     def order(rows: Tensor, count: int) -> Tensor:
@@ -152,7 +162,9 @@ def k_center(
             nearest = torch.minimum(nearest, (f - f[taken[-1]]).square().sum(1))
         return torch.tensor(taken)
 
-    return _chosen(real, ipc, classes, order, {"method": "k-center", "embedding": _name(network)})
+    return _chosen(
+        real, ipc, classes, order, {"method": "k-center", "embedding": _name(network), **provenance()}, progress
+    )
 
 
 def _embedder(real: LabeledImages, network: nn.Module | None, chunk: int | None) -> Callable[[Tensor], Tensor]:
@@ -183,15 +195,18 @@ def _chosen(
     classes: Sequence[int] | None,
     order: Callable[[Tensor, int], Tensor],
     info: dict[str, object],
+    progress: bool = False,
 ) -> LabeledImages:
     """The set of `ipc` images a class in the order that `order(rows, min(ipc, len(rows)))` puts its rows in."""
     ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
     look_at_counts("ipc", ipc, {c: len(own) for c, own in rows.items()})
     index = []
-    for own in rows.values():
-        first = own[order(own, min(ipc, len(own))).cpu()]
-        index.append(first.repeat(-(-ipc // len(first)))[:ipc])
+    with bar(len(rows), str(info["method"]), unit="class", progress=progress) as shown:
+        for own in rows.values():
+            first = own[order(own, min(ipc, len(own))).cpu()]
+            index.append(first.repeat(-(-ipc // len(first)))[:ipc])
+            shown.update()
     info |= {
         "ipc": ipc,
         "absent": [c for c in range(real.num_classes) if c not in rows] if classes is None else [],

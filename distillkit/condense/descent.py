@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.condense.state import Progress, Resume, pack_arguments, resumed
+from distillkit.progress import Bar
 
 __all__ = ["Descent"]
 
@@ -32,7 +33,7 @@ class Descent:
         self.momentum = check.real_number(momentum, "momentum", least=0.0)
         if momentum >= 1:
             raise ValueError(f"momentum must be below 1, got {momentum:g}")
-        arguments = {**arguments, "lr": lr, "momentum": momentum, "shape": list(images.shape)}
+        arguments = {**arguments, "lr": self.lr, "momentum": self.momentum, "shape": list(images.shape)}
         arguments["dtype"] = str(images.dtype)
         self.images, self.velocity = images, torch.zeros_like(images)
         self.steps, self.done, self.seed = steps, 0, seed
@@ -51,9 +52,12 @@ class Descent:
         self.images.add_(self.velocity, alpha=-self.lr)
         return value
 
-    def report(self, callback: Callable[[Progress], object] | None, loss: float) -> None:
-        """Count a step and tell the caller."""
+    def report(self, callback: Callable[[Progress], object] | None, loss: float, shown: Bar | None = None) -> None:
+        """Count a step, on the bar that is `shown` as well, and tell the caller."""
         self.done += 1
+        if shown is not None:
+            shown.set_postfix_str(f"loss {loss:.3g}", refresh=False)
+            shown.update()
         if callback is not None:
             live = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
             live |= {"seed": torch.tensor(self.seed), "arguments": self._arguments}

@@ -19,6 +19,8 @@ from distillkit.networks.base import Network
 from distillkit.networks.door import require_sampler, try_network
 from distillkit.networks.samplers import NetworkSampler, uses_batch_statistics
 from distillkit.normalization import Normalization
+from distillkit.progress import bar
+from distillkit.provenance import provenance
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -95,6 +97,7 @@ def distribution_matching(
     chunk: int | None = None,
     callback: Callable[[Progress], object] | None = None,
     resume: Resume | None = None,
+    progress: bool = True,
 ) -> LabeledImages:
     """Learn images whose mean embedding per class is that of the real ones.
 
@@ -137,11 +140,12 @@ def distribution_matching(
         resume: a state of `Progress.state()`, or the file that `save_state` wrote: go on from there, to the same bits
             as without the interruption. Pass the other arguments again (data, networks, ...); `steps` counts from the
             very beginning and may be larger than before.
+        progress: whether long work shows a bar (see `distillkit.progress`).
 
     Returns:
         A set of `ipc` images per class, class-major, in the same normalised space, never clipped; `info` says how it
-        was made, which classes were `absent` in the data, and for which ones the start repeats images
-        (`with_replacement`).
+        was made and by which versions, the `seed` that all draws derived from, which classes were `absent` in the data,
+        and for which ones the start repeats images (`with_replacement`).
 
     Raises:
         TypeError, ValueError: what is wrong with which argument.
@@ -151,7 +155,7 @@ def distribution_matching(
     `steps + 1` steps; we run `steps`. FedLGD's and DM's averages over absent classes are NaN; ours leave them out.
     FedDM's text draws a batch of the synthetic images too; we always use all of them.
     """
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
@@ -178,27 +182,30 @@ def distribution_matching(
 
     side = _Real(real.images, rows, run.seed, augment, match, chunk)
     loss, cached = None, None
-    for step in range(run.done, steps):
-        network = networks.draw(derive(run.seed, step, "network"))
-        if loss is None:
-            classes_used = real.num_classes if match == "embedding+logits" else None
-            try_network(network, real.images, classes=classes_used, features=True, name="networks")
-            if cache and networks.fixed and augment is None and not uses_batch_statistics(network):
-                cached = side.means(network, step, len(real))
-        targets = side.means(network, step, batch_real) if cached is None else cached
-        distance, gradient = matching_gradient(
-            network, targets, run.images, counts, match=match, augment=side.view(step), chunk=chunk
-        )
-        loss = run.descend(distance, gradient)
-        run.report(callback, loss)
+    with bar(steps, "distribution matching", progress=progress, done=run.done) as shown:
+        for step in range(run.done, steps):
+            network = networks.draw(derive(run.seed, step, "network"))
+            if loss is None:
+                classes_used = real.num_classes if match == "embedding+logits" else None
+                try_network(network, real.images, classes=classes_used, features=True, name="networks")
+                if cache and networks.fixed and augment is None and not uses_batch_statistics(network):
+                    cached = side.means(network, step, len(real))
+            targets = side.means(network, step, batch_real) if cached is None else cached
+            distance, gradient = matching_gradient(
+                network, targets, run.images, counts, match=match, augment=side.view(step), chunk=chunk
+            )
+            loss = run.descend(distance, gradient)
+            run.report(callback, loss, shown)
     info = {
         "method": "distribution matching",
         "networks": repr(networks),
+        "augment": None if augment is None else repr(augment),
         **options,
         "ipc": ipc,
         "steps": steps,
         "loss": loss,
         **start.info,
         "absent": (real.counts() == 0).nonzero().flatten().tolist(),
+        **provenance(generator, seed=run.seed),
     }
     return start.replace(images=run.images, info=info)

@@ -23,6 +23,8 @@ from distillkit.networks.base import Network
 from distillkit.networks.door import require_network, require_sampler, try_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
+from distillkit.progress import bar
+from distillkit.provenance import provenance
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -73,6 +75,7 @@ def gradient_matching(
     chunk: int | None = None,
     callback: Callable[[Progress], object] | None = None,
     resume: Resume | None = None,
+    progress: bool = True,
 ) -> LabeledImages:
     """Learn images that give a network the parameter gradient that the real ones give it, while it trains on them.
 
@@ -112,6 +115,7 @@ def gradient_matching(
             over the iteration's matching steps.
         resume: a state of `Progress.state()`, or the file that `save_state` wrote: go on from there, to the same bits
             as without the interruption. Pass the other arguments again; `iterations` counts from the very beginning.
+        progress: whether long work shows a bar (see `distillkit.progress`), which counts matching steps.
 
     Returns:
         A set of `ipc` images per class, class-major, in the same normalised space, never clipped; `info` says how it
@@ -125,7 +129,7 @@ def gradient_matching(
     `iterations`, not one more; running statistics of batch norm are set to the mixed batch's, where the code moves
     them a tenth of the way from their initial 0 and 1.
     """
-    real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
+    real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     iterations = check.positive_int(iterations, "iterations", least=0)
@@ -161,48 +165,53 @@ def gradient_matching(
         return real.images.index_select(0, index.to(real.images.device))
 
     loss = None
-    for i in range(run.done, iterations):
-        drawn = networks.draw(derive(run.seed, i, "network"))
-        if loss is None:
-            try_network(drawn, run.images, classes=real.num_classes, name="networks")
-        network, parameters, norms = trainable(drawn)
-        losses = []
-        for j in range(outer):
-            if norms:
-                fix_statistics(network, norms, torch.cat([batch(c, _STATISTICS_IMAGES, i, j, "mixed") for c in rows]))
-            distances, gradients = [], []
-            for c, own in zip(rows, run.images.split(counts), strict=True):
-                seen, leaf = batch(c, limit, i, j, "real"), own
-                if augment is not None:
-                    draw, leaf = derive(run.seed, i, j, c, "augment"), own.clone().requires_grad_()
-                    seen = augmented(augment, seen, draw.clone_state(), siamese=True)
-                    own = augmented(augment, leaf, draw, siamese=True)
-                of_class = start.labels.new_full((max(len(seen), len(own)),), c)
-                target = parameter_gradient(network, parameters, seen, of_class[: len(seen)], chunk=chunk)
-                distance, gradient = distance_gradient(
-                    network, parameters, own, of_class[: len(own)], target, metric=metric, chunk=chunk
-                )
-                if augment is not None:
-                    (gradient,) = torch.autograd.grad(own, leaf, gradient)
-                distances.append(distance)
-                gradients.append(gradient)
-            losses.append(run.descend(torch.stack(distances).sum(), torch.cat(gradients)))
-            if j < outer - 1:
-                train(
-                    network,
-                    parameters,
-                    norms,
-                    run.images,
-                    start.labels,
-                    epochs=inner,
-                    lr=lr_net,
-                    batch=batch_net,
-                    augment=augment,
-                    generator=derive(run.seed, i, j, "train"),
-                    chunk=chunk,
-                )
-        loss = sum(losses) / outer
-        run.report(callback, loss)
+    total = iterations * outer
+    with bar(total, "gradient matching", progress=progress, done=run.done * outer) as shown:
+        for i in range(run.done, iterations):
+            drawn = networks.draw(derive(run.seed, i, "network"))
+            if loss is None:
+                try_network(drawn, run.images, classes=real.num_classes, name="networks")
+            network, parameters, norms = trainable(drawn)
+            losses = []
+            for j in range(outer):
+                if norms:
+                    fix_statistics(
+                        network, norms, torch.cat([batch(c, _STATISTICS_IMAGES, i, j, "mixed") for c in rows])
+                    )
+                distances, gradients = [], []
+                for c, own in zip(rows, run.images.split(counts), strict=True):
+                    seen, leaf = batch(c, limit, i, j, "real"), own
+                    if augment is not None:
+                        draw, leaf = derive(run.seed, i, j, c, "augment"), own.clone().requires_grad_()
+                        seen = augmented(augment, seen, draw.clone_state(), siamese=True)
+                        own = augmented(augment, leaf, draw, siamese=True)
+                    of_class = start.labels.new_full((max(len(seen), len(own)),), c)
+                    target = parameter_gradient(network, parameters, seen, of_class[: len(seen)], chunk=chunk)
+                    distance, gradient = distance_gradient(
+                        network, parameters, own, of_class[: len(own)], target, metric=metric, chunk=chunk
+                    )
+                    if augment is not None:
+                        (gradient,) = torch.autograd.grad(own, leaf, gradient)
+                    distances.append(distance)
+                    gradients.append(gradient)
+                losses.append(run.descend(torch.stack(distances).sum(), torch.cat(gradients)))
+                shown.update()
+                if j < outer - 1:
+                    train(
+                        network,
+                        parameters,
+                        norms,
+                        run.images,
+                        start.labels,
+                        epochs=inner,
+                        lr=lr_net,
+                        batch=batch_net,
+                        augment=augment,
+                        generator=derive(run.seed, i, j, "train"),
+                        chunk=chunk,
+                    )
+            loss = sum(losses) / outer
+            run.report(callback, loss)
     info = {
         "method": "gradient matching",
         "networks": repr(networks),
@@ -215,6 +224,7 @@ def gradient_matching(
         "loss": loss,
         **start.info,
         "absent": (real.counts() == 0).nonzero().flatten().tolist(),
+        **provenance(generator, seed=run.seed),
     }
     return start.replace(images=run.images, info=info)
 
@@ -232,6 +242,7 @@ def match_gradient(
     chunk: int | None = None,
     callback: Callable[[Progress], object] | None = None,
     resume: Resume | None = None,
+    progress: bool = True,
 ) -> LabeledImages:
     """Change images until their parameter gradient at a given network points where a given gradient points.
 
@@ -249,7 +260,7 @@ def match_gradient(
         lr: step size on the pixels.
         momentum: in [0, 1).
         metric: D; see `losses.matching.gradient_distance`. The default is blind to the scale of the target.
-        chunk, callback, resume: see `gradient_matching`; here `Progress` counts steps.
+        chunk, callback, resume, progress: see `gradient_matching`; here `Progress` counts steps.
 
     Returns:
         A set with the labels of `synthetic`; its columns are left out, for they belonged to other images.
@@ -267,10 +278,11 @@ def match_gradient(
     parameters, targets = matched(twin, target)
     arguments = {"method": "gradient matching to a target", "metric": metric}
     run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume)
-    for _ in range(run.done, steps):
-        distance, gradient = distance_gradient(
-            cast(Network, twin), parameters, run.images, synthetic.labels, targets, metric=metric, chunk=chunk
-        )
-        run.report(callback, run.descend(distance, gradient))
-    info = {**synthetic.info, **arguments, "lr": lr, "momentum": momentum, "steps": steps}
+    with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:
+        for _ in range(run.done, steps):
+            distance, gradient = distance_gradient(
+                cast(Network, twin), parameters, run.images, synthetic.labels, targets, metric=metric, chunk=chunk
+            )
+            run.report(callback, run.descend(distance, gradient), shown)
+    info = {**synthetic.info, **arguments, "lr": run.lr, "momentum": run.momentum, "steps": steps, **provenance()}
     return synthetic.replace(images=run.images, columns={}, info=info)

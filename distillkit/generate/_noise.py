@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.normalization import Normalization
+from distillkit.progress import Bar
 from distillkit.sets import LabeledImages
 
 __all__ = ["around_class_means", "as_noise_set", "in_chunks"]
@@ -38,10 +39,15 @@ def around_class_means(
 
 
 @torch.no_grad()
-def in_chunks(network: Callable[..., Tensor], chunk: int, device: torch.device | str, *inputs: Tensor) -> Tensor:
-    """`network(*inputs)` on `device`, `chunk` rows at a time."""
-    pieces = zip(*(i.split(chunk) for i in inputs), strict=True)
-    return torch.cat([network(*(p.to(device) for p in piece)) for piece in pieces])
+def in_chunks(
+    network: Callable[..., Tensor], chunk: int, device: torch.device | str, shown: Bar, *inputs: Tensor
+) -> Tensor:
+    """`network(*inputs)` on `device`, `chunk` rows at a time, which are counted on the bar that is `shown`."""
+    made = []
+    for piece in zip(*(i.split(chunk) for i in inputs), strict=True):
+        made.append(network(*(p.to(device) for p in piece)))
+        shown.update(len(piece[0]))
+    return torch.cat(made)
 
 
 def as_noise_set(

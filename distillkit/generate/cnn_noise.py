@@ -10,6 +10,8 @@ from distillkit import check
 from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
 from distillkit.networks.base import build
 from distillkit.normalization import Normalization
+from distillkit.progress import Bar, bar
+from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
@@ -99,6 +101,7 @@ def cnn_noise(
     chunk: int = 16,
     device: torch.device | str = "cpu",
     generator: int | torch.Generator = 0,
+    progress: bool = True,
 ) -> LabeledImages:
     """Images of small untrained CNNs, one for each class, or one for all with another latent mean in each class.
 
@@ -111,8 +114,8 @@ def cnn_noise(
         decorrelation_steps: SGD steps (lr .01, weight decay 1e-4, 64 of the latents each) on each network that lower
             `decorrelation`; 50 as released. At 32x32 a step takes about a second on a CPU core.
         width: maps of the convolutions.
-        num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator: as in
-            `stylegan_noise`.
+        num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator,
+            progress: as in `stylegan_noise`.
 
     Returns:
         As `stylegan_noise`.
@@ -128,27 +131,30 @@ def cnn_noise(
     chunk = check.positive_int(chunk, "chunk")
     if shared and not mean_std:
         raise ValueError("mean_std must be greater than 0 with shared=True, for nothing else tells the classes apart")
-    generator = as_generator(generator)
+    given, generator = generator, as_generator(generator)
     latents = around_class_means(num_classes, per_class, (latent,), mean_std, sample_std, generator).to(device)
-    raw = []
-    for own in [latents] if shared else latents.split(per_class):
-        network = build(lambda: NoiseDecoder(size, channels, latent=latent, width=width), generator).to(device)
-        _decorrelate(network, own, decorrelation_steps, generator)
-        _calibrate(network, own, generator)
-        raw.append(in_chunks(network.eval(), chunk, device, own))
-    info = {"mean_std": mean_std, "sample_std": sample_std, "shared": shared, "width": width}
+    raw, groups = [], [latents] if shared else latents.split(per_class)
+    total = len(groups) * decorrelation_steps + len(latents)
+    with bar(total, "cnn_noise", progress=progress) as shown:
+        for own in groups:
+            network = build(lambda: NoiseDecoder(size, channels, latent=latent, width=width), generator).to(device)
+            _decorrelate(network, own, decorrelation_steps, generator, shown)
+            _calibrate(network, own, generator)
+            raw.append(in_chunks(network.eval(), chunk, device, shown, own))
+    info = {"mean_std": mean_std, "sample_std": sample_std, "shared": shared, "width": width, **provenance(given)}
     return as_noise_set(
         torch.cat(raw), num_classes, clamp=clamp, normalization=normalization, method="cnn_noise", **info
     )
 
 
-def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: torch.Generator) -> None:
+def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: torch.Generator, shown: Bar) -> None:
     sgd = torch.optim.SGD(network.parameters(), lr=0.01, weight_decay=1e-4, foreach=False)
     for _ in range(steps):
         some = torch.randint(len(latents), (64,), generator=generator).to(latents.device)
         sgd.zero_grad()
         decorrelation(network(latents[some])).backward()
         sgd.step()
+        shown.update()
 
 
 @torch.no_grad()

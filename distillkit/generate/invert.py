@@ -14,6 +14,8 @@ from distillkit.generate.objective import Divergence, Objective, judge
 from distillkit.losses import BatchNormPrior
 from distillkit.networks.base import NetworkFactory, build
 from distillkit.normalization import IDENTITY, Normalization
+from distillkit.progress import Bar, bar
+from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
@@ -43,6 +45,7 @@ def invert(
     normalization: Normalization = IDENTITY,
     batch: int | None = None,
     generator: int | torch.Generator = 0,
+    progress: bool = True,
 ) -> LabeledImages:
     """Optimise inputs, from noise, until `teacher` gives them the `targets` and, if there is one, `student` does not.
 
@@ -74,6 +77,7 @@ def invert(
         batch: images that are optimised together; it bounds the memory. Default: 256 if they share something
             (BatchNorm statistics, a decoder); else what suits the device, since then it changes no result.
         generator: draws the initial images, N(0, 1) in the normalised space, or the latents and the decoder.
+        progress: whether long work shows a bar (see `distillkit.progress`).
 
     Returns:
         A set on the teacher's device, labelled with the targets. Each image is the best iterate of that image (its own
@@ -99,7 +103,7 @@ def invert(
     if len(shape) != 3:
         raise ValueError(f"shape must be (C, H, W), got {tuple(shape)}")
     shape = tuple(check.positive_int(s, "shape") for s in shape)
-    generator = as_generator(generator)
+    given, generator = generator, as_generator(generator)
     objective = Objective(
         teacher=judge(teacher, "teacher"),
         student=None if student is None else judge(student, "student"),
@@ -128,10 +132,11 @@ def invert(
             prior = BatchNormPrior(objective.teacher, first_multiplier=first_bn_multiplier)
             objective.prior = stack.enter_context(prior)
         size = chunk_size(images, batch)
+        shown = stack.enter_context(bar(-(-n // size) * (steps + 1), "invert", progress=progress))
         for first in range(0, n, size):
             piece = slice(first, first + size)
             free, draw = _free_parameters(start[piece], decoder, normalization, generator)
-            best, loss = _best_iterates(objective, targets[piece], free, draw, steps, lr, betas)
+            best, loss = _best_iterates(objective, targets[piece], free, draw, steps, lr, betas, shown)
             if best.shape[1:] != shape:
                 raise ValueError(f"decoder must give images of shape={shape}, got {tuple(best.shape[1:])}")
             images[piece], total = best, total + loss
@@ -139,7 +144,7 @@ def invert(
                 logits[piece] = objective.teacher(best)
 
     right = logits.argmax(1) == targets if targets.ndim == 1 else (logits > 0) == (targets > 0.5)
-    info = {"method": "invert", "steps": steps}
+    info = {"method": "invert", "steps": steps, **provenance(given)}
     if n:
         info |= {"target_accuracy": float(right.double().mean()), "loss": total / n}
     return LabeledImages(
@@ -181,6 +186,7 @@ def _best_iterates(
     steps: int,
     lr: float,
     betas: tuple[float, float],
+    shown: Bar,
 ) -> tuple[Tensor, float]:
     """Each image's iterate of the smallest loss, and the sum of these losses."""
     adam = torch.optim.Adam(free, lr=lr, betas=betas)
@@ -196,6 +202,7 @@ def _best_iterates(
             adam.zero_grad()
             values.sum().backward()
             adam.step()
+        shown.update()
     lost = int((~torch.isfinite(least)).sum())
     if lost:
         raise ValueError(f"the loss of {lost} of {len(least)} images was never finite; are the teacher's weights?")

@@ -11,6 +11,8 @@ from distillkit.generate._noise import around_class_means, as_noise_set, in_chun
 from distillkit.generate.stylegan2 import StyleGAN2
 from distillkit.networks.base import build
 from distillkit.normalization import Normalization
+from distillkit.progress import bar
+from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
@@ -33,6 +35,7 @@ def stylegan_noise(
     chunk: int = 16,
     device: torch.device | str = "cpu",
     generator: int | torch.Generator = 0,
+    progress: bool = True,
 ) -> LabeledImages:
     """Images of one untrained StyleGAN2 whose latents have another mean in each class (VHL's virtual data).
 
@@ -57,6 +60,7 @@ def stylegan_noise(
         chunk: images at a time, which bounds the memory; on a GPU take some hundreds.
         device: where the generator runs and the set will live.
         generator: draws everything, on the CPU.
+        progress: whether long work shows a bar (see `distillkit.progress`).
 
     Returns:
         The set, class by class.
@@ -69,7 +73,7 @@ def stylegan_noise(
     """
     noise_gain = check.real_number(noise_gain, "noise_gain", least=0.0)
     chunk = check.positive_int(chunk, "chunk")
-    generator = as_generator(generator)
+    given, generator = generator, as_generator(generator)
     network = build(lambda: StyleGAN2(size, channels, latent=latent, width=width), generator).to(device)
     assert isinstance(network, StyleGAN2)
 
@@ -78,8 +82,15 @@ def stylegan_noise(
 
     latents = drawn(latent)
     maps = [drawn(1, side, side) for side in network.noise_sides] if noise_gain else []
-    raw = in_chunks(lambda z, *noise: network(z, noise or None, noise_gain), chunk, device, latents, *maps)
-    info = {"mean_std": mean_std, "sample_std": sample_std, "noise_gain": noise_gain, "width": width}
+    with bar(len(latents), "stylegan_noise", unit="image", progress=progress) as shown:
+        raw = in_chunks(lambda z, *noise: network(z, noise or None, noise_gain), chunk, device, shown, latents, *maps)
+    info = {
+        "mean_std": mean_std,
+        "sample_std": sample_std,
+        "noise_gain": noise_gain,
+        "width": width,
+        **provenance(given),
+    }
     return as_noise_set(raw, num_classes, clamp=clamp, normalization=normalization, method="stylegan_noise", **info)
 
 
@@ -120,5 +131,5 @@ def upsampled_gaussian(
     shape = (channels, base, base)
     small = around_class_means(num_classes, per_class, shape, mean_std, sample_std, as_generator(generator)).to(device)
     raw = F.interpolate(small, (size, size), mode="bilinear")
-    info = {"base": base, "mean_std": mean_std, "sample_std": sample_std}
+    info = {"base": base, "mean_std": mean_std, "sample_std": sample_std, **provenance(generator)}
     return as_noise_set(raw, num_classes, clamp=clamp, normalization=normalization, method="upsampled_gaussian", **info)

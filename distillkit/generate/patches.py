@@ -12,6 +12,8 @@ from torch import Tensor
 from distillkit import check, rng
 from distillkit.generate.crop import Recipe, render
 from distillkit.normalization import IDENTITY, Normalization
+from distillkit.progress import bar
+from distillkit.provenance import provenance
 from distillkit.sets import LabeledImages
 
 __all__ = ["Patches"]
@@ -158,8 +160,8 @@ class Patches:
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(self.count))
 
-    def batch(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """Crops float [B, C, size, size] in [0, 1], in the order of `indices`.
+    def batch(self, indices: Sequence[int] | Tensor, *, progress: bool = True) -> Tensor:
+        """Crops float [B, C, size, size] in [0, 1], in the order of `indices`; with a bar if it takes long.
 
         Raises:
             TypeError, IndexError: an index that is not an integer, or not below `count`.
@@ -169,7 +171,12 @@ class Patches:
         where = torch.as_tensor(indices)
         if where.is_floating_point() or where.dtype == torch.bool or where.ndim != 1:
             raise TypeError(f"indices must be integers [B], got {where.dtype} {list(where.shape)}")
-        return torch.stack([self._pixels(i) for i in where.tolist()]).float() / 255
+        crops = []
+        with bar(len(where), "cropping", unit="crop", progress=progress) as shown:
+            for i in where.tolist():
+                crops.append(self._pixels(i))
+                shown.update()
+        return torch.stack(crops).float() / 255
 
     def chunks(self, size: int = 500, indices: Sequence[int] | Tensor | None = None) -> Iterator[Tensor]:
         """Yield the crops (of `indices`, or all) `size` at a time, so that memory is bounded."""
@@ -188,7 +195,7 @@ class Patches:
     ) -> LabeledImages:
         """The crops of `indices` with their `labels` (indices or rows), and the column `"index"`."""
         where = torch.as_tensor(indices, dtype=torch.long, device=self.image.device)
-        info = {"method": "patches", "seed": self.seed, "digest": self.digest}
+        info = {"method": "patches", "seed": self.seed, "digest": self.digest, **provenance()}
         return LabeledImages.from_pixels(
             self.batch(where),
             labels,

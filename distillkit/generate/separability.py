@@ -12,6 +12,7 @@ from torch import Tensor
 from distillkit import check
 from distillkit.networks.base import NetworkFactory, build
 from distillkit.networks.convnet import ConvNet
+from distillkit.progress import bar
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -42,6 +43,7 @@ def separability(
     lr: float = 0.003,
     batch: int = 32,
     generator: int | torch.Generator = 0,
+    progress: bool = True,
 ) -> Separability:
     """Train a linear probe and a small network on half of a set, test them on the other half.
 
@@ -51,12 +53,13 @@ def separability(
         images, labels: a set, or float [N, C, H, W] and class indices [N]; at least two images of each class.
         network: makes the small network. Default: a ConvNet of width 32 and depth 3, less for images below 16 pixels.
         epochs, lr, batch: of Adam for the network.
+        progress: whether long work shows a bar (see `distillkit.progress`).
         generator: draws the halves (half of each class, rounded up, is trained on), the network and the batches.
 
     Raises:
         TypeError, ValueError: what is wrong with which argument; label rows; a class with a single image.
     """
-    data = as_set(images, labels)
+    data = as_set(images, labels, progress=progress)
     epochs = check.positive_int(epochs, "epochs")
     batch = check.positive_int(batch, "batch")
     lr = check.real_number(lr, "lr", above=0.0)
@@ -75,7 +78,7 @@ def separability(
     train, test = data[torch.cat(halves[0])], data[torch.cat(halves[1])]
     return Separability(
         linear_probe=_linear_probe(train, test),
-        small_net=_small_net(train, test, network, epochs, lr, batch, generator),
+        small_net=_small_net(train, test, network, epochs, lr, batch, generator, progress),
         chance=float(test.counts().max()) / len(test),
     )
 
@@ -98,17 +101,20 @@ def _small_net(
     lr: float,
     batch: int,
     generator: torch.Generator,
+    progress: bool,
 ) -> float:
     shape, k = train.shape, train.num_classes
     depth = max(1, min(3, int(math.log2(min(shape[1:]))) - 1))
     model = build(network or (lambda: ConvNet(shape, k, width=32, depth=depth)), generator).to(train.images).train()
     adam = torch.optim.Adam(model.parameters(), lr=lr)
-    for _ in range(epochs):
-        for piece in torch.randperm(len(train), generator=generator).split(batch):
-            some = train[piece.to(train.labels.device)]
-            adam.zero_grad()
-            F.cross_entropy(model(some.images), some.labels).backward()
-            adam.step()
+    with bar(epochs, "separability", unit="epoch", progress=progress) as shown:
+        for _ in range(epochs):
+            for piece in torch.randperm(len(train), generator=generator).split(batch):
+                some = train[piece.to(train.labels.device)]
+                adam.zero_grad()
+                F.cross_entropy(model(some.images), some.labels).backward()
+                adam.step()
+            shown.update()
     model.eval()
     with torch.no_grad():
         right = [int((model(x).argmax(1) == y).sum()) for x, y in zip(test.images.split(64), test.labels.split(64))]

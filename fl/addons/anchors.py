@@ -186,5 +186,5 @@ class Anchors(AddOn):
         target = {n: (-u / lr).to(server.device) for n, u in replies[FedAvg.update].items()}
         server.state[self.anchors] = match_gradient(
             network, server.state[self.anchors], target, steps=self.steps, lr=self.lr, momentum=self.momentum,
-            callback=lambda _: server.check_running(),
+            callback=lambda _: server.check_running(), progress=False,
         )  # fmt: skip

@@ -123,4 +123,5 @@ class Condensed(AddOn):
             augment=self.augment,
             generator=derive(client.seed, client.round, client.id, self.name, purpose),
             callback=lambda _: client.check_running(),
+            progress=False,
         )

@@ -161,7 +161,7 @@ class FedCOG(AddOn):
         return invert(
             local.at(local.start), targets, shape=shape, student=student, steps=self.steps, lr=self.lr,
             disagreement=self.disagreement, divergence=self.divergence, normalization=local.data.normalization,
-            generator=local.generator(self, purpose), **options,
+            generator=local.generator(self, purpose), progress=False, **options,
         )  # fmt: skip
 
     def _batches(self, local: Local, targets: Tensor, generated: LabeledImages) -> Iterator[Batch]:

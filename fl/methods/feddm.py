@@ -132,6 +132,7 @@ class FedDM(Method):
             augment=self.augment,
             generator=client.generator("images"),
             callback=lambda _: client.check_running(),
+            progress=False,
         )
 
     def local(self, client: Client, message: Message) -> Message:

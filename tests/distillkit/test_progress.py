@@ -1,0 +1,202 @@
+"""Long work shows one bar and can be told to be quiet; what is made says how it was made."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+import distillkit
+from distillkit import LabeledImages, progress
+from distillkit.augment import DSA
+from distillkit.condense import (
+    distribution_matching,
+    gradient_matching,
+    herding,
+    k_center,
+    match_gradient,
+    random_subset,
+)
+from distillkit.data import load_folder
+from distillkit.evaluate import Protocol, evaluate, train
+from distillkit.generate import Patches, cnn_noise, invert, separability, stylegan_noise, upsampled_gaussian
+from distillkit.networks import ConvNet, RandomNetworks, build
+from distillkit.rng import derive
+
+SET = LabeledImages(torch.rand(12, 1, 8, 8, generator=derive(0)), torch.arange(12) % 3)
+SHORT = Protocol(epochs=1)
+
+
+def net() -> ConvNet:
+    return ConvNet((1, 8, 8), 3, width=4, depth=1)
+
+
+def networks() -> RandomNetworks:
+    return RandomNetworks(net)
+
+
+class Lazy(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return SET[index]
+
+
+def gradients() -> list[torch.Tensor]:
+    return [torch.ones_like(p) for p in build(net, 0).parameters()]
+
+
+def pictures(folder: Path, **quiet: Any) -> Any:
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(exist_ok=True)
+        for i in range(3):
+            Image.new("L", (4, 4), 50 * i).save(folder / name / f"{i}.png")
+    return load_folder(folder, **quiet)
+
+
+CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "DM": ("distribution matching", lambda **q: distribution_matching(SET, networks=networks(), ipc=1, steps=2, **q)),
+    "DC": ("gradient matching", lambda **q: gradient_matching(SET, networks=networks(), ipc=1, iterations=2, **q)),
+    "match_gradient": ("gradient matching", lambda **q: match_gradient(build(net, 0), SET, gradients(), steps=2, **q)),
+    "herding": ("herding", lambda **q: herding(SET, ipc=1, **q)),
+    "k_center": ("k-center", lambda **q: k_center(SET, ipc=1, **q)),
+    "a lazy dataset": ("reading images", lambda **q: random_subset(Lazy(), ipc=1, **q)),
+    "train": ("training", lambda **q: train(build(net, 0), SET, SHORT, **q)),
+    "evaluate": ("evaluate", lambda **q: evaluate(SET, SET, net, nets=1, protocol=SHORT, **q)),
+    "invert": ("invert", lambda **q: invert(build(net, 0), torch.tensor([0, 1]), shape=(1, 8, 8), steps=2, **q)),
+    "stylegan_noise": ("stylegan_noise", lambda **q: stylegan_noise(2, 2, 8, 1, width=4, **q)),
+    "cnn_noise": ("cnn_noise", lambda **q: cnn_noise(2, 2, 8, 1, width=4, **q)),
+    "separability": ("separability", lambda **q: separability(SET, network=net, epochs=1, **q)),
+    "patches": ("cropping", lambda **q: Patches(torch.rand(3, 32, 32), size=8).batch([0, 1], **q)),
+}  # fmt: skip
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal for the rest of the test. (Pytest puts its own `sys.stderr` back after fixtures.)"""
+    shown = io.StringIO()
+    shown.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    return shown
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_long_work_shows_one_bar_unless_it_is_told_to_be_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch)
+    what, call = CALLS[name]
+    call(progress=False)
+    assert screen.getvalue() == ""
+    call()
+    words = {line.split(":")[0].strip() for line in screen.getvalue().replace("\n", "\r").split("\r") if "%" in line}
+    assert words == {what}
+    with pytest.raises(TypeError, match="progress must be True or False, got str"):
+        call(progress="no")
+
+
+def test_reading_pictures_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch)
+    pictures(tmp_path, progress=False)
+    assert screen.getvalue() == ""
+    pictures(tmp_path)
+    assert "reading pictures" in screen.getvalue()
+
+
+def test_a_bar_counts_all_of_the_work_and_goes_on_where_an_interrupted_one_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, int, int, int]] = []
+
+    class Counting:
+        def __init__(self, total: int, what: str, *, unit: str = "", progress: bool = True, done: int = 0) -> None:
+            self.what, self.total, self.start, self.done = what, total, done, done
+
+        def __enter__(self) -> Counting:
+            return self
+
+        def update(self, n: int = 1) -> None:
+            self.done += n
+
+        def set_postfix_str(self, s: str, refresh: bool = True) -> None:
+            pass
+
+        def __exit__(self, *error: object) -> None:
+            seen.append((self.what, self.start, self.done, self.total))
+
+    real = progress.bar
+    for name, module in list(sys.modules.items()):
+        if name.startswith("distillkit.") and getattr(module, "bar", None) is real:
+            monkeypatch.setattr(module, "bar", Counting)
+    for _, call in CALLS.values():
+        call()
+    states: list[dict[str, torch.Tensor]] = []
+    distribution_matching(SET, networks=networks(), ipc=1, steps=2, callback=lambda p: states.append(p.state()))
+    distribution_matching(SET, networks=networks(), ipc=1, steps=5, resume=states[-1])
+    assert ("distribution matching", 2, 5, 5) in seen
+    assert {what for what, *_ in seen} >= {what for what, _ in CALLS.values()}
+    assert [one for one in seen if one[2] != one[3]] == []
+
+
+def test_other_threads_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch)
+    thread = threading.Thread(target=CALLS["herding"][1])
+    thread.start()
+    thread.join()
+    assert screen.getvalue() == ""
+
+
+def test_a_bar_is_let_go_when_the_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch)
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distribution_matching(SET, networks=networks(), ipc=1, steps=2, callback=stop)
+    screen.truncate(0)
+    CALLS["herding"][1]()
+    assert "herding" in screen.getvalue()
+
+
+MADE: dict[str, Callable[[], LabeledImages]] = {
+    "DM": lambda: distribution_matching(SET, networks=networks(), ipc=1, steps=1, augment=DSA(), generator=7),
+    "DC": lambda: gradient_matching(SET, networks=networks(), ipc=1, iterations=1, augment=DSA(), generator=7),
+    "random": lambda: random_subset(SET, ipc=1, generator=7),
+    "invert": lambda: invert(build(net, 0), torch.tensor([0]), shape=(1, 8, 8), steps=1, generator=7),
+    "stylegan": lambda: stylegan_noise(2, 2, 8, 1, width=4, generator=7),
+    "cnn": lambda: cnn_noise(2, 2, 8, 1, width=4, generator=7),
+    "gaussian": lambda: upsampled_gaussian(2, 2, 8, 1, generator=7),
+    "herding": lambda: herding(SET, ipc=1),
+    "k-center": lambda: k_center(SET, ipc=1),
+    "match": lambda: match_gradient(build(net, 0), SET, gradients(), steps=1),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_made_says_how(name: str) -> None:
+    info = MADE[name]().info
+    assert (info["distillkit"], info["torch"]) == (distillkit.__version__, torch.__version__)
+    if name not in ("herding", "k-center", "match"):
+        assert info["generator"] == 7
+    if name in ("DM", "DC"):
+        assert info["augment"] == repr(DSA())
+        assert info["seed"] == int(torch.randint(2**62, (), generator=derive(7)))
+    assert MADE[name]().info == info
+
+
+def test_a_resumed_set_tells_the_seed_of_the_first_call() -> None:
+    states: list[dict[str, torch.Tensor]] = []
+    whole = distribution_matching(
+        SET, networks=networks(), ipc=1, steps=2, generator=derive(7), callback=lambda p: states.append(p.state())
+    )
+    rest = distribution_matching(SET, networks=networks(), ipc=1, steps=2, generator=derive(8), resume=states[0])
+    assert rest.info == whole.info
+    assert "generator" not in whole.info
