@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from distillkit.augment import require_space
 from fl.core import Core
 from fl.local import Local
 from fl.message import Entry, Message, Tensors
@@ -64,7 +63,6 @@ class FedAvg(Core):
         for addon in self.addons:
             if addon.single_label and not server.task.single_label:
                 raise ValueError(f"{addon.name} needs one class an image, which {server.task!r} does not have")
-        require_space(self.augment, server.normalization)
         state: Tensors = {}
         for architecture in self.networks:
             state |= self.named(self.beginning(architecture, server.task.num_classes, server.seed), architecture)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from distillkit.augment import require_space
 from distillkit.networks import door, split
 from distillkit.rng import derive
 from fl.method import Server
@@ -54,6 +55,7 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
     """
     if augment is None:
         return
+    require_space(augment, server.normalization)
     images = _noise(server)
     try:
         changed = augment(images.clone(), derive(0, "trial augment"))

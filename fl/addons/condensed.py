@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from distillkit import check
-from distillkit.augment import DSA
+from distillkit.augment import DSA, require_augmentation
 from distillkit.condense import Augmentation, distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
@@ -21,7 +21,7 @@ from fl.message import Entry
 
 if TYPE_CHECKING:
     from fl.local import Local
-    from fl.method import Client
+    from fl.method import Client, Server
 
 __all__ = ["SELECTED", "Condensed"]
 
@@ -83,6 +83,10 @@ class Condensed(AddOn):
     def off(self) -> bool:
         """Nothing to condense to."""
         return self.ipc == 0
+
+    def start(self, server: Server) -> None:
+        """The augmentation must be one for the clients' images."""
+        require_augmentation(self.augment, server.normalization)
 
     def dataset(self, local: Local) -> LabeledImages:
         """The condensed set: made, or refined, or as it was."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
+from distillkit.augment import require_augmentation
 from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
 from distillkit.plausible import without_warnings
@@ -103,7 +104,8 @@ class FedDM(Method):
         return f"{type(self).__name__}({', '.join(f'{k}={described(v)}' for k, v in options.items())})"
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try the network on noise."""
+        """Try the network on noise; the augmentation must be one for the clients' images."""
+        require_augmentation(self.augment, server.normalization)
         classes = server.task.num_classes
         try_network(server, self.templates.of("", classes), classes, features=True)
 

@@ -107,6 +107,8 @@ class FedProto(Method):
         for name in self.templates.factories:
             label = f"network[{name!r}]" if name else "network"
             try_network(server, self.templates.of(name, classes), classes, label, features=True)
+        if self.condensed is not None:
+            self.condensed.start(server)
 
     def start(self, server: Server) -> None:
         """No prototype is known; find out how long one is."""

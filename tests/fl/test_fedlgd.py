@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import LabeledImages
-from distillkit.augment import DSA
+from distillkit import LabeledImages, Normalization
+from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
@@ -19,7 +19,7 @@ from fl import FedAvg, Holding, MultiLabel, simulate
 from fl.addon import AddOn
 from fl.addons import MOON, Anchors, Condensed, Nova, Proximal, Scaffold, ServerMomentum
 from fl.message import Entry
-from fl.methods import FedLGD
+from fl.methods import FedDM, FedLGD, FedProto
 from fl.reduce import Like
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation
@@ -320,3 +320,21 @@ def test_refusals() -> None:
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
     with pytest.raises(ValueError, match="Anchors needs one class an image"):
         simulate(FedLGD(network=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
+
+
+def test_an_augmentation_for_other_images_is_refused_before_round_1() -> None:
+    """It would pad with grey; so in FedDM, and for every method on condensed data."""
+    crop = CropFlip(Normalization((0.5,), (0.25,)), pad=1)
+    few = Condensed(ipc=1, steps=1, refine_steps=0, augment=crop)
+    methods = [
+        FedAvg(few, network=Tiny),
+        FedAvg(network=Tiny, augment=crop),
+        FedProto(network=Tiny, condensed=few),
+        FedDM(network=Tiny, ipc=1, steps=1, server_epochs=1, augment=crop),
+    ]
+    for method in methods:
+        with pytest.raises(ValueError, match="augment pads with the black of images with mean"):
+            simulate(method, federation(), rounds=1, progress=False)
+    own = [c.replace(normalization=crop.normalization) for c in federation()]
+    for method in methods:
+        assert simulate(method, own, rounds=1, progress=False).rows[0]["failed"] == {}

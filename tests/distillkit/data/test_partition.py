@@ -324,6 +324,7 @@ def test_a_cap_draws_which_images_stay() -> None:
     one, other = (partition.capped(labels, [torch.arange(40)], 20, generator=seed)[0] for seed in (0, 1))
     assert not torch.equal(one, other)
     assert not torch.equal(one, torch.arange(20))
+    assert [len(partition.capped(labels, [torch.arange(n)], 20)[0]) for n in (19, 20, 21)] == [19, 20, 20]
     with pytest.raises(ValueError, match="size must be at least 1"):
         partition.capped(labels, [torch.arange(40)], 0)
     with pytest.raises(ValueError, match="keep"):
