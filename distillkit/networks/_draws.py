@@ -12,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 
-def _linear_like(module: nn.Module, generator: torch.Generator) -> None:
+@torch.no_grad()
+def linear_like(module: nn.Module, generator: torch.Generator | None) -> None:
+    """Draw a linear or convolution layer by its attribute `kaiming`: "normal", "uniform", or without one as PyTorch."""
     weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
-    weight.copy_(nn.init.kaiming_uniform_(torch.empty(weight.shape, device="cpu"), a=math.sqrt(5), generator=generator))
-    if bias is not None:
+    drawn, kaiming = torch.empty(weight.shape, device="cpu"), getattr(module, "kaiming", "")
+    if kaiming == "normal":
+        nn.init.kaiming_normal_(drawn, mode="fan_out", nonlinearity="relu", generator=generator)
+    else:
+        nn.init.kaiming_uniform_(drawn, a=0 if kaiming else math.sqrt(5), generator=generator)
+    weight.copy_(drawn)
+    if bias is not None and kaiming:
+        bias.zero_()
+    elif bias is not None:
         fan_in = nn.init._calculate_fan_in_and_fan_out(weight)[0]
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         bias.copy_(torch.empty(bias.shape, device="cpu").uniform_(-bound, bound, generator=generator))
@@ -76,7 +85,7 @@ def draw_own(module: nn.Module, generator: torch.Generator) -> bool:
     if callable(own):
         own(generator)
     elif isinstance(module, _LINEAR_LIKE) and parameters | {"bias"} == {"weight", "bias"}:
-        _linear_like(module, generator)
+        linear_like(module, generator)
     elif isinstance(module, nn.Embedding):
         module.weight.copy_(torch.empty(module.weight.shape, device="cpu").normal_(generator=generator))
         if module.padding_idx is not None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from distillkit.check import one_of, positive_int
+from distillkit.networks._draws import linear_like
 from distillkit.networks.layers import ImageNetwork, Shape, image_shape, more_than_one_pixel, norm_layer
 
 __all__ = ["CifarResNet", "ResNet", "WideResNet"]
@@ -64,7 +67,8 @@ class CifarResNet(ImageNetwork):
     A 3x3 stem and three stages of 16, 32 and 64 channels with n basic blocks each, strides 1, 2, 2, global average
     pooling to a 64-d embedding and one linear layer. With 10 classes of 3x32x32: ResNet-8 has 78,042 parameters,
     ResNet-20 272,474. The shortcuts between stages are 1x1 convolutions with a norm, as in the single-image paper's
-    code; He et al.'s own are free of parameters (269,722 for ResNet-20).
+    code; He et al.'s own are free of parameters (269,722 for ResNet-20). Convolutions begin as in that code
+    (models/cifar_resnet.py): N(0, 2 / fan_out).
 
     Args:
         shape: channels, height and width of the images; any other height and width is accepted as well.
@@ -74,6 +78,7 @@ class CifarResNet(ImageNetwork):
         norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only
             where no norm follows.
         groups: groups of channels for norm="group".
+        init: of the convolutions: "kaiming", as above and biases 0, or "default", PyTorch's.
 
     Raises:
         ValueError: a depth that is not 6n+2, no such norm, or images so small that norm="instance" would erase them.
@@ -88,12 +93,14 @@ class CifarResNet(ImageNetwork):
         width: int = 16,
         norm: str = "batch",
         groups: int = 2,
+        init: str = "kaiming",
     ) -> None:
         if positive_int(depth, "depth", least=8) % 6 != 2:
             raise ValueError(f"depth must be 6n+2 (8, 14, 20, ...), got {depth}")
         positive_int(width, "width")
+        kaiming = "normal" if one_of(init, "init", ("kaiming", "default")) == "kaiming" else ""
         outs = [width, 2 * width, 4 * width]
-        body = _residual(shape, width, outs, [(depth - 2) // 6] * 3, _basic, norm, groups)
+        body = _residual(shape, width, outs, [(depth - 2) // 6] * 3, _basic, norm, groups, kaiming)
         super().__init__(shape, num_classes, body, outs[-1], any_size=True)
 
 
@@ -102,7 +109,8 @@ class WideResNet(ImageNetwork):
 
     Pre-activation blocks: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 times `width` channels, strides
     1, 2, 2, then norm, ReLU, global average pooling and one linear layer. WRN-16-4 with 10 classes of 3x32x32 has
-    2,748,890 parameters and a 256-d embedding. No dropout.
+    2,748,890 parameters and a 256-d embedding. No dropout. Convolutions begin as in the single-image paper's code
+    (models/cifar_wrn.py): uniform with variance 2 / fan_in.
 
     Args:
         shape: channels, height and width of the images; any other height and width is accepted as well. The
@@ -113,6 +121,7 @@ class WideResNet(ImageNetwork):
         norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only
             with norm="none".
         groups: groups of channels for norm="group".
+        init: of the convolutions: "kaiming", as above and biases 0, or "default", PyTorch's.
 
     Raises:
         ValueError: a depth that is not 6n+4, no such norm, or images so small that norm="instance" would erase them.
@@ -127,36 +136,52 @@ class WideResNet(ImageNetwork):
         width: int = 4,
         norm: str = "batch",
         groups: int = 2,
+        init: str = "kaiming",
     ) -> None:
         if positive_int(depth, "depth", least=10) % 6 != 4:
             raise ValueError(f"depth must be 6n+4 (10, 16, 22, ...), got {depth}")
         positive_int(width, "width")
+        kaiming = "uniform" if one_of(init, "init", ("kaiming", "default")) == "kaiming" else ""
         outs = [16 * width, 32 * width, 64 * width]
-        body = _residual(shape, 16, outs, [(depth - 4) // 6] * 3, _PreActivation, norm, groups)
+        body = _residual(shape, 16, outs, [(depth - 4) // 6] * 3, _PreActivation, norm, groups, kaiming)
         super().__init__(shape, num_classes, body, outs[-1], any_size=True)
 
 
 class _Layers:
     """Makes the norms, and convolutions that have a bias only where there are no norms."""
 
-    def __init__(self, norm: str, groups: int) -> None:
-        self._norm, self._groups = norm, groups
+    def __init__(self, norm: str, groups: int, kaiming: str) -> None:
+        self._norm, self._groups, self._kaiming = norm, groups, kaiming
 
     def norm(self, channels: int) -> nn.Module:
         return norm_layer(self._norm, channels, groups=self._groups)
 
     def conv(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-        return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=self._norm == "none")
+        sizes, device = (inputs, outputs, kernel, stride, kernel // 2), torch.get_default_device()
+        layer = skip_init(nn.Conv2d, *sizes, bias=self._norm == "none", device=device)
+        layer.kaiming = self._kaiming
+        linear_like(layer, None)
+        return layer
 
 
 def _residual(
-    shape: Shape, stem: int, outs: Sequence[int], blocks: Sequence[int], block: Block, norm: str, groups: int
+    shape: Shape,
+    stem: int,
+    outs: Sequence[int],
+    blocks: Sequence[int],
+    block: Block,
+    norm: str,
+    groups: int,
+    kaiming: str = "",
 ) -> nn.Sequential:
-    """Stem, stages of `blocks[i]` blocks with `outs[i]` channels, each but the first halving the map, and pooling."""
+    """Stem, stages of `blocks[i]` blocks with `outs[i]` channels, each but the first halving the map, and pooling.
+
+    `kaiming` is the initialisation of the convolutions, for `_draws.linear_like`.
+    """
     inputs, rows, columns = image_shape(shape)
     halved = 2 ** (len(outs) - 1)
     more_than_one_pixel(norm, -(-rows // halved), -(-columns // halved))
-    make, pre = _Layers(norm, groups), block is _PreActivation
+    make, pre = _Layers(norm, groups, kaiming), block is _PreActivation
     layers = [make.conv(inputs, stem, 3)]
     if not pre:
         layers += [make.norm(stem), nn.ReLU()]

@@ -51,6 +51,44 @@ def test_resnet_is_torchvisions_with_a_small_stem(depth: int, layers: list[int])
         torch.testing.assert_close(ours.train()(images), theirs.train()(images))
 
 
+def convolutions(model: nn.Module) -> list[nn.Conv2d]:
+    return [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+
+
+def test_convolutions_begin_as_in_the_single_images_release() -> None:
+    """sunnysoni97/single_image_fl at d211367: `kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu')` in
+    models/cifar_resnet.py, `init.kaiming_uniform_(module.weight)` in models/cifar_wrn.py; biases 0."""
+    for convolution in convolutions(build(lambda: CifarResNet((3, 8, 8), 10, depth=20, width=32), 3)):
+        weight = convolution.weight.detach()
+        fan_out = weight.shape[0] * weight[0, 0].numel()
+        assert float(weight.square().mean() * fan_out / 2) == pytest.approx(1, abs=6 * (2 / weight.numel()) ** 0.5)
+        assert float((weight.abs() > 1.5 * (2 / fan_out) ** 0.5).float().mean()) > 0.1, "normal, not uniform"
+    for convolution in convolutions(build(lambda: WideResNet((3, 8, 8), 10, width=2, norm="none"), 3)):
+        weight = convolution.weight.detach()
+        bound = (6 / weight[0].numel()) ** 0.5
+        assert 0.98 * bound < float(weight.abs().max()) <= bound
+        assert float(weight.square().mean() / bound**2) == pytest.approx(1 / 3, abs=6 * weight.numel() ** -0.5)
+        assert convolution.bias is not None
+        assert not convolution.bias.any()
+
+
+@pytest.mark.parametrize("make", [ResNet, CifarResNet, WideResNet])
+@pytest.mark.parametrize("init", ["kaiming", "default"])
+def test_a_built_network_is_its_constructors(make: type[CifarResNet], init: str) -> None:
+    """After `torch.manual_seed`; with "default" the convolutions are PyTorch's, uniform within 1 / sqrt(fan_in)."""
+    depth = {ResNet: 10, CifarResNet: 8, WideResNet: 10}[make]  # type: ignore[index]
+    options = {} if make is ResNet else {"init": init}
+    factory = lambda: make((3, 8, 8), 3, depth=depth, width=2, norm="none", **options)  # type: ignore[arg-type]  # noqa: E731
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        wanted = factory().state_dict()
+    built = build(factory, torch.Generator().manual_seed(5))
+    assert all(torch.equal(wanted[n], t) for n, t in built.state_dict().items())
+    if make is ResNet or init == "default":
+        for convolution in convolutions(built):
+            assert float(convolution.weight.detach().abs().max()) <= convolution.weight[0].numel() ** -0.5
+
+
 def wide_reference(parameters: list[Tensor], images: Tensor, blocks: int) -> Tensor:
     """Zagoruyko and Komodakis' network written out, with batch statistics."""
 
@@ -126,6 +164,7 @@ def test_convolutions_have_a_bias_only_without_norm(make: type[ResNet]) -> None:
         (CifarResNet, (1, 4, 4), {"norm": "instance"}, "more than one pixel"),
         (WideResNet, (1, 4, 4), {"norm": "instance"}, "more than one pixel"),
         (WideResNet, (3, 32, 32), {"width": 0}, "width must be at least 1"),
+        (WideResNet, (3, 32, 32), {"init": "xavier"}, "init must be one of"),
     ],
 )
 def test_refuses(make: type[ResNet], shape: tuple[int, int, int], options: dict[str, int], message: str) -> None:
