@@ -198,6 +198,7 @@ def condense_private(
     info = {
         "method": "class_means",
         **guarantee.info(),
+        "size": size,
         "sigma": sigma,
         "networks": networks,
         "first_share": first_share,

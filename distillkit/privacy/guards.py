@@ -121,7 +121,8 @@ def public_start(
 
     Args:
         init: `"noise"`: N(0, 1) for each value. Or a *public* set of the same space with `ipc` images of each class.
-        real: the private set; only compared with, never copied.
+        real: the private set; only compared with, never copied. This one refusal reads private images, because a
+            private image in the release is worse: its error is for whoever holds them, and epsilon does not cover it.
 
     Raises:
         PrivateInitialization: `"real"` or another statistic of the data, or a set that holds a private image.
