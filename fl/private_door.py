@@ -53,7 +53,7 @@ def _twins(images: Sequence[Tensor]) -> tuple[int, int] | None:
     for number, one in enumerate(images):
         if not len(one):
             continue
-        group = alike[one.shape, float(one.double().sum())]
+        group = alike[one.shape, float(one.sum(dtype=torch.float64))]
         for other in group:
             if torch.equal(images[other].to(one), one):
                 return other, number
