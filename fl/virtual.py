@@ -60,4 +60,4 @@ def virtual_set(
             f"{owner}: the virtual set has images {found.shape} ({found.normalization}), the clients have "
             f"{server.shape} ({server.normalization}); resize its pixels, or convert it with `renormalized`"
         )
-    return found.replace(columns={}).to(server.device)
+    return found.replace(columns={}, info={}).to(server.device)
