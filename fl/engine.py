@@ -95,11 +95,11 @@ class Engine:
                 reply = self._usable(outcome, schema, setup)
                 reducer.require(reply)
             except BadReply as error:
-                return str(error)
+                return str(error)[:300]
             except (Interrupted, BudgetExhausted):
                 raise
             except Exception as error:  # what came is anything: however it fails, it is this reply that failed
-                return f"cannot be used: {type(error).__name__}: {error}"
+                return f"cannot be used: {type(error).__name__}: {error}"[:300]
             reducer.fold(number, reply)
             return None
 

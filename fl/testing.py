@@ -43,7 +43,7 @@ def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | Non
                 for sums in group.values():
                     server.task.check_sums(sums)
         except Exception as error:  # what came is anything: however it fails, it is this answer that failed
-            return str(error), Message()
+            return str(error)[:300], Message()
         return None, answer
 
     return post.pool.on_server(work)

@@ -101,6 +101,12 @@ def test_max_first_and_union() -> None:
     assert result[E.stack].tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=5))
+def test_whole_numbers_have_a_mean_as_others_do(values: list[int]) -> None:
+    result = fold(*[Message({E.plain: v}) for v in values])
+    assert result[E.plain] == pytest.approx(sum(values) / len(values), rel=1e-12)
+
+
 def test_what_nobody_sent_is_absent_and_weighs_nothing() -> None:
     result = fold(Message({E.plain: 1.0}))
     assert E.group not in result
@@ -125,6 +131,19 @@ def test_sums_are_kept_in_float64() -> None:
         (Message({E.count: 1.0, E.group: {"w": torch.tensor([1, 2])}}), "integers have no mean"),
         (Message({E.group: {"w": torch.tensor([1.0])}}), r"weighted by E\.count, which is missing"),
         (Message({E.small: torch.tensor([2.0])}), "exceeds its bound 1"),
+        (Message({E.small: torch.tensor([-(2**63)])}), "exceeds its bound 1"),
+        (Message({E.count: -1e4, E.group: {"w": torch.ones(2)}}), r"E\.count must lie in \[0, 1e\+06\]"),
+        (Message({E.count: 1e308, E.group: {"w": torch.ones(2)}}), r"E\.count must lie in"),
+        (Message.of({"E.count": 10**400, "E.group": {"w": torch.ones(2)}}), "64 bits"),
+        (Message({E.rows: torch.tensor([1.0, -431.0]), E.table: torch.ones(2, 3)}), r"E\.rows must lie in"),
+        (Message({E.rows: torch.ones(3), E.table: torch.ones(2, 3)}), "3 weights, but E.table has other rows"),
+        (Message({E.rows: torch.ones(2, 1), E.table: torch.ones(2, 3)}), "must be a number or a vector"),
+        (Message({E.rows: torch.ones(2).bool(), E.table: torch.ones(2, 3)}), "must be a number or a vector|no sum"),
+        (Message.of({"E.rows": {"a": torch.ones(2)}, "E.table": torch.ones(2, 3)}), "must be a number or a vector"),
+        (Message({E.rows: torch.ones(2), E.table: torch.tensor(1.0)}), "has other rows"),
+        (Message.of({"E.rows": torch.ones(2), "E.table": 1.0}), "has other rows"),
+        (Message({E.top: {"n": torch.tensor([True])}}), "has no max"),
+        (Message({E.stack: torch.tensor(1.0)}), "has no rows to unite"),
         (Message.of({"E.plain": "text"}), "has no mean"),
     ],
 )
