@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -51,6 +52,19 @@ def test_the_readmes_table_is_what_the_script_writes(script: Any) -> None:
     written, mark, _ = rest.partition(script.END)
     assert mark
     assert written.strip() == script.table(), "run python docs/make_methods.py"
+
+
+def test_every_golden_test_says_where_its_numbers_come_from() -> None:
+    """A paper's algorithm, equation or section, a file of a release, or that the construction is our own."""
+    cited = re.compile(r"Algorithm|Eqs?\.|section|\.py\b|no formula is printed|of our own", re.ASCII)
+    found = 0
+    for path in sorted((ROOT / "tests" / "fl").glob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.golden":
+                given = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+                assert cited.search(given.get("source", "")), f"{path.name}, line {node.lineno}"
+                found += 1
+    assert found > 25
 
 
 def test_every_row_has_a_card_and_a_golden_test_and_every_golden_test_a_row(script: Any) -> None:

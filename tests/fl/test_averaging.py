@@ -46,7 +46,7 @@ def weight_after(method: FedAvg, clients: list[LabeledImages], rounds: int = 1) 
     return float(run.server.state[FedAvg.model]["scale.weight"])
 
 
-@pytest.mark.golden("FedAvg")
+@pytest.mark.golden("FedAvg", source="McMahan et al., AISTATS 2017, Algorithm 1")
 def test_one_round_of_one_weight_is_the_hand_computed_average() -> None:
     """Clients see x = 1, label 0 (3 images) and x = 2, label 1 (1 image); w_0 = 0, full batch, one step, lr .5.
 
@@ -75,7 +75,7 @@ def test_two_steps_with_momentum_decay_and_rate_decay_follow_the_formulas() -> N
     assert weight_after(method, clients, rounds=2) == pytest.approx(w, abs=1e-6)
 
 
-@pytest.mark.golden("Proximal")
+@pytest.mark.golden("Proximal", source="Li et al., MLSys 2020, Eq. 2")
 def test_the_proximal_pull_is_mu_times_the_distance() -> None:
     """First step: no distance, no pull. Second: the gradient gains mu (w - w_0)."""
     clients = [constant(1.0, 0, 2)]

@@ -71,7 +71,9 @@ def seeded(secret: int, round_number: int) -> Secret:
     return Secret(int(torch.randint(2**62, (), generator=generator)))
 
 
-@pytest.mark.golden("ClientDP")
+@pytest.mark.golden(
+    "ClientDP", source="McMahan et al., ICLR 2018, Algorithm 1; Andrew et al., NeurIPS 2021, Algorithm 1"
+)
 @pytest.mark.parametrize("adaptive", [None, Adaptive(quantile=0.4, step=0.7, sigma=1.5)])
 def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
     """Three clients, q = 0.6, whose updates are shorter and longer than C; all noise is drawn again here."""

@@ -30,7 +30,7 @@ def collapse(client: int, w: Any, variant: str) -> float:
     return float(((gram**2).sum() - (np.diag(gram) ** 2).sum()) / (d * (d - 1)) / n)
 
 
-@pytest.mark.golden("FedDecorr")
+@pytest.mark.golden("FedDecorr", source="bytedance/FedDecorr at 973e4af, run: loss.py, FedDecorrLoss")
 def test_by_default_a_round_is_the_releases() -> None:
     """One client, batches of 3, 3 and 1, two epochs, the default beta and variant.
 

@@ -31,7 +31,7 @@ class Peek(AddOn):
         self.seen[local.round, local.client.id] = local.memory[Ditto.own]
 
 
-@pytest.mark.golden("Ditto")
+@pytest.mark.golden("Ditto", source="Li et al., ICML 2021, Algorithm 1")
 @pytest.mark.parametrize(("momentum", "participation"), [(0.0, 1.0), (0.9, 2)])
 def test_personal_models_follow_algorithm_1(momentum: float, participation: float | int) -> None:
     lam, peek = 0.7, Peek()

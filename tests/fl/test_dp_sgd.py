@@ -78,7 +78,7 @@ def secret_of(seed: int, number: int, client: int) -> Secret:
     return Secret(int(torch.randint(2**62, (), generator=derive(seed, number, client, "secret"))))
 
 
-@pytest.mark.golden("DPSGD")
+@pytest.mark.golden("DPSGD", source="Abadi et al., CCS 2016, Algorithm 1")
 @pytest.mark.parametrize(
     ("clip", "sigma", "momentum", "mu"), [(0.3, 0.7, 0.0, 0.0), (50.0, 0.01, 0.9, 0.0), (0.6, 0.7, 0.9, 0.5)]
 )

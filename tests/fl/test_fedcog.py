@@ -37,7 +37,7 @@ def toy_tiny(seed: int) -> LabeledImages:
     return data[data.labels != seed % 3]
 
 
-@pytest.mark.golden("FedCOG")
+@pytest.mark.golden("FedCOG", source="Ye et al., ICLR 2024, Eqs. 1-3, appendix A.1.1")
 @pytest.mark.parametrize("multi", [False, True])
 @pytest.mark.parametrize("weight", [None, 0.4])
 def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
@@ -96,7 +96,7 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
         assert {"accuracy", "loss"} <= set(run.rows[0])
 
 
-@pytest.mark.golden("FedCOG")
+@pytest.mark.golden("FedCOG", source="rui-ye/FedCOG: gen_utils/generate_image.py and fedcog.py, the lines below")
 @pytest.mark.parametrize("multi", [False, True])
 @pytest.mark.parametrize(
     "options",

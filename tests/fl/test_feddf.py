@@ -45,7 +45,7 @@ def adam(f: Any, w: Any, steps: int, lr: float, cosine: bool = False, longest: f
     return w
 
 
-@pytest.mark.golden("FedDF")
+@pytest.mark.golden("FedDF", source="Lin et al., NeurIPS 2020, Algorithm 1, Eq. 3; its release for the schedule")
 @pytest.mark.parametrize(("momentum", "participation"), [(0.0, 1.0), (0.9, 2)])
 def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) -> None:
     """Teachers are averaged by logits and uniformly, the student's start by samples; rates and clipping as released."""
@@ -117,7 +117,9 @@ def clipped(z: Any, norm: float) -> Any:
     return np.where(long > 1 / norm, norm * z / long, z)
 
 
-@pytest.mark.golden("FedDF")
+@pytest.mark.golden(
+    "FedDF", source="sunnysoni97/single_image_fl at d211367: strategy/fed_df.py, lines 366-375 and 498-502"
+)
 @pytest.mark.parametrize(("rate", "starts"), [(0.5, [1, 1, 0, 1, 0]), (0.4, [1, 0, 1, 0, 1]), (0.0, [1, 0, 0, 0, 0])])
 def test_the_single_images_feddf_starts_from_the_average_in_a_share_of_the_rounds(
     rate: float, starts: list[int]

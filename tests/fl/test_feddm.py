@@ -71,7 +71,7 @@ def beginning() -> Tiny:
     return net
 
 
-@pytest.mark.golden("FedDM")
+@pytest.mark.golden("FedDM", source="Xiong et al., CVPR 2023, Algorithm 1, Eqs. 2, 8 and 9")
 @pytest.mark.parametrize(("rho", "weights"), [(5.0, "synthetic"), (0.4, "synthetic"), (5.0, "samples")])
 def test_rounds_follow_algorithm_1(rho: float, weights: Any) -> None:
     """Three clients, one of which lacks a class; a small ball stops the server, a large one does not."""
@@ -88,7 +88,7 @@ def test_rounds_follow_algorithm_1(rho: float, weights: Any) -> None:
         assert torch.allclose(found.server.state[FedDM.model][name], value, atol=1e-5), name
 
 
-@pytest.mark.golden("Real")
+@pytest.mark.golden("Real", source="a control of our own: the private images in place of the learnt ones")
 @pytest.mark.parametrize("weights", ["synthetic", "samples"])
 def test_real_images_train_the_same_server(weights: Any) -> None:
     """Clients own as many images of a class as they may send: what the server sees are their data."""

@@ -127,7 +127,10 @@ def start_of(owner: tuple[Any, ...]) -> Tensor:
     return torch.randn(3 * IPC, 1, 4, 4, generator=derive(0, *owner, "start"), dtype=torch.float64)
 
 
-@pytest.mark.golden("PrivateFedDM")
+@pytest.mark.golden(
+    "PrivateFedDM",
+    source="Xiong et al., CVPR 2023, section 3.3, image SGD; noised class means are a construction of our own",
+)
 @pytest.mark.parametrize(
     ("weights", "least", "warm"), [("synthetic", 0.0, False), ("samples", 6.0, False), ("synthetic", 6.0, True)]
 )
@@ -164,7 +167,9 @@ def test_rounds_follow_the_reference(weights: Any, least: float, warm: bool) -> 
         assert torch.allclose(state(found)[name], value, atol=1e-6), name
 
 
-@pytest.mark.golden("SummedFedDM")
+@pytest.mark.golden(
+    "SummedFedDM", source="a construction of our own after Xiong et al., CVPR 2023, section 3.3: its definition"
+)
 @pytest.mark.parametrize(("noise", "warm"), [("full", False), ("shares", False), ("shares", True)])
 def test_sums_follow_the_reference(noise: Any, warm: bool) -> None:
     """One set for all, fitted by the server: the central release on the pooled records, and the clients' noise."""

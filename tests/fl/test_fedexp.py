@@ -15,7 +15,7 @@ from tests.fl.laws import assert_lawful, network
 from tests.fl.small import Tiny, federation, images
 
 
-@pytest.mark.golden("FedExP")
+@pytest.mark.golden("FedExP", source="Jhunjhunwala et al., ICLR 2023, Algorithm 1")
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rounds_of_two_weights_follow_the_formula(weights: str, momentum: float) -> None:

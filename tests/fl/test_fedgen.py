@@ -51,7 +51,7 @@ def client(state: Any, k: int, number: int, generator: Any, seen: Any, alpha: fl
     return net
 
 
-@pytest.mark.golden("FedGen")
+@pytest.mark.golden("FedGen", source="zhuangdizhu/FedGen: serverpFedGen.py, train_generator; userpFedGen.py, train")
 def test_rounds_follow_the_two_loops() -> None:
     """`update_generator_` of the release's serverpFedGen.py without its student, and `train` of userpFedGen.py."""
     alpha, beta, decay, clients = 0.7, 0.4, 0.5, federation()[:2]

@@ -68,7 +68,7 @@ def released_mmd(source: Tensor, target: Tensor) -> Tensor:
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - kernel[:n, n:].mean() - kernel[n:, :n].mean()
 
 
-@pytest.mark.golden("Anchors")
+@pytest.mark.golden("Anchors", source="Huang et al., TMLR 2024, Eqs. 2-6, Algorithm 1")
 @pytest.mark.parametrize("joined", ["unselected", "always"])
 @pytest.mark.parametrize(("reduction", "weight"), [("mean", 0.3), ("sum", 0.02), ("mmd", 0.7)])
 def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) -> None:
@@ -193,7 +193,7 @@ def sets(clients: list[LabeledImages]) -> list[LabeledImages]:
     ]  # fmt: skip
 
 
-@pytest.mark.golden("Condensed")
+@pytest.mark.golden("Condensed", source="Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20")
 def test_any_method_on_condensed_data_is_the_method_on_these_sets() -> None:
     """Same weights to the last bit, with one class fewer at a client that owns two."""
     clients = federation()
@@ -248,7 +248,9 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.golden("FedLGD")
+@pytest.mark.golden(
+    "FedLGD", source="Huang et al., TMLR 2024, section 5.1: the constants; its halves have goldens of their own"
+)
 def test_the_composition_has_the_papers_defaults() -> None:
     method = FedLGD(network=Tiny)
     condensed, anchors = method.addons[1], method.addons[0]

@@ -47,7 +47,7 @@ def clients(classes: int = 3) -> list[LabeledImages]:
     ]
 
 
-@pytest.mark.golden("FedProto")
+@pytest.mark.golden("FedProto", source="Tan et al., AAAI 2022, Algorithm 1; the distance per image as in its release")
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_rounds_follow_algorithm_1(weights: Any) -> None:
     """theta stacks W and V (rows are outputs, as in nn.Linear); class 3 has no owner."""
@@ -144,7 +144,7 @@ def test_refusals() -> None:
         start(FedProto(network=Tiny), task=MultiLabel(3))
 
 
-@pytest.mark.golden("Condensed")
+@pytest.mark.golden("Condensed", source="Huang et al., TMLR 2024, section 5.1: FedProto on condensed data")
 @pytest.mark.parametrize("participation", [1.0, 2])
 def test_on_condensed_data_it_is_fedproto_on_these_sets(participation: float | int, tmp_path: Path) -> None:
     """FedLGD's rows for FedProto: each client condenses when it is first drawn, by its own architecture."""

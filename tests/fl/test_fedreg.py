@@ -77,7 +77,10 @@ def two_layers(outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
 
 
-@pytest.mark.golden("FedReg")
+@pytest.mark.golden(
+    "FedReg",
+    source="Zoesgithub/FedReg at 34b081f, run: FedUtils/fed/fedreg.py, step_func; FedUtils/models/utils.py, FSGM",
+)
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_whole_rounds_are_the_releases(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients of several batches, three epochs, gamma 0.4, eta 0.1 and 0.001 in 3 iterations, rate 0.5."""

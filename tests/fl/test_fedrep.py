@@ -29,7 +29,7 @@ def descend(net: Tiny, names: str, data: Any, generator: torch.Generator, epochs
                 p.data -= 0.1 * b
 
 
-@pytest.mark.golden("fedrep")
+@pytest.mark.golden("fedrep", source="Collins et al., ICML 2021, Algorithm 1")
 @pytest.mark.parametrize(("weights", "momentum"), [("uniform", 0.5), ("samples", 0.0)])
 def test_rounds_follow_algorithm_1(weights: Any, momentum: float) -> None:
     """Head first, under the received body; then the body under the new head; the bodies are averaged, heads stay."""

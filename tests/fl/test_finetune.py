@@ -27,7 +27,9 @@ class Seen(FineTune):
         return tuned
 
 
-@pytest.mark.golden("FineTune")
+@pytest.mark.golden(
+    "FineTune", source="Wang et al., 2019: train the global model on the client before its test; no formula is printed"
+)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_new_global_model_is_trained_on_before_the_test(momentum: float) -> None:
     clients = [Holding(c, c) for c in linear.clients()]

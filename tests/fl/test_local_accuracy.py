@@ -27,6 +27,7 @@ def play(*addons: AddOn, rounds: int = 3, data: Any = None, **options: Any) -> A
     )
 
 
+@pytest.mark.golden("LocalAccuracy", source="Ye et al., ICLR 2024, section 6.4, Fig. 2b")
 @pytest.mark.parametrize("beside", [(), (NaiveVHL(classes=3, per_class=4, options={"width": 8}), ServerMomentum(0.5))])
 def test_it_is_the_accuracy_of_every_trained_model_batch_statistics_included(beside: tuple[AddOn, ...]) -> None:
     trained: dict[tuple[int, int], Any] = {}

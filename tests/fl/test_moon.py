@@ -28,7 +28,7 @@ def contrast(client: int, w: Any, start: Any, previous: Any, temperature: float)
     return float(-np.log(near / (near + far)).mean())
 
 
-@pytest.mark.golden("MOON")
+@pytest.mark.golden("MOON", source="Li et al., CVPR 2021, Eq. 3")
 @pytest.mark.parametrize(("momentum", "participation"), [(0.0, 1.0), (0.9, 2)])
 def test_rounds_follow_equation_3(momentum: float, participation: float | int) -> None:
     mu, temperature, rounds = 0.8, 0.4, 5

@@ -24,7 +24,9 @@ def normalizer(steps: int, momentum: float, pull: float) -> float:
     return sum((1 - pull) ** k for k in range(steps))
 
 
-@pytest.mark.golden("Nova")
+@pytest.mark.golden(
+    "Nova", source="Wang et al., NeurIPS 2020, section 4: a_i of momentum and of a proximal term, tau_eff"
+)
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0)])
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_rounds_of_two_weights_follow_the_paper(momentum: float, mu: float, weights: str) -> None:

@@ -19,7 +19,7 @@ from tests.fl.laws import assert_lawful, assert_same, network
 from tests.fl.small import Tiny, federation
 
 
-@pytest.mark.golden("SAM")
+@pytest.mark.golden("SAM", source="Qu et al., ICML 2022, Algorithm 1")
 def test_rounds_of_two_weights_follow_the_formula() -> None:
     """FedProx's pull is part of the loss whose sharpness counts: its gradient too is taken at the moved weights."""
     rho, mu = 0.3, 0.4

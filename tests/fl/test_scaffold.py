@@ -36,7 +36,7 @@ def unit_path(steps: int, lr: float, momentum: float) -> float:
     return sum(lr * (1 - momentum ** (steps - k)) / (1 - momentum) for k in range(steps))
 
 
-@pytest.mark.golden("Scaffold")
+@pytest.mark.golden("Scaffold", source="Karimireddy et al., ICML 2020, Algorithm 1, option II")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("addons", [(), (Zapped(),)])
 def test_rounds_of_two_weights_follow_algorithm_1(momentum: float, addons: tuple[AddOn, ...]) -> None:

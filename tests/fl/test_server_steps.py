@@ -31,7 +31,7 @@ def follow(addon: AddOn, step: Callable[[int, Vector], Vector]) -> None:
     assert quadratic.weights(run) == pytest.approx(w, abs=2e-6)
 
 
-@pytest.mark.golden("ServerMomentum")
+@pytest.mark.golden("ServerMomentum", source="Hsu et al., 2019, section 4.3; rui-ye/FedCOG: fedcog.py for 'fedcog'")
 @pytest.mark.parametrize("rule", ["heavy-ball", "nesterov", "fedcog"])
 def test_momentum_follows_its_formula(rule: Any) -> None:
     v = np.zeros(2)
@@ -56,7 +56,7 @@ def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float, tau: floa
     return step
 
 
-@pytest.mark.golden("ServerAdagrad", "ServerAdam", "ServerYogi")
+@pytest.mark.golden("ServerAdagrad", "ServerAdam", "ServerYogi", source="Reddi et al., ICLR 2021, Algorithm 2")
 @pytest.mark.parametrize("initial", [None, 0.0, 0.3])
 def test_adaptive_steps_follow_algorithm_2(initial: float | None) -> None:
     start = 0.02**2 if initial is None else initial

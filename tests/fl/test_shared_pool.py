@@ -29,7 +29,7 @@ def play(addon: Any, rounds: int = 3, **options: Any) -> Run:
     return simulate(FedAvg(addon, **held), rounds=rounds, progress=False, **simulation)
 
 
-@pytest.mark.golden("SharedPool")
+@pytest.mark.golden("SharedPool", source="Soni, Saeed and Asano, 2024, Algorithm 1")
 @pytest.mark.parametrize("clip", [None, 2.5])
 @pytest.mark.parametrize("as_set", [False, True])
 def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, as_set: bool) -> None:

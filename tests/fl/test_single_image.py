@@ -99,7 +99,9 @@ def constant(x: float, label: int, count: int) -> LabeledImages:
     return LabeledImages(torch.full((count, 1, 4, 4), x), torch.full((count,), label), num_classes=2)
 
 
-@pytest.mark.golden("SharedImage", "single_image")
+@pytest.mark.golden(
+    "SharedImage", "single_image", source="Soni, Saeed and Asano, 2024, Algorithm 1; the release's strategy/fed_df.py"
+)
 @pytest.mark.parametrize("clip", [None, 2.5])
 @pytest.mark.parametrize("scales", [{"": 1.0}, {"a": 1.0, "b": 3.0}])
 @pytest.mark.parametrize("mu", [0.0, 0.7])

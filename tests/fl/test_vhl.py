@@ -39,7 +39,11 @@ def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None 
     return simulate(method, clients or federation(), rounds=rounds, progress=False)
 
 
-@pytest.mark.golden("VHL", "NaiveVHL")
+@pytest.mark.golden(
+    "VHL",
+    "NaiveVHL",
+    source="Tang et al., ICML 2022, Eq. 4; wizard1203/VHL: trainers/normal_trainer.py, the third term",
+)
 @pytest.mark.parametrize(
     ("addon", "weights"),
     [
@@ -180,7 +184,7 @@ class GivenMeans(VFA):
         server.state[VFA.means] = {"mean": (1 + wave((3, 3), 0.7)) / 2}
 
 
-@pytest.mark.golden("VFA")
+@pytest.mark.golden("VFA", source="wizard1203/VHL at c5aa7a1, run: loss_fn/losses.py, align_feature_loss")
 def test_a_vfa_round_is_the_releases() -> None:
     """One client, batches of 5 and 2, two epochs, weight 1.5, std 0 (the release draws from the global generator).
 
@@ -228,7 +232,9 @@ def test_vfa_is_supcon_with_drawn_features() -> None:
     assert_close(run.server.state[FedAvg.model], net.state_dict())
 
 
-@pytest.mark.golden("VFTL")
+@pytest.mark.golden(
+    "VFTL", source="Tang et al., ICML 2022, section 5.3: pretrain on the virtual set, then plain rounds"
+)
 def test_vftl_is_fedavg_from_pretrained_weights() -> None:
     start = beginning(3)
     addon = VFTL(epochs=4, lr=0.1, momentum=0.9, batch=8, source=VIRTUAL, classes=3)
