@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,20 @@ def test_the_other_rows_follow_the_release(multi: bool, options: dict[str, Any])
         else:
             nets.append(trained(net, first, 7, 0.3))
     assert_close(run.server.state[FedAvg.model], averaged(nets, [4, 7]))
+
+
+@pytest.mark.parametrize("decoder", [None, SmallDecoder])
+def test_with_a_decoder_adam_has_the_releases_betas(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """generate_image.py, line 91: (0.5, 0.999); without one, line 94: (0.5, 0.9)."""
+    seen = set()
+
+    def recorded(*args: Any, **options: Any) -> LabeledImages:
+        seen.add(options.get("betas", inspect.signature(invert).parameters["betas"].default))
+        return invert(*args, **options)
+
+    monkeypatch.setattr("fl.addons.fedcog.invert", recorded)
+    played(FedCOG(**FEW, decoder=decoder), rounds=2)
+    assert seen == {(0.5, 0.9) if decoder is None else (0.5, 0.999)}
 
 
 def test_uniform_targets_serve_a_balanced_client_if_the_weight_is_given() -> None:

@@ -27,6 +27,12 @@ def test_rounds_to_a_target_accuracy() -> None:
             rounds_to(history, target)
 
 
+@pytest.mark.parametrize(("bests", "deviation"), [((0.9, 0.9, 0.3), 0.4), ((0.9, 0.3, 0.3), 0.4)])
+def test_the_deviation_looks_both_ways(bests: tuple[float, ...], deviation: float) -> None:
+    assert best_seed_mean([rows([best]) for best in bests]).deviation == pytest.approx(deviation)
+    assert released([[best] for best in bests])[1] == pytest.approx(deviation)
+
+
 def released(curves: list[list[float]]) -> tuple[float, float]:
     """Lines 114-131 of the single image's plotting_scripts/multiseed_helper.py, for one method."""
     best_avg = np.max(np.mean(curves, axis=0))
