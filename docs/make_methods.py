@@ -75,7 +75,7 @@ def golden_tests() -> dict[str, Path]:
         functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
         for mark in (m for f in functions if f.name.startswith("test_") for m in f.decorator_list):
             if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.golden":
-                found |= {ast.literal_eval(name): path for name in mark.args}
+                found = {ast.literal_eval(name): path for name in mark.args} | found
     return found
 
 
