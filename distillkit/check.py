@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
 
-__all__ = ["batch_of_images", "callable_with", "class_labels", "one_of", "positive_int", "real_number", "rows"]
+__all__ = [
+    "batch_of_images",
+    "callable_with",
+    "class_labels",
+    "mapping",
+    "one_of",
+    "positive_int",
+    "real_number",
+    "rows",
+    "several",
+    "switch",
+]
 
 
 def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
@@ -121,6 +133,30 @@ def one_of(value: T, name: str, allowed: Collection[T]) -> T:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(repr(a) for a in allowed)}, got {value!r}")
     return value
+
+
+def switch(value: bool, name: str) -> bool:
+    """Return `value` if it is True or False, else raise TypeError: a word such as "no" would count as yes."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
+    """Return `values` if they map names to something, else raise TypeError."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{name} must map names to values, got {type(values).__name__}")
+    wrong = [key for key in values if not isinstance(key, str)]
+    if wrong:
+        raise TypeError(f"{name} must have strings as names, got {wrong[0]!r}")
+    return values
+
+
+def several(values: Sequence[T], name: str, wanted: str) -> tuple[T, ...]:
+    """Return `values` as a tuple if they are a list, tuple, range or array of things, else raise TypeError."""
+    if not isinstance(values, Sequence | Tensor | np.ndarray) or isinstance(values, str):
+        raise TypeError(f"{name} must be a list of {wanted}, got {type(values).__name__}")
+    return tuple(values)
 
 
 def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *, classes: bool = False) -> T:

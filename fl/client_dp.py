@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.plausible import warn
 from distillkit.privacy import CLIENT, EVERYONE, Event, Ledger, NotAccountable, PrivacyError
 from fl.averaging import FedAvg
 from fl.boundable import require_shapes, require_sums
@@ -90,7 +91,14 @@ class ClientDP(Filter):
     def __post_init__(self) -> None:
         check.real_number(self.sigma, "sigma", least=0.0)
         check.real_number(self.rate, "rate", above=0.0, most=1.0)
+        if self.sigma == 0:
+            warn("ClientDP(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
         given = self.clip if isinstance(self.clip, Mapping) else {FedAvg.update: self.clip}
+        wrong = [e for e in given if not isinstance(e, Entry)]
+        if wrong:
+            raise TypeError(f"clip must map entries, as FedAvg.update, to their norms, got {wrong[0]!r}")
+        if self.adaptive is not None and not isinstance(self.adaptive, Adaptive):
+            raise TypeError(f"adaptive must be an Adaptive(...), got {type(self.adaptive).__name__}")
         clips = {e: check.real_number(c, f"the clip of {e.key}", above=0.0) for e, c in given.items()}
         if not clips:
             raise ValueError("clip must hold at least one entry, got none")

@@ -18,7 +18,7 @@ from fl.local import Phase
 from fl.message import Entry, Tensors, declared
 from fl.method import Client, Method, Server, described
 from fl.networks import Factory, Templates
-from fl.options import local_phases, patterns, require_assignment
+from fl.options import learning_rate, local_phases, patterns, require_assignment
 from fl.schema import MOST
 from fl.task import Task
 from fl.trial import require_matches, try_augmentation, try_network, try_objective
@@ -93,9 +93,7 @@ class Core(Method):
         self.lr_decay = check.real_number(lr_decay, "lr_decay", above=0.0)
         self.optimizer = check.one_of(optimizer, "optimizer", ("sgd", "adam"))
         default = 0.1 if optimizer == "sgd" else 0.001
-        self.lr = default if lr is None else check.real_number(lr, "lr", above=0.0)
-        if self.lr > 10:
-            warn(f"lr={self.lr:g} is far beyond the rates that train networks (0.001 to 1)")
+        self.lr = default if lr is None else learning_rate(lr, "lr")
         self.optimizer_state = check.one_of(optimizer_state, "optimizer_state", ("round", "client"))
         if optimizer_state == "client" and optimizer == "sgd" and not momentum:
             raise ValueError("optimizer_state='client' keeps momentum, but momentum is 0: give one, or leave it out")
@@ -147,6 +145,8 @@ class Core(Method):
         templates = {name: self.template(name, server.task.num_classes) for name in self.networks}
         for name, net in templates.items():
             try_network(server, net, outputs, f"network[{name!r}]" if name else "network")
+        for client in range(server.clients):
+            self.architecture(client)
         parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
         known = list(dict.fromkeys(n for names in parameters.values() for n in names))
         require_matches(self.personal, known, "personal")
@@ -176,9 +176,9 @@ class Core(Method):
 
     def _require_initial(self, state: Mapping[str, Tensor]) -> None:
         given = self.initial or {}
-        unknown = sorted(set(given) - set(state))
+        unknown = sorted(set(given) - set(state), key=str)
         if unknown:
-            raise ValueError(f"initial holds names that the network lacks: {', '.join(unknown[:5])}")
+            raise ValueError(f"initial holds names that the network lacks: {', '.join(map(str, unknown[:5]))}")
         for name, tensor in given.items():
             wanted = state[name]
             if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):

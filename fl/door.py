@@ -106,6 +106,8 @@ def _require_like(first: LabeledImages, other: LabeledImages, name: str, *, clas
         )
     except ValueError as error:
         raise ValueError(f"{name} does not fit clients[0]: {error}") from error
+    if not bool(torch.isfinite(other.images).all()):
+        raise ValueError(f"{name} holds NaN or Inf")
     if first.images.dtype != other.images.dtype:
         raise ValueError(
             f"{name} holds {other.images.dtype} images, clients[0] {first.images.dtype}; convert with "
@@ -135,7 +137,7 @@ class Roster(Sequence[Holding]):
     """
 
     def __init__(self, clients: Sequence[Images | Holding], classes: int | None = None, progress: bool = True) -> None:
-        if isinstance(clients, LabeledImages | Tensor | Dataset | DataLoader | str | Mapping) or not (
+        if isinstance(clients, type | LabeledImages | Tensor | Dataset | DataLoader | str | Mapping) or not (
             hasattr(clients, "__len__") and hasattr(clients, "__getitem__")
         ):
             raise TypeError(f"clients must be a sequence of sets, one a client, got one {type(clients).__name__}")
@@ -291,7 +293,7 @@ def panel(evaluate: object, clients: int, *, private: bool) -> str | list[int]:
     if isinstance(evaluate, str):
         return check.one_of(evaluate, "evaluate", ("drawn", "all", "none"))
     wanted = "evaluate must be 'drawn', 'all', 'none' or a list of clients' numbers"
-    if isinstance(evaluate, Mapping) or not hasattr(evaluate, "__iter__"):
+    if isinstance(evaluate, type | Mapping) or not hasattr(evaluate, "__iter__"):
         raise TypeError(f"{wanted}, got {type(evaluate).__name__}")
     given = [n.item() if isinstance(n, Tensor) and n.ndim == 0 else n for n in evaluate]
     if not all(isinstance(n, Integral) and not isinstance(n, bool) for n in given):

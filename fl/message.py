@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, get_args, overload
 import torch
 from torch import Tensor
 
+from distillkit import check
 from distillkit.sets import LabeledImages
 
 __all__ = ["DTYPES", "Entry", "Message", "Rule", "Tensors", "Value", "check_value", "declared", "sizes"]
@@ -62,6 +63,7 @@ class Entry(Generic[V]):
             raise ValueError(f"over must be positive, got {over}")
         if bound is not None and not bound > 0:
             raise ValueError(f"bound must be positive, got {bound}")
+        check.switch(kept, "kept")
         self.reduce, self.by, self.over, self.bound, self.kept = reduce, by, over, bound, kept
         self.key = ""
 
@@ -92,6 +94,8 @@ class Message:
 
     def __init__(self, values: Mapping[Entry[Any], Value] | None = None) -> None:
         self._values: dict[str, Value] = {}
+        if values is not None and not isinstance(values, Mapping):
+            raise TypeError(f"values must map entries to values, got {type(values).__name__}")
         for entry, value in (values or {}).items():
             self[entry] = value
 
@@ -108,6 +112,8 @@ class Message:
         return cast(V, self._values[entry.key])
 
     def __setitem__(self, entry: Entry[Any], value: Any) -> None:
+        if not isinstance(entry, Entry):
+            raise TypeError(f"a message holds values by Entry, got the name {entry!r}")
         if not entry.key:
             raise ValueError("an Entry must be declared as a class attribute before it is used")
         self._values[entry.key] = check_value(entry.key, value)

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from distillkit import check
+from distillkit.plausible import warn
 from fl.local import Phase
 
-__all__ = ["local_phases", "patterns", "require_assignment"]
+__all__ = ["learning_rate", "local_phases", "patterns", "require_assignment"]
+
+
+def learning_rate(value: float, name: str) -> float:
+    """Return a rate at which networks are trained, if it is positive; one far beyond all custom is warned of."""
+    rate = check.real_number(value, name, above=0.0)
+    if rate > 10:
+        warn(f"{name}={rate:g} is far beyond the rates that train networks (0.001 to 1)")
+    return rate
 
 
 def local_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] | None) -> tuple[Phase, ...]:

@@ -112,7 +112,7 @@ def simulate(
     drawn = door.drawn_count(participation, len(clients), min_replies, drawn_by_method=method.draws)
     participation = int(participation) if isinstance(participation, Integral) else float(participation)
     for name, wanted in {"transcript": transcript, "resume": resume}.items():
-        if wanted and out is None:
+        if check.switch(wanted, name) and out is None:
             raise ValueError(f"{name} needs a folder: give out")
     if on_round is not None:
         check.callable_with(on_round, "on_round", ["row"], "a function of the round's row")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from distillkit import check
 from distillkit.generate import complement_targets
 from distillkit.losses import binary_distillation, knowledge_distillation
 
@@ -80,6 +81,9 @@ class Classification:
     single_label: ClassVar[bool] = True
     num_classes: int
 
+    def __post_init__(self) -> None:
+        check.positive_int(self.num_classes, "num_classes")
+
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy; `labels` are indices [N] or rows of probabilities [N, K']."""
         return F.cross_entropy(logits, labels)
@@ -128,6 +132,9 @@ class MultiLabel:
 
     single_label: ClassVar[bool] = False
     num_classes: int
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Binary cross-entropy over images and classes, mean."""

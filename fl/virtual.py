@@ -9,7 +9,7 @@ from distillkit.generate import cnn_noise, stylegan_noise, upsampled_gaussian
 from distillkit.sets import LabeledImages
 from fl.method import Server
 
-__all__ = ["NOISE", "virtual_set"]
+__all__ = ["NOISE", "require_source", "virtual_set"]
 
 NOISE: dict[str, Callable[..., LabeledImages]] = {
     "stylegan": stylegan_noise,
@@ -17,6 +17,13 @@ NOISE: dict[str, Callable[..., LabeledImages]] = {
     "cnn": cnn_noise,
 }
 """VHL's three sources of noise by name."""
+
+
+def require_source(source: object) -> None:
+    """Raise a TypeError unless `source` is a name or a set, which `virtual_set` then finds or makes."""
+    if not isinstance(source, str | LabeledImages):
+        names, came = ", ".join(NOISE), type(source).__name__
+        raise TypeError(f"source must be one of {names}, a name in server_data, or a LabeledImages, got {came}")
 
 
 def virtual_set(

@@ -50,7 +50,7 @@ class Shared(AddOn):
     fingerprint: str = field(init=False)
     held: Tensor = field(init=False, repr=False)
     source: Source = field(init=False, repr=False)
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
     single_label = True
 
     picture: ClassVar[Entry[Tensor]]
@@ -69,6 +69,7 @@ class Shared(AddOn):
         if self.clip is not None:
             check.real_number(self.clip, "clip", above=0.0)
         check.one_of(self.returns, "returns", ("last", "best"))
+        check.mapping(self.selection, "selection")
         for name, value in {"held": held, "source": source, "fingerprint": fingerprint}.items():
             object.__setattr__(self, name, value)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
 from distillkit import check
+from distillkit.plausible import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
 from distillkit.privacy.gradient import refuse_half_precision
 from distillkit.privacy.guards import refuse_large_delta
@@ -68,14 +70,16 @@ class DPSGD(AddOn):
     clip: float = 1.0
     chunk: int | None = None
     gradients: Ways = "auto"
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
     private = True
 
     def __post_init__(self) -> None:
         check.real_number(self.sigma, "sigma", least=0.0)
         check.real_number(self.rate, "rate", above=0.0, most=1.0)
+        if self.sigma == 0:
+            warn("DPSGD(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
         check.positive_int(self.size, "size")
-        if self.clip != float("inf") or self.sigma:
+        if self.sigma or not (isinstance(self.clip, float) and self.clip == math.inf):
             check.real_number(self.clip, "clip", above=0.0)
         if self.chunk is not None:
             check.positive_int(self.chunk, "chunk")

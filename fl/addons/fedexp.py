@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class FedExP(AddOn):
     """
 
     epsilon: float = 1e-3
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
     norm = Entry[float]("mean", by=FedAvg.samples)
     before = Entry[Tensors]("first")
 

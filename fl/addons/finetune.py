@@ -44,7 +44,7 @@ class FineTune(AddOn):
 
     def check_run(self, method: Core, names: Sequence[str]) -> None:
         """The pattern must match."""
-        require_matches([self.train], names, self.name)
+        require_matches([self.train], names, "FineTune(train=...)")
 
     def personal(self, local: Local) -> Tensors:
         """The received model after some training."""

@@ -54,6 +54,12 @@ class LocalAccuracy(AddOn):
         """Require the set."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
+        data = server.data[self.on]
+        if data.num_classes != server.task.num_classes or (data.labels.ndim == 1) != server.task.single_label:
+            raise ValueError(
+                f"server_data[{self.on!r}] must have labels as the clients have, for {server.task!r}; it has "
+                f"{data.num_classes} classes, labels {list(data.labels.shape)}"
+            )
 
     def digest(self, server: Server, reply: Message, out: Message) -> None:
         """Test one client's model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -37,7 +37,7 @@ class Nova(AddOn):
     normaliser is the number of steps.
     """
 
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
     def check(self, method: Core) -> None:

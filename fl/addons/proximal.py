@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class Proximal(AddOn):
     """
 
     mu: float = 0.01
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
 
     def __post_init__(self) -> None:
         check.real_number(self.mu, "mu", least=0.0)

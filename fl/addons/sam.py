@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,7 +35,7 @@ class SAM(AddOn):
     """
 
     rho: float = 0.05
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
 
     def __post_init__(self) -> None:
         check.real_number(self.rho, "rho", least=0.0)

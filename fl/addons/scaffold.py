@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -40,7 +40,7 @@ class Scaffold(AddOn):
         ValueError: with Adam on the clients, whose steps are not proportional to gradients, or several architectures.
     """
 
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
     first_round = 2
     control = Entry[Tensors]("first")
     own = Entry[Tensors]("first")

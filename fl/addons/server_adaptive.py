@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ class ServerAdaptive(AddOn):
     beta1: float = 0.9
     tau: float = 1e-3
     initial: float | None = None
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
     m = Entry[Tensors]("first")
     v = Entry[Tensors]("first")
 

@@ -32,7 +32,7 @@ class ServerMomentum(AddOn):
     momentum: float = 0.9
     lr: float = 1.0
     rule: Literal["heavy-ball", "nesterov", "fedcog"] = "heavy-ball"
-    reads: Literal["nothing", "example", "batch"] = "nothing"
+    reads = "nothing"
     velocity = Entry[Tensors]("first")
 
     def __post_init__(self) -> None:

@@ -63,6 +63,9 @@ class SharedImage(Shared):
 
     def __post_init__(self) -> None:
         check.positive_int(self.keep, "keep", most=check.positive_int(self.count, "count"))
+        if self.size is not None:
+            check.positive_int(self.size, "size")
+        check.mapping(self.crops, "crops")
         patches = Patches(self.image, self.seed, size=self.size or 1, count=self.count, **self.crops)
         object.__setattr__(self, "image", (255 * patches.image.cpu()).round().to(torch.uint8))
         self._hold(self.image, Crops(self.seed, self.count, self.size, self.crops), patches.digest[:16])

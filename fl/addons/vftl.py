@@ -17,7 +17,7 @@ from fl.averaging import FedAvg
 from fl.local import shuffled
 from fl.message import Tensors
 from fl.method import Server
-from fl.virtual import virtual_set
+from fl.virtual import require_source, virtual_set
 
 if TYPE_CHECKING:
     from fl.core import Core
@@ -57,6 +57,8 @@ class VFTL(AddOn):
         check.positive_int(self.batch, "batch")
         check.positive_int(self.classes, "classes", least=2)
         check.positive_int(self.per_class, "per_class")
+        require_source(self.source)
+        check.mapping(self.options, "options")
 
     @property
     def off(self) -> bool:

@@ -22,7 +22,7 @@ from fl.averaging import FedAvg
 from fl.message import Entry, Message
 from fl.method import Server
 from fl.step import outputs
-from fl.virtual import virtual_set
+from fl.virtual import require_source, virtual_set
 
 if TYPE_CHECKING:
     from fl.core import Core
@@ -85,6 +85,8 @@ class VHL(AddOn):
     def __post_init__(self) -> None:
         check.positive_int(self.classes, "classes", least=2)
         check.positive_int(self.per_class, "per_class")
+        require_source(self.source)
+        check.mapping(self.options, "options")
         for name in ("cross_entropy", "calibration", "contrast"):
             check.real_number(getattr(self, name), name, least=0.0)
         if self.batch is not None:

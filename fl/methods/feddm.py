@@ -17,6 +17,7 @@ from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, NoUsableReply, Predictor, Server, described, sums_like
 from fl.networks import Factory, Templates
+from fl.options import learning_rate
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
 from fl.trial import try_network
@@ -92,10 +93,10 @@ class FedDM(Method):
         self.augment = augment
         self.server_epochs = check.positive_int(server_epochs, "server_epochs")
         self.server_batch = check.positive_int(server_batch, "server_batch")
-        self.server_lr = check.real_number(server_lr, "server_lr", above=0.0)
+        self.server_lr = learning_rate(server_lr, "server_lr")
         self.server_momentum = check.real_number(server_momentum, "server_momentum", least=0.0, most=1.0)
         self.server_weight_decay = check.real_number(server_weight_decay, "server_weight_decay", least=0.0)
-        self.project = project
+        self.project = check.switch(project, "project")
         self.weights = check.one_of(weights, "weights", ("synthetic", "samples"))
         self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
 

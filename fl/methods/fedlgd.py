@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from distillkit import check
 from distillkit.augment import DSA
 from distillkit.condense import Augmentation
 from fl.addon import AddOn
@@ -69,6 +70,9 @@ def FedLGD(
     Returns:
         A `FedAvg` with these add-ons.
     """
+    for name, value in {"condense_steps": condense_steps, "anchors": anchors, "match_steps": match_steps}.items():
+        check.positive_int(value, name, least=0)
+    check.one_of(anchors_init, "anchors_init", ("noise", "statistics", "statistics-whole-set"))
     condensed = Condensed(
         ipc=ipc, steps=condense_steps, refine_steps=refine_steps, selected=selected, init=init,
         network=condense_network, augment=augment,

@@ -19,7 +19,7 @@ from fl.local import shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, Predictor, Server, described, sums_like
 from fl.networks import Factory, Templates
-from fl.options import require_assignment
+from fl.options import learning_rate, require_assignment
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
 from fl.trial import try_network
@@ -84,7 +84,7 @@ class FedProto(Method):
         self.assign = assign
         require_assignment(assign, tuple(self.templates.factories))
         self.lam = check.real_number(lam, "lam", least=0.0)
-        self.lr = check.real_number(lr, "lr", above=0.0)
+        self.lr = learning_rate(lr, "lr")
         self.momentum = check.real_number(momentum, "momentum", least=0.0, most=1.0)
         self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
         self.epochs, self.batch = check.positive_int(epochs, "epochs"), check.positive_int(batch, "batch")
@@ -104,6 +104,8 @@ class FedProto(Method):
     def check_run(self, server: Server, rounds: int) -> None:
         """Try every architecture on noise."""
         classes = server.task.num_classes
+        for client in range(server.clients):
+            self._architecture(client)
         for name in self.templates.factories:
             label = f"network[{name!r}]" if name else "network"
             try_network(server, self.templates.of(name, classes), classes, label, features=True)
@@ -129,11 +131,14 @@ class FedProto(Method):
         """The global prototypes, and which of them exist."""
         return Message({e: server.state[e] for e in (self.prototypes, self.known)})
 
+    def _architecture(self, client: int) -> str:
+        if self.assign is None:
+            return next(iter(self.templates.factories))
+        name = self.assign(client) if callable(self.assign) else self.assign.get(client, "")
+        return check.one_of(name, f"assign({client})", tuple(self.templates.factories))
+
     def _network(self, client: Client) -> nn.Module:
-        architecture = next(iter(self.templates.factories))
-        if self.assign is not None:
-            architecture = self.assign(client.id) if callable(self.assign) else self.assign.get(client.id, "")
-            check.one_of(architecture, f"assign({client.id})", self.templates.factories)
+        architecture = self._architecture(client.id)
         classes = client.task.num_classes
         if self.own in client.memory:
             return self.templates.at(architecture, classes, client.memory[self.own], client.device)

@@ -50,6 +50,8 @@ def fedrep(
     taken = sorted({"personal", "phases", "epochs", "steps"} & set(options))
     if taken:
         raise ValueError(f"{taken[0]} is set by fedrep itself; use head, head_epochs and body_epochs")
+    if not isinstance(head, str) or not head:
+        raise TypeError(f"head must be a pattern of parameters' names, as 'classifier.*', got {head!r}")
     phases = (
         Phase(check.positive_int(head_epochs, "head_epochs"), train=head),
         Phase(check.positive_int(body_epochs, "body_epochs"), train=f"!{head}"),

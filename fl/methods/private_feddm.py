@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.networks import NetworkBall
+from distillkit.plausible import warn
 from distillkit.privacy import (
     ASSUMED,
     Ledger,
@@ -100,17 +101,24 @@ class PrivateFedDM(FedDM):
         lr = (200.0 if mechanism == "class_means" else 0.1) if lr is None else lr
         super().__init__(init="noise", steps=steps, lr=lr, **options)
         self.sigma = check.real_number(sigma, "sigma", least=0.0)
+        if self.sigma == 0:
+            name = type(self).__name__
+            warn(f"{name}(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
         self.networks = check.positive_int(networks, "networks")
         if (sizes is None) == (sigma_sizes is None):
             raise PrivacyError(
                 "give either sizes, public numbers, or sigma_sizes, the noise of a histogram that is taken once: the "
                 "true class sizes are private"
             )
-        self.sizes = None if sizes is None else [check.real_number(n, "sizes", above=0.0) for n in sizes]
+        given = () if sizes is None else check.several(sizes, "sizes", "numbers, one a class")
+        self.sizes = None if sizes is None else [check.real_number(n, "sizes", above=0.0) for n in given]
         self.sigma_sizes = 0.0 if sigma_sizes is None else check.real_number(sigma_sizes, "sigma_sizes", least=0.0)
         self.least = None if least is None else check.real_number(least, "least", least=0.0)
-        self.warm, self.public_statistics = warm, public_statistics
-        self.clip = clip if clip is None or clip == math.inf else check.real_number(clip, "clip", above=0.0)
+        self.warm = check.switch(warm, "warm")
+        self.public_statistics = check.switch(public_statistics, "public_statistics")
+        self.clip = clip
+        if clip is not None and not (isinstance(clip, float) and clip == math.inf):
+            self.clip = check.real_number(clip, "clip", above=0.0)
         if self.clip == math.inf and self.sigma:
             raise PrivacyError("clip must be finite: without a clip no noise is large enough")
         self.rate = check.real_number(rate, "rate", above=0.0, most=1.0)

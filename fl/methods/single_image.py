@@ -54,7 +54,7 @@ def single_image(
         shared: options of `SharedImage`.
         options: of `FedAvg`, instead of the above.
     """
-    sharing = SharedImage(image, **(shared or {}))
+    sharing = SharedImage(image, **check.mapping(shared or {}, "shared"))
     objective = None if sharing.clip is None else ClippedCrossEntropy(sharing.clip)
     paper: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "batch": 512, "objective": objective}
     if options.get("steps") is None and options.get("phases") is None:

@@ -14,7 +14,7 @@ from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, Anchors, Condensed, Ditto, FedCOG, FineTune, Proximal, Scaffold
 from fl.local import Phase
-from fl.methods import FedProto, fedrep, single_image
+from fl.methods import FedProto, PrivateFedDM, fedrep, single_image
 from tests.fl.small import Tiny, federation, images
 
 
@@ -79,11 +79,32 @@ def test_epochs_and_steps_together_are_refused(make: Any) -> None:
 
 
 def test_a_rate_beyond_all_custom_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"lr=1e\+09"):
-        FedAvg(network=Tiny, lr=1e9)
+    for make in (FedAvg, FedProto, lambda network, lr: FedDM(network=network, server_lr=lr)):
+        with pytest.warns(UserWarning, match=r"lr=1e\+09"):
+            make(network=Tiny, lr=1e9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FedAvg(network=Tiny, lr=1.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda sigma: Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(sigma, 1.0, 1.0)),
+        lambda sigma: FedAvg(DPSGD(sigma=sigma, rate=0.5, size=20), network=Tiny, weights="uniform"),
+        lambda sigma: PrivateFedDM(
+            network=Tiny, ipc=1, steps=1, server_epochs=1, networks=1, sigma=sigma, sizes=[5.0, 5.0, 5.0]
+        ),
+    ],
+)
+def test_private_methods_without_noise_say_so(make: Any) -> None:
+    with pytest.warns(UserWarning, match=r"\(sigma=0\) adds no noise: nothing is guaranteed, .* epsilon is None"):
+        method = make(0.0)
+    assert play(method).rows[0]["epsilon"] is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method = make(1.0)
+    assert play(method).rows[0]["epsilon"] > 0
 
 
 # What runs, on what.
@@ -294,7 +315,7 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
         (FedAvg(network=Tiny, objective=nn.CrossEntropyLoss(reduction="none")), "must give one number"),
         (FedAvg(network=Tiny, objective=lambda z, y: z.sum().detach()), "without a gradient"),
         (FedAvg(network=Tiny, objective=lambda z, y: z[:, 9].sum()), "objective fails on logits"),
-        (FedAvg(FineTune(train="classifer.*"), network=Tiny), "FineTune: the pattern 'classifer"),
+        (FedAvg(FineTune(train="classifer.*"), network=Tiny), r"FineTune\(train=...\): the pattern 'classifer"),
     ],
 )
 def test_patterns_and_functions_are_tried_before_round_one(method: Any, error: str) -> None:

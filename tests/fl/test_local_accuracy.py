@@ -66,7 +66,9 @@ def test_refusals() -> None:
             play(LocalAccuracy(), **keeps)
     with pytest.raises(ValueError, match="server_data={'test'"):
         play(LocalAccuracy(), data={"other": TEST})
-    with pytest.raises(ValueError, match=r"server_data\['test'\] .* the sets have different normalizations"):
-        play(LocalAccuracy(), data={"test": TEST.replace(normalization=Normalization((0.5,), (0.5,)))})
-    with pytest.raises(ValueError, match=r"server_data\['test'\] holds no images"):
-        play(LocalAccuracy(), data={"test": images(0, 1)})
+    for wrong in (TEST.replace(normalization=Normalization((0.5,), (0.5,))), images(0, 1)):
+        with pytest.raises(ValueError, match=r"server_data\['test'\] (does not fit|holds no images)"):
+            play(LocalAccuracy(), data={"test": wrong})
+    for wrong in (TEST.replace(num_classes=9), TEST.replace(labels=torch.eye(3)[TEST.labels])):
+        with pytest.raises(ValueError, match=r"server_data\['test'\] must have labels as the clients have"):
+            play(LocalAccuracy(), data={"test": wrong})

@@ -1,0 +1,397 @@
+"""Odd calls of everything public in `fl`: refused by name, warned of, or right for a reason that is written here."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+
+import fl
+import fl.addons
+import fl.filters
+import fl.methods
+from distillkit import LabeledImages
+from distillkit.privacy import Ledger
+from fl import Classification, ClientDP, Entry, FedAvg, FedDM, Filtered, Holding, Message, MultiLabel, Real, simulate
+from fl.client_dp import Adaptive
+from fl.local import Phase
+from fl.methods import FedLGD, FedProto, PrivateFedDM, SummedFedDM, fedrep, single_image
+from tests.fl.small import Tiny, images, with_rows
+from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
+
+
+@cache
+def clients() -> tuple[LabeledImages, ...]:
+    return tuple(images(9 + k, seed=k) for k in range(3))
+
+
+@cache
+def data() -> LabeledImages:
+    return images(12, 9)
+
+
+PICTURE = torch.arange(3 * 64).reshape(3, 8, 8)[:1].to(torch.uint8)
+POOL = torch.arange(6 * 16).reshape(6, 1, 4, 4).to(torch.uint8)
+
+
+def played(method: Any, held: Any = None, **options: Any) -> str | None:
+    """Two rounds of a method; what is wrong with them. A reply that failed counts, for its reason is no refusal."""
+    how: dict[str, Any] = {"rounds": 2, "test": data(), "progress": False, **options}
+    sets = {"proxy": data(), "validation": data(), "test": data()}
+    return finished(simulate(method, list(held or clients()), server_data=sets, **how))
+
+
+def finished(run: Any) -> str | None:
+    for row in run.rows:
+        if row["failed"]:
+            return f"clients fail: {row['failed']}"
+        for name in ("accuracy", "loss"):
+            if row[name] is not None and not 0 <= row[name] < float("inf"):
+                return f"{name} is {row[name]}"
+    for name, net in run.models.items():
+        if not all(bool(torch.isfinite(p).all()) for p in net.parameters()):
+            return f"model {name!r} holds NaN or Inf"
+    return None
+
+
+def with_addon(addon: Any) -> str | None:
+    private = {"weights": "uniform"} if addon.private else {}
+    return played(FedAvg(addon, network=Tiny, lr=0.05, steps=2, batch=4, **private))
+
+
+FAST: dict[str, Any] = {"network": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 8, "batch_real": 4}
+SHARED: dict[str, Any] = {"keep": 3, "steps": 1, "batch": 4, "selection": {"kmeans_share": 0.0}}
+NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 2, "options": {"base": 2}}
+
+ADDONS: dict[str, dict[str, Any]] = {
+    "Anchors": {"ipc": 1, "selected": (2,), "steps": 1},
+    "Condensed": {"ipc": 1, "steps": 1, "refine_steps": 1, "selected": (2,), "batch_real": 4, "augment": None},
+    "DPSGD": {"sigma": 1.0, "rate": 0.5, "size": 9, "chunk": 4},
+    "Ditto": {"steps": 1},
+    "FedCOG": {"start_round": 2, "images": 3, "steps": 1, "batch": 4, "weight": 0.5},
+    "FedDF": {"steps": 1, "batch": 4},
+    "FedDecorr": {},
+    "FedExP": {},
+    "FedGen": {"steps": 1, "batch": 4, "noise": 2, "hidden": 4},
+    "FedReg": {"iterations": 1},
+    "FineTune": {"steps": 1},
+    "LocalAccuracy": {},
+    "MOON": {},
+    "NaiveVHL": NOISE,
+    "Nova": {},
+    "Proximal": {},
+    "SAM": {},
+    "Scaffold": {},
+    "ServerAdagrad": {},
+    "ServerAdam": {},
+    "ServerMomentum": {},
+    "ServerYogi": {},
+    "SharedImage": {"image": PICTURE, "count": 4, "size": 4, "crops": {"flip": 0.5}, **SHARED},
+    "SharedPool": {"pool": POOL, **SHARED},
+    "VFA": {"per_class": 1},
+    "VFTL": {**NOISE, "epochs": 1, "batch": 4},
+    "VHL": {**NOISE, "batch": 4},
+}
+
+
+def secretly(**options: Any) -> Any:
+    return simulate(private(), list(clients()), rounds=1, progress=False, **options)
+
+
+def plain(**options: Any) -> FedAvg:
+    return FedAvg(**{"network": Tiny, "lr": 0.05, "batch": 4, **options})
+
+
+def filtered(method: Any, one: Any) -> Filtered:
+    return Filtered(method, one)
+
+
+def message(values: Any) -> str:
+    return repr(Message(values))
+
+
+def private(**options: Any) -> Filtered:
+    return Filtered(plain(weights="uniform"), ClientDP(**{"sigma": 1.0, "rate": 1.0, "clip": 1.0, **options}))
+
+
+CALLS: dict[str, Call] = {
+    **{name: Call(getattr(fl.addons, name), partial(dict, **options), with_addon) for name, options in ADDONS.items()},
+    "simulate": Call(
+        simulate,
+        lambda: {
+            "method": plain(),
+            "clients": list(clients()),
+            "rounds": 1,
+            "test": data(),
+            "task": Classification(3),
+            "server_data": {"validation": data()},
+            "participation": 2,
+            "evaluate": "drawn",
+            "progress": False,
+        },
+        finished,
+    ),
+    "simulate a share": Call(
+        simulate,
+        lambda: {"method": plain(), "clients": list(clients()), "rounds": 1, "participation": 0.5},
+        finished,
+        skip=(
+            "method",
+            "clients",
+            "rounds",
+            "min_replies",
+            "seed",
+            "workers",
+            "server_threads",
+            "device",
+            "resume",
+            "transcript",
+            "progress",
+        ),
+    ),
+    "simulate rows": Call(
+        simulate,
+        lambda: {
+            "method": plain(),
+            "clients": [with_rows(c) for c in clients()],
+            "rounds": 1,
+            "task": MultiLabel(3),
+            "test": with_rows(data()),
+        },
+        finished,
+        skip=(
+            "method",
+            "rounds",
+            "min_replies",
+            "seed",
+            "workers",
+            "server_threads",
+            "device",
+            "resume",
+            "transcript",
+            "progress",
+            "participation",
+        ),
+    ),
+    "simulate privately": Call(secretly, lambda: {"ledger": Ledger(), "secret": 1, "evaluate": "none"}, finished),
+    "FedAvg": Call(
+        FedAvg,
+        lambda: {
+            "network": Tiny,
+            "lr": 0.05,
+            "momentum": 0.5,
+            "weight_decay": 0.1,
+            "optimizer": "sgd",
+            "optimizer_state": "round",
+            "lr_decay": 0.9,
+            "epochs": 1,
+            "batch": 4,
+            "augment": flipped,
+            "objective": torch.nn.CrossEntropyLoss(),
+            "weights": "samples",
+            "buffers": "mean",
+            "personal": ("classifier.*",),
+            "predict": "real",
+            "most_samples": 1e6,
+            "initial": {"classifier.bias": torch.zeros(3)},
+        },
+        played,
+    ),
+    "FedAvg in phases": Call(plain, lambda: {"phases": (Phase(steps=1),), "assign": None}, played),
+    "FedAvg steps": Call(plain, lambda: {"steps": 1}, played),
+    "FedAvg several": Call(
+        plain, lambda: {"network": {"a": Tiny, "b": Tiny}, "assign": {0: "a", 1: "b", 2: "a"}}, played
+    ),
+    "FedAvg addons": Call(
+        lambda addon: FedAvg(addon, network=Tiny), lambda: {"addon": fl.addons.Proximal(0.1)}, played
+    ),
+    "Phase": Call(Phase, lambda: {"epochs": 1, "train": "*"}, lambda p: played(plain(phases=[p]))),
+    "Phase steps": Call(Phase, lambda: {"steps": 1}, lambda p: played(plain(phases=[p])), skip=("epochs", "train")),
+    "FedDM": Call(FedDM, lambda: {**FAST, "augment": siamese}, played),
+    "Real": Call(Real, lambda: dict(FAST), played),
+    "FedProto": Call(FedProto, lambda: {"network": Tiny, "batch": 4}, played),
+    "PrivateFedDM": Call(
+        PrivateFedDM,
+        lambda: {
+            **{k: v for k, v in FAST.items() if k != "batch_real"},
+            "sigma": 1.0,
+            "networks": 1,
+            "sizes": (4.0, 4.0, 4.0),
+            "least": 0.0,
+            "warm": False,
+            "clip": 1.0,
+            "mechanism": "class_means",
+            "lr": 1.0,
+            "public_statistics": True,
+        },
+        played,
+    ),
+    "SummedFedDM": Call(
+        SummedFedDM,
+        lambda: {
+            **{k: v for k, v in FAST.items() if k != "batch_real"},
+            "sigma": 1.0,
+            "networks": 1,
+            "sigma_sizes": 1.0,
+            "least": 0.0,
+            "noise": "full",
+        },
+        played,
+    ),
+    "FedLGD": Call(
+        FedLGD,
+        lambda: {
+            "network": Tiny,
+            "ipc": 1,
+            "anchors": 1,
+            "weight": 1.0,
+            "selected": (2,),
+            "condense_steps": 1,
+            "refine_steps": 1,
+            "match_steps": 1,
+            "init": "noise",
+            "joined": "always",
+            "anchors_init": "noise",
+            "augment": None,
+            "weights": "uniform",
+            "batch": 4,
+            "regulariser": "contrastive",
+        },
+        played,
+    ),
+    "fedrep": Call(
+        fedrep,
+        lambda: {"network": Tiny, "head": "classifier.*", "head_epochs": 1, "body_epochs": 1, "weights": "uniform"},
+        played,
+    ),
+    "single_image": Call(
+        single_image,
+        lambda: {
+            "image": PICTURE,
+            "network": Tiny,
+            "shared": {"count": 4, "size": 4, **SHARED},
+            "epochs": 1,
+            "batch": 4,
+        },
+        played,
+    ),
+    "ClippedCrossEntropy": Call(fl.methods.ClippedCrossEntropy, dict, lambda loss: played(plain(objective=loss))),
+    "ClientDP": Call(private, lambda: {"sigma": 1.0, "rate": 1.0, "clip": 1.0}, played),
+    "ClientDP clips": Call(private, lambda: {"clip": {FedAvg.update: 1.0}, "adaptive": Adaptive(sigma=2.0)}, played),
+    "Adaptive": Call(Adaptive, lambda: {"sigma": 2.0}, lambda adaptive: played(private(adaptive=adaptive))),
+    "Filtered": Call(filtered, lambda: {"method": plain(weights="uniform"), "one": ClientDP(1.0, 1.0, 1.0)}, played),
+    "Holding": Call(
+        Holding, lambda: {"train": clients()[0], "test": data()}, lambda h: played(plain(), [*clients(), h])
+    ),
+    "Classification": Call(Classification, lambda: {"num_classes": 3}, lambda task: played(plain(), task=task)),
+    "MultiLabel": Call(
+        MultiLabel,
+        lambda: {"num_classes": 3},
+        lambda task: finished(simulate(plain(), [with_rows(c) for c in clients()], rounds=1, task=task)),
+    ),
+    "Entry": Call(Entry, lambda: {"reduce": "mean"}),
+    "Message": Call(message, lambda: {"values": {FedAvg.update: {"w": torch.zeros(2)}}}),
+}
+
+
+def flipped(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x.flip(3)
+
+
+def siamese(x: torch.Tensor, generator: torch.Generator, **_: Any) -> torch.Tensor:
+    return x
+
+
+NOT_CALLED = {
+    "CheckpointError": "an error",
+    "NoUsableReply": "an error",
+    "Client": "a record that the engine makes",
+    "Server": "a record that the engine makes",
+    "Run": "a record that `simulate` makes",
+    "Method": "an abstract base: what a subclass does is its author's",
+    "Filter": "an abstract base, without arguments",
+}
+"""Public names without odd calls, and why."""
+
+OFF = "with 0 it is not installed, as its docstring says"
+AS_IT_STARTS = "no step: the images stay as they start, which is a control"
+ONE = "one image is a set"
+DEFAULT = "None is the default"
+ANY = "any 8-bit numbers are a picture"
+PYTHON = "Python names the function and the keyword that it lacks"
+ACCEPTED: Listed = {
+    ("Anchors", "ipc", "zero"): OFF,
+    ("Condensed", "ipc", "zero"): OFF,
+    ("FedLGD", "ipc", "zero"): OFF,
+    ("FedLGD", "anchors", "zero"): OFF,
+    ("FedDF", "steps", "zero"): OFF,
+    ("VFTL", "epochs", "zero"): OFF,
+    ("*", "selected", "empty"): "rounds of distillation: none",
+    ("Anchors", "steps", "zero"): AS_IT_STARTS,
+    ("Condensed", "*steps", "zero"): AS_IT_STARTS,
+    ("FedLGD", "*_steps", "zero"): AS_IT_STARTS,
+    ("FedCOG", "steps", "zero"): AS_IT_STARTS,
+    ("*", "warm_rounds", "zero"): "no first rounds that are otherwise",
+    ("*", "seed", "zero"): "a seed like any other",
+    ("*", "secret", "zero"): "a seed like any other",
+    ("SharedImage", "image", "one row"): "the picture has one channel, which is what is left",
+    ("SharedImage", "image", "negative"): ANY,
+    ("SharedImage", "image", "huge"): ANY,
+    ("single_image", "image", "one row"): "the picture has one channel, which is what is left",
+    ("single_image", "image", "negative"): ANY,
+    ("single_image", "image", "huge"): ANY,
+    ("SharedPool", "pool", "negative"): ANY,
+    ("SharedPool", "pool", "huge"): ANY,
+    ("simulate*", "clients", "one of them: empty"): "a client without images is recorded as `empty` and not asked",
+    ("Holding", "*", "empty"): "a client may have no images, and no test images",
+    ("simulate*", "*", "*one row"): ONE,
+    ("Holding", "*", "one row"): ONE,
+    ("simulate privately", "*", "None"): DEFAULT,
+    ("FedAvg ?*", "*", "None"): DEFAULT,
+    ("SummedFedDM", "least", "None"): DEFAULT,
+    ("ClientDP clips", "adaptive", "None"): DEFAULT,
+    ("ClientDP clips", "clip", "number"): "the norm of `FedAvg.update`",
+    ("Message", "values", "None"): DEFAULT,
+    ("FedAvg", "personal", "empty"): "no parameter is personal",
+    ("single_image", "epochs", "None"): DEFAULT,
+}
+"""(name, argument, corruption) -> why such a call is right."""
+
+OTHERWISE: Listed = {
+    ("*VHL", "options", "unknown"): PYTHON,
+    ("VFTL", "options", "unknown"): PYTHON,
+    ("SharedImage", "crops", "unknown"): PYTHON,
+    ("Shared*", "selection", "unknown"): PYTHON,
+    ("single_image", "shared", "unknown"): PYTHON,
+    ("SharedPool", "pool", "one row"): "`keep`, which is more than the pool then holds",
+    ("FedAvg several", "network", "class"): "`assign`: a class is one factory, and needs none",
+    ("FedAvg addons", "addon", "class"): "the class; add-ons are given by position",
+    ("fedrep", "head", "unknown"): "`personal`, the option of `FedAvg` that the head is, and the pattern",
+    ("Holding", "train", "*"): "the client, by its number",
+}
+"""(name, argument, corruption) -> what such a call's refusal names instead of the argument."""
+
+
+def test_every_public_name_is_called_or_has_a_reason() -> None:
+    public = {n for module in (fl, fl.addons, fl.methods, fl.filters) for n in module.__all__}
+    called = {name.split()[0] for name in CALLS}
+    assert public - called - set(NOT_CALLED) == set()
+    assert set(NOT_CALLED) <= public
+
+
+@cache
+def outcomes(name: str) -> list[Outcome]:
+    return list(odd_calls(name, CALLS[name]))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_odd_calls_are_refused_warned_of_or_right(name: str) -> None:
+    valid = tried(name, CALLS[name], None, "", None)
+    assert valid.kind in ("accepted", "warned"), valid
+    assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
+
+
+def test_the_lists_have_no_idle_line() -> None:
+    assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)
