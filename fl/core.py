@@ -135,6 +135,10 @@ class Core(Method):
                 f"{silent[0]}.setup answers, but nothing says what the answer looks like: write expect_setup"
             )
 
+    def architectures(self, classes: int) -> Mapping[str, nn.Module]:
+        """The template of every architecture."""
+        return {name: self.template(name, classes) for name in self.networks}
+
     def check_run(self, server: Server, rounds: int) -> None:
         """Try networks, augmentation and objective on noise; every pattern must match, `initial` must fit.
 

@@ -188,6 +188,13 @@ class Method(ABC):
         """Every entry that may travel or be kept."""
         return declared(self)
 
+    def architectures(self, classes: int) -> Mapping[str, nn.Module]:
+        """The networks that take part, by name, for so many classes: what tells a resumed run that one was exchanged.
+
+        They are only read, and their weights need not mean anything. Default: none.
+        """
+        return {}
+
     def check_run(self, server: Server, rounds: int) -> None:  # noqa: B027
         """Raise ValueError if the method cannot run on such data; warn of what will not act within `rounds`.
 

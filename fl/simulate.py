@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import platform
@@ -16,6 +15,7 @@ import torch
 
 import distillkit
 from distillkit import check
+from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.progress import bar
 from distillkit.sets import Images, LabeledImages
@@ -140,11 +140,15 @@ def simulate(
             ledger=ledger, dtype=first.images.dtype,
         )  # fmt: skip
         method.check_run(server, rounds)
-        config = _config(method, clients, server, participation, min_replies, panel, server_threads, test, rounds)
-        if ledger is not None:
-            config["privacy"] = {"delta": ledger.delta, "secret": secret, "disjoint": ledger.disjoint}
-        identity = {k: v for k, v in config.items() if k not in _FREE}
-        run_id = hashlib.blake2b(json.dumps(identity).encode(), digest_size=8).hexdigest()
+        config: dict[str, Any] = {}
+        if store is not None:
+            key = store.key() if method.private else b""
+            config = _config(
+                method, clients, server, participation, min_replies, panel, server_threads, test, rounds, key
+            )
+            if ledger is not None:
+                config["privacy"] = {"delta": ledger.delta, "secret": secret, "disjoint": ledger.disjoint}
+        run_id = tensor_fingerprint([json.dumps({k: v for k, v in config.items() if k not in _FREE})])
         engine = Engine(method, clients, server, pool, store, test, run_id=run_id, transcript=transcript, secret=secret)
         rows: list[dict[str, Any]] = []
         if store is not None and store.exists():
@@ -190,12 +194,6 @@ def _require_whole(ledger: Ledger | None, row: dict[str, Any]) -> None:
         )
 
 
-def _set_facts(data: LabeledImages) -> list[Any]:
-    state = hashlib.blake2b(data.labels.detach().cpu().contiguous().numpy().tobytes(), digest_size=8)
-    state.update(repr(float(data.images.double().sum())).encode())
-    return [len(data), state.hexdigest()]
-
-
 def _config(
     method: Method,
     clients: door.Roster,
@@ -206,16 +204,22 @@ def _config(
     server_threads: int,
     test: LabeledImages | None,
     rounds: int,
+    key: bytes,
 ) -> dict[str, Any]:
-    held = [c.train for c in clients] if clients.whole else []
+    def facts(data: LabeledImages | None) -> list[Any] | None:
+        return None if data is None else [len(data), set_fingerprint(data, key=key)]
+
+    held = list(clients) if clients.whole else [clients[0]]
+    architectures = method.inner.architectures(server.task.num_classes)
     fixed = {
         "method": repr(method),
         "task": repr(server.task),
         "seed": server.seed,
         "clients": len(clients),
-        "data": hashlib.blake2b(json.dumps([_set_facts(d) for d in held]).encode(), digest_size=8).hexdigest(),
-        "test": _set_facts(test) if test is not None else None,
-        "server_data": {name: _set_facts(d) for name, d in server.data.items()},
+        "data": tensor_fingerprint([json.dumps([[facts(h.train), facts(h.test)] for h in held])], key=key),
+        "test": facts(test),
+        "server_data": {name: facts(d) for name, d in server.data.items()},
+        "network": {n: network_identity(net, torch.empty(0, *server.shape)) for n, net in architectures.items()},
         "participation": participation,
         "min_replies": min_replies,
         "evaluate": evaluate,

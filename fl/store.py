@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,22 @@ class Store:
             except OSError as error:
                 raise CheckpointError(f"cannot write in {self.out}: {error.strerror or error}") from error
             yield
+
+    def key(self) -> bytes:
+        """The key of a private run's fingerprints: what `config.json` says of the data tells nothing without it.
+
+        It lies in `checkpoint/`, with the clients' memories, and not among what is passed on; drawn when a run begins.
+
+        Raises:
+            CheckpointError: the run in the folder has lost it.
+        """
+        path = self.folder / "identity.key"
+        if not self.exists():
+            write_atomically(path, secrets.token_bytes(32))
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read, so nobody can tell whether this is the same data") from error
 
     def exists(self) -> bool:
         """Whether the folder holds a run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,17 @@ __all__ = ["Descent"]
 
 
 class Descent:
-    """SGD with momentum on the pixels, resumable; checks its options and that the loss stays finite."""
+    """SGD with momentum on the pixels, resumable; checks its options and that the loss stays finite.
+
+    Args:
+        images: where to start, float [N, C, H, W]; changed in place.
+        lr, momentum, steps: of the descent; `steps` in all.
+        arguments: JSON values that decide the trajectory.
+        identity: gives further ones that take a moment: fingerprints of the data and the network. Asked for only when
+            a state is taken or resumed.
+        seed: what the caller's draws derive from; a resumed descent has that of the state.
+        resume: a state, or its file.
+    """
 
     def __init__(
         self,
@@ -28,6 +39,7 @@ class Descent:
         arguments: Mapping[str, Any],
         seed: int,
         resume: Resume | None,
+        identity: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.lr = check.real_number(lr, "lr", above=0.0)
         self.momentum = check.real_number(momentum, "momentum", least=0.0)
@@ -37,8 +49,8 @@ class Descent:
         arguments["dtype"] = str(images.dtype)
         self.images, self.velocity = images, torch.zeros_like(images)
         self.steps, self.done, self.seed = steps, 0, seed
-        self._arguments = pack_arguments(arguments)
-        state = resumed(resume, arguments, steps)
+        self._said = functools.cache(lambda: {**arguments, **identity()})
+        state = None if resume is None else resumed(resume, self._said(), steps)
         if state is not None:
             self.images, self.velocity = (state[name].to(images).clone() for name in ("images", "velocity"))
             self.done, self.seed = int(state["step"]), int(state["seed"])
@@ -60,5 +72,6 @@ class Descent:
             shown.update()
         if callback is not None:
             live = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
-            live |= {"seed": torch.tensor(self.seed), "arguments": self._arguments}
-            callback(Progress(self.done, self.steps, loss, self.images, live))
+            live["seed"] = torch.tensor(self.seed)
+            packed = lambda: pack_arguments(self._said())  # noqa: E731
+            callback(Progress(self.done, self.steps, loss, self.images, live, packed))

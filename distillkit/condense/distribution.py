@@ -14,7 +14,7 @@ from distillkit.augment import augmented, require_augmentation
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import class_rows, initial_images
 from distillkit.condense.means import embedding_means, groups, matching_gradient
-from distillkit.condense.state import Progress, Resume
+from distillkit.condense.state import Progress, Resume, identity_of, named
 from distillkit.networks.base import Network
 from distillkit.networks.door import require_sampler, try_network
 from distillkit.networks.samplers import NetworkSampler, uses_batch_statistics
@@ -173,12 +173,12 @@ def distribution_matching(
     arguments = {
         "method": "distribution matching",
         "networks": type(networks).__name__,
-        "augment": None if augment is None else type(augment).__name__,
+        "augment": None if augment is None else named(augment),
         **options,
         "cache": cache,
         "classes": {str(c): [len(own), n] for (c, own), n in zip(rows.items(), counts, strict=True)},
     }
-    run = Descent(start.images, lr, momentum, steps, arguments, seed, resume)
+    run = Descent(start.images, lr, momentum, steps, arguments, seed, resume, lambda: identity_of(real, networks))
 
     side = _Real(real.images, rows, run.seed, augment, match, chunk)
     loss, cached = None, None

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from distillkit.condense.descent import Descent
 from distillkit.condense.distribution import Augmentation
 from distillkit.condense.initialization import class_rows, initial_images
 from distillkit.condense.parameter_gradient import Metric, distance_gradient, parameter_gradient
-from distillkit.condense.state import Progress, Resume
+from distillkit.condense.state import Progress, Resume, identity_of, named
+from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
 from distillkit.networks.base import Network
 from distillkit.networks.door import require_network, require_sampler, try_network
 from distillkit.networks.samplers import NetworkSampler
@@ -152,11 +153,11 @@ def gradient_matching(
     arguments = {
         "method": "gradient matching",
         "networks": type(networks).__name__,
-        "augment": None if augment is None else type(augment).__name__,
+        "augment": None if augment is None else named(augment),
         **options,
         "classes": {str(c): [len(own), n] for (c, own), n in zip(rows.items(), counts, strict=True)},
     }
-    run = Descent(start.images, lr, momentum, iterations, arguments, seed, resume)
+    run = Descent(start.images, lr, momentum, iterations, arguments, seed, resume, lambda: identity_of(real, networks))
 
     def batch(c: int, count: int, *keys: int | str) -> Tensor:
         index = rows[c]
@@ -277,7 +278,12 @@ def match_gradient(
     try_network(twin, synthetic.images, classes=synthetic.num_classes, more=True)
     parameters, targets = matched(twin, target)
     arguments = {"method": "gradient matching to a target", "metric": metric}
-    run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume)
+
+    def identity() -> dict[str, Any]:
+        data, aim = set_fingerprint(synthetic), tensor_fingerprint(targets)
+        return {"data": data, "target": aim, "network": network_identity(twin, synthetic.images)}
+
+    run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume, identity)
     with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:
         for _ in range(run.done, steps):
             distance, gradient = distance_gradient(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Progress", "Resume", "State", "load_state", "pack_arguments", "resumed", "save_state"]
+from distillkit.fingerprint import network_identity, set_fingerprint
+from distillkit.networks.samplers import NetworkSampler
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+__all__ = [
+    "Progress",
+    "Resume",
+    "State",
+    "identity_of",
+    "load_state",
+    "named",
+    "pack_arguments",
+    "resumed",
+    "save_state",
+]
 
 State = dict[str, Tensor]
 Resume = Mapping[str, Tensor] | str | os.PathLike[str]
@@ -30,6 +45,7 @@ class Progress:
         loss: the loss of this step, before its update.
         images: the synthetic images [N, C, H, W] as they are now. They are live: clone what you keep.
         live: the tensors that the condenser goes on from, live too; `state()` copies them.
+        arguments: gives the call's arguments as a tensor for the state (see `pack_arguments`), worked out when asked.
     """
 
     step: int
@@ -37,18 +53,38 @@ class Progress:
     loss: float
     images: Tensor
     live: Mapping[str, Tensor] = field(repr=False)
+    arguments: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def state(self) -> State:
         """A copy of all that is needed to go on from here, bit for bit: pass it (or its file) as `resume=`.
 
         Call it inside the callback: afterwards the live tensors belong to a later step.
         """
-        return {name: tensor.detach().clone() for name, tensor in self.live.items()}
+        state = {name: tensor.detach().clone() for name, tensor in self.live.items()}
+        return state if self.arguments is None else {**state, "arguments": self.arguments().clone()}
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
     """JSON values as a byte tensor, so that a state stays a flat map of tensors."""
     return torch.tensor(list(json.dumps(dict(arguments), sort_keys=True).encode()), dtype=torch.uint8)
+
+
+def named(value: object) -> str:
+    """A repr that is the same in every process: what would show an address goes by its name."""
+    text = repr(value)
+    if " at 0x" not in text:
+        return text
+    thing = value if hasattr(value, "__qualname__") else type(value)
+    return f"{thing.__module__}.{getattr(thing, '__qualname__', '')}"
+
+
+def identity_of(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
+    """The data and the networks of a condensation: a state is not gone on with on others.
+
+    The fingerprint of the data has no key: a state holds images that were made of them without noise anyway.
+    """
+    drawn = networks.draw(derive(0, "identity"))
+    return {"data": set_fingerprint(real), "network": network_identity(drawn, real.images)}
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:

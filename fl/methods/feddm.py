@@ -104,6 +104,10 @@ class FedDM(Method):
         options = {k: v for k, v in vars(self).items() if k != "templates"}
         return f"{type(self).__name__}({', '.join(f'{k}={described(v)}' for k, v in options.items())})"
 
+    def architectures(self, classes: int) -> Mapping[str, nn.Module]:
+        """The one network."""
+        return {"": self.templates.of("", classes)}
+
     def check_run(self, server: Server, rounds: int) -> None:
         """Try the network on noise; the augmentation must be one for the clients' images."""
         require_augmentation(self.augment, server.normalization)

@@ -101,6 +101,10 @@ class FedProto(Method):
         options = {k: v for k, v in vars(self).items() if k not in ("templates", "assign")}
         return f"FedProto({', '.join(f'{k}={v!r}' for k, v in options.items())})"
 
+    def architectures(self, classes: int) -> Mapping[str, nn.Module]:
+        """The template of every architecture."""
+        return {name: self.templates.of(name, classes) for name in self.templates.factories}
+
     def check_run(self, server: Server, rounds: int) -> None:
         """Try every architecture on noise."""
         classes = server.task.num_classes

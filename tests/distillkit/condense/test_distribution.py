@@ -177,6 +177,41 @@ def test_a_state_of_another_call_is_refused_by_name() -> None:
     assert torch.equal(run("DM", resume=states[-1]).images, states[-1]["images"])
 
 
+def test_a_state_of_other_data_or_another_network_is_refused_by_name() -> None:
+    """Data of the same counts and sums, other pixels; a network of another width, activation, norm, or weights."""
+    states: list[Any] = []
+    run("DM", callback=lambda progress: states.append(progress.state()))
+    run("FedLGD", callback=lambda progress: states.append(progress.state()))
+    dm, lgd = states[2], states[-1]
+    options = {**OPTIONS["DM"], "networks": RandomNetworks(convnet), "ipc": 2, "steps": 5, "batch_real": 4, "lr": 0.1}
+    real = data()
+    for other in (
+        real.replace(images=real.images.flip(3)),
+        real.replace(normalization=Normalization((0.1, 0.2), (0.5, 0.5))),
+        real.replace(labels=real.labels, columns={"age": torch.arange(len(real))}),
+    ):
+        with pytest.raises(ValueError, match=r"saved by a call with other arguments: data='\w+' \(now '\w+'\)$"):
+            distribution_matching(other, resume=dm, **options)
+    for factory in (lambda: convnet("batch"), lambda: convnet("none"), lambda: nn.Sequential(convnet())):
+        with pytest.raises(ValueError, match="saved by a call with other arguments: network="):
+            run("DM", resume=dm, networks=lambda f=factory: RandomNetworks(f))
+    moved = frozen_net()
+    with torch.no_grad():
+        next(moved.parameters()).add_(0.01)
+    with pytest.raises(ValueError, match="other arguments: network=.*outputs"):
+        run("FedLGD", resume=lgd, networks=lambda: FixedNetwork(moved))
+    with pytest.raises(ValueError, match="other arguments: augment="):
+        run("DM", resume=dm, augment=DSA("flip"))
+
+
+def test_a_condensation_that_keeps_no_state_works_out_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> dict[str, Any]:
+        raise AssertionError
+
+    monkeypatch.setattr("distillkit.condense.distribution.identity_of", never)
+    run("DM", callback=lambda progress: progress.images.sum())
+
+
 def test_a_generator_is_advanced_by_a_call() -> None:
     generator = torch.Generator().manual_seed(3)
     first, second = run("DM", generator=generator), run("DM", generator=generator)

@@ -195,6 +195,11 @@ def test_resumes_to_the_same_bits_and_says_what_differs(tmp_path: Path) -> None:
         assert torch.equal(again.images, whole.images)
     with pytest.raises(ValueError, match="batch_real=3"):
         gradient_matching(real, iterations=4, resume=resume, **{**options, "batch_real": 4})
+    with pytest.raises(ValueError, match=r"other arguments: data='\w+' \(now '\w+'\)$"):
+        gradient_matching(real.replace(images=-real.images), iterations=4, resume=resume, **options)
+    other = {**options, "networks": RandomNetworks(convnet(norm="none"))}
+    with pytest.raises(ValueError, match=r"other arguments: network="):
+        gradient_matching(real, iterations=4, resume=resume, **other)
 
 
 def test_an_int_seed_is_a_pure_function_and_a_generator_is_advanced() -> None:
@@ -371,6 +376,14 @@ def test_match_gradient_resumes_to_the_same_bits() -> None:
     assert torch.equal(again.images, whole.images)
     with pytest.raises(ValueError, match=r"lr=1\.0"):
         match_gradient(network, start, target, steps=4, lr=0.5, resume=states[1])
+    with pytest.raises(ValueError, match="other arguments: target="):
+        match_gradient(network, start, [-t for t in target], steps=4, resume=states[1])
+    with pytest.raises(ValueError, match="other arguments: data="):
+        match_gradient(network, start.replace(images=-start.images), target, steps=4, resume=states[1])
+    with torch.no_grad():
+        next(network.parameters()).mul_(1.01)
+    with pytest.raises(ValueError, match="other arguments: network="):
+        match_gradient(network, start, target, steps=4, resume=states[1])
 
 
 def test_match_gradient_refuses_targets_that_do_not_fit() -> None:

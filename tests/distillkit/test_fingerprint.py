@@ -1,0 +1,127 @@
+"""What tells one set, and one network, from another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from distillkit import LabeledImages
+from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
+from distillkit.networks import ConvNet, build
+from distillkit.normalization import Normalization
+from distillkit.rng import derive
+
+IMAGES = torch.rand(6, 1, 8, 8, generator=derive(0))
+LABELS = torch.arange(6) % 3
+
+
+def one(**changes: Any) -> LabeledImages:
+    facts = {"images": IMAGES, "labels": LABELS, "num_classes": 3, "normalization": Normalization([0.5], [0.5])}
+    facts |= {"columns": {"weight": torch.ones(6), "age": torch.arange(6)}, **changes}
+    images, labels = facts.pop("images"), facts.pop("labels")
+    return LabeledImages(images, labels, **facts)
+
+
+def test_equal_sets_have_one_fingerprint_wherever_their_bytes_lie() -> None:
+    first = set_fingerprint(one())
+    assert len(first) == 32
+    columns = {"age": torch.arange(6), "weight": torch.ones(6)}
+    strided = IMAGES.transpose(2, 3).contiguous().transpose(2, 3)
+    assert first == set_fingerprint(one(images=IMAGES.clone(), columns=columns)) == set_fingerprint(one(images=strided))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"images": IMAGES.flip(0)},  # the same sum of the same pixels
+        {"images": IMAGES.flip(3)},
+        {"images": IMAGES.double()},
+        {"labels": LABELS.flip(0)},
+        {"num_classes": 4},
+        {"normalization": Normalization([0.5], [0.25])},
+        {"columns": {"weight": torch.ones(6), "old": torch.arange(6)}},
+        {"columns": {"weight": torch.ones(6)}},
+        {"images": IMAGES.view(6, 1, 4, 16)},
+    ],
+)
+def test_another_set_has_another(changes: dict[str, Any]) -> None:
+    assert set_fingerprint(one(**changes)) != set_fingerprint(one())
+
+
+@given(st.integers(0, 6 * 64 - 1), st.integers(0, 31))
+def test_one_bit_of_one_pixel_is_seen(place: int, bit: int) -> None:
+    pixels = IMAGES.flatten().view(torch.int32).clone()
+    pixels[place] ^= torch.tensor(1 << bit, dtype=torch.int64).to(torch.int32)
+    assert tensor_fingerprint([pixels.view(torch.float32)]) != tensor_fingerprint([IMAGES.flatten()])
+
+
+def test_with_a_key_it_is_another_and_without_it_nobody_can_try_candidates() -> None:
+    assert len({set_fingerprint(one(), key=key) for key in (b"", b"a" * 32, b"b" * 32)}) == 3
+    assert set_fingerprint(one(), key=b"a") == set_fingerprint(one(), key=b"a")
+
+
+def test_parts_are_not_glued_together() -> None:
+    a, b = torch.tensor([1, 2]), torch.tensor([3])
+    parts: list[list[Any]] = [[a, b], [torch.tensor([1, 2, 3])], [torch.tensor([1]), torch.tensor([2, 3])], ["ab"]]
+    parts += [
+        ["a", "b"],
+        ["a", "b", ""],
+        [torch.empty(0)],
+        [torch.empty(0, 1)],
+        [torch.empty(0, dtype=torch.int64)],
+        [],
+    ]
+    assert len({tensor_fingerprint(part) for part in parts}) == len(parts)
+
+
+def net(width: int = 4, activation: Callable[[], nn.Module] = nn.ReLU, outputs: int = 3, seed: int = 0) -> nn.Module:
+    return build(
+        lambda: nn.Sequential(nn.Conv2d(1, width, 3), activation(), nn.Flatten(), nn.Linear(36 * width, outputs)), seed
+    )
+
+
+def test_a_networks_identity_is_its_class_its_shapes_and_what_it_does(global_rng_untouched: None) -> None:
+    first = network_identity(net(), IMAGES)
+    assert first == network_identity(net(), IMAGES[:1].double())
+    assert (first["class"], first["parameters"]) == ("Sequential", 40 + 144 * 3 + 3)
+    for other, keys in (
+        (net(width=5), {"parameters", "shapes", "outputs"}),
+        (net(activation=nn.LeakyReLU), {"outputs"}),
+        (net(seed=1), {"outputs"}),
+        (net(activation=lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4))), {"parameters", "shapes", "outputs"}),
+    ):
+        found = network_identity(other, IMAGES)
+        assert {k for k in first if first[k] != found[k]} == keys
+
+
+def test_it_is_the_same_in_training_mode_in_half_precision_and_with_more_threads() -> None:
+    model = build(lambda: ConvNet((1, 8, 8), 3, width=8, depth=1), 0)
+    first = network_identity(model, IMAGES)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    assert network_identity(model.train(), IMAGES) == first
+    assert model.training
+    assert all(torch.equal(t, before[n]) and t.dtype == torch.float32 for n, t in model.state_dict().items())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert network_identity(model, IMAGES) == first
+    finally:
+        torch.set_num_threads(threads)
+
+
+class Blind(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("never works")
+
+
+def test_what_cannot_be_tried_is_told_apart_by_what_is_known() -> None:
+    assert network_identity(Blind(), IMAGES)["outputs"] is None
+    assert network_identity(object(), IMAGES) == {"class": "object"}
+    no_linear = nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten())
+    assert network_identity(no_linear, IMAGES)["outputs"] is not None

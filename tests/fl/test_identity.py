@@ -1,0 +1,141 @@
+"""A run goes on with its own data and its own network, or not at all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from distillkit import LabeledImages
+from distillkit.fingerprint import set_fingerprint
+from fl import FedAvg, FedDM, Filtered, Holding, simulate
+from fl.client_dp import ClientDP
+from fl.methods import FedProto
+from fl.store import CheckpointError
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+
+
+class Leaky(Tiny):
+    """The same parameters under the same names, another activation."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.body[2] = nn.LeakyReLU(0.1)
+
+
+class Wide(Tiny):
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs)
+        self.body[0] = nn.Conv2d(1, 6, 3, padding=1)
+        self.classifier = nn.Linear(96, outputs)
+
+
+def held() -> list[Holding]:
+    return [Holding(data, images(8, seed=50 + k)) for k, data in enumerate(federation())]
+
+
+def play(out: Path | None = None, method: Any = None, clients: Any = None, **how: Any) -> Any:
+    options = {"rounds": 2, "test": images(20, 77), "server_data": {"proxy": images(9, 78)}, "out": out, **how}
+    return simulate(method or FedAvg(network=Tiny), clients or held(), progress=False, **options)
+
+
+def swapped(data: LabeledImages) -> LabeledImages:
+    """Two pixels of one image change places: labels, counts and sums stay."""
+    pixels = data.images.clone()
+    pixels[0, 0, 0, 0], pixels[0, 0, 3, 3] = data.images[0, 0, 3, 3], data.images[0, 0, 0, 0]
+    return data.replace(images=pixels)
+
+
+def other_train() -> dict[str, Any]:
+    clients = held()
+    return {"clients": [*clients[:4], Holding(swapped(clients[4].train), clients[4].test)]}
+
+
+def other_own_test() -> dict[str, Any]:
+    clients = held()
+    return {"clients": [*clients[:4], Holding(clients[4].train, swapped(clients[4].test or clients[4].train))]}
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (other_train, "data"),
+        (other_own_test, "data"),
+        (lambda: {"clients": held()[::-1]}, "data"),
+        (lambda: {"test": swapped(images(20, 77))}, "test"),
+        (lambda: {"server_data": {"proxy": swapped(images(9, 78))}}, "server_data"),
+        (lambda: {"method": FedAvg(network=Leaky)}, "network"),
+        (lambda: {"method": FedAvg(network=Wide)}, "network"),
+        (lambda: {"method": FedAvg(network=lambda k: Tiny(k, norm=True))}, "network"),
+        (lambda: {"method": FedAvg(network=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k)))}, "network"),
+    ],
+    ids=["a client", "its test", "order", "test", "server", "activation", "width", "norm", "class"],
+)
+def test_other_data_or_another_network_is_refused_by_name(
+    change: Callable[[], dict[str, Any]], name: str, tmp_path: Path
+) -> None:
+    play(tmp_path, rounds=1)
+    with pytest.raises(CheckpointError, match=rf"holds a run with other settings \({name}: was [^;]*, now [^;]*\)"):
+        play(tmp_path, resume=True, **change())
+    assert_same(play(tmp_path, resume=True), play())
+
+
+@pytest.mark.parametrize("kind", [FedDM, FedProto])
+def test_other_methods_know_their_network_too(kind: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {} if kind is FedProto else {"ipc": 1, "steps": 1, "server_epochs": 1, "batch_real": 4}
+    play(tmp_path, kind(network=Tiny, **options), rounds=1)
+    with pytest.raises(CheckpointError, match="network: was .*Tiny.*, now .*Leaky"):
+        play(tmp_path, kind(network=Leaky, **options), resume=True)
+
+
+def test_a_private_runs_config_is_no_oracle_for_its_data(tmp_path: Path) -> None:
+    """Two runs on the same data say different things, no plain hash is among them, and each knows its own data."""
+    made = lambda: Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(sigma=4.0, rate=0.5, clip=1.0))  # noqa: E731
+    said = []
+    for name in ("a", "b"):
+        play(tmp_path / name, made(), secret=1)
+        said.append(json.loads((tmp_path / name / "config.json").read_text()))
+        assert len((tmp_path / name / "checkpoint" / "identity.key").read_bytes()) == 32
+    assert said[0]["data"] != said[1]["data"]
+    plain = [set_fingerprint(data) for h in held() for data in (h.train, h.test) if data is not None]
+    assert not any(text in json.dumps(said[0]) for text in [*plain, set_fingerprint(images(20, 77))])
+    play(tmp_path / "a", made(), secret=1, rounds=3, resume=True)
+    with pytest.raises(CheckpointError, match="data: was"):
+        play(tmp_path / "a", made(), secret=1, rounds=3, resume=True, **other_train())
+    (tmp_path / "b" / "checkpoint" / "identity.key").unlink()
+    with pytest.raises(CheckpointError, match="whether this is the same data"):
+        play(tmp_path / "b", made(), secret=1, rounds=3, resume=True)
+
+
+def test_without_a_folder_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(sys.modules["fl.simulate"], "set_fingerprint", never)
+    play()
+
+
+class Lazy:
+    """Clients that are made when they are looked at."""
+
+    def __init__(self) -> None:
+        self.looked: set[int] = set()
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, k: int) -> LabeledImages:
+        self.looked.add(k)
+        return images(12, seed=k)
+
+
+def test_of_clients_that_are_made_on_demand_only_the_first_is_read_for_it(tmp_path: Path) -> None:
+    lazy = Lazy()
+    run = play(tmp_path, clients=lazy, rounds=1, participation=2)
+    assert lazy.looked <= {0, *run.rows[0]["drawn"]}
