@@ -46,6 +46,11 @@ class LocalAccuracy(AddOn):
             raise TypeError(f"on must be the name of a set in server_data, got {type(self.on).__name__}")
         check.positive_int(self.every, "every")
 
+    @property
+    def first_round(self) -> int:  # type: ignore[override]
+        """The first test."""
+        return self.every
+
     def check(self, method: Core) -> None:
         """The server must be able to run every client's model."""
         method.require_replied(self)

@@ -308,7 +308,7 @@ def test_refusals() -> None:
     with pytest.raises(TypeError, match="regenerate must be True or False"):
         FedCOG(regenerate=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="targets='uniform' needs images >= 3 classes, got 2"):
-        played(FedCOG(images=2, targets="uniform"))
+        played(FedCOG(start_round=1, images=2, targets="uniform"))
 
     class Makes(AddOn):
         def batches(self, local: Any, data: Any, phase: Any) -> Any:

@@ -68,7 +68,7 @@ def released_mmd(source: Tensor, target: Tensor) -> Tensor:
     return kernel[:n, :n].mean() + kernel[n:, n:].mean() - kernel[:n, n:].mean() - kernel[n:, :n].mean()
 
 
-@pytest.mark.golden("Anchors", source="Huang et al., TMLR 2024, Eqs. 2-6, Algorithm 1")
+@pytest.mark.golden("Anchors", source="Huang et al., TMLR 2024, Eqs. 2-6, Algorithm 1; MMD: ubc-tea/FedLGD, loss_fn.py")
 @pytest.mark.parametrize("joined", ["unselected", "always"])
 @pytest.mark.parametrize(("reduction", "weight"), [("mean", 0.3), ("sum", 0.02), ("mmd", 0.7)])
 def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) -> None:

@@ -54,6 +54,11 @@ def test_the_run_is_that_without_it_and_nothing_more_is_sent(tmp_path: Path) -> 
     assert ["accuracy_locals" in row for row in watched.rows] == [False, True, False]
 
 
+def test_a_run_without_a_test_says_so() -> None:
+    with pytest.warns(UserWarning, match="LocalAccuracy changes nothing before round 4, and the run has 3"):
+        play(LocalAccuracy(every=4))
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="every"):
         LocalAccuracy(every=0)
