@@ -36,7 +36,7 @@ class Ledger:
 
     Args:
         path: a file of JSON lines, continued if it exists; None keeps the ledger in memory, for trying things out.
-        delta: in (0, 1), well below one over the number of records of the smallest client.
+        delta: in (0, 1), well below one over the number of records of the largest client.
         budget: epsilon that no client may exceed; None for no limit. Compared with the nominal epsilon, so that a
             seeded rehearsal stops where the real run will.
         disjoint: whether no record lies with two clients, which is assumed and cannot be seen here. If False the events
