@@ -30,6 +30,7 @@ Labels: TypeAlias = "Tensor | NDArray[Any] | Sequence[int]"
 """Class indices [N] or rows [N, K]."""
 
 _FORMAT = "distillkit.LabeledImages/1"
+_TOLD = ("dataset", "split", "client", "method", "init", "ipc", "steps", "iterations", "epsilon")
 
 
 class LabeledImages:
@@ -42,7 +43,8 @@ class LabeledImages:
             and wherever privacy matters: a K that is read off the labels tells whether somebody has the last class.
         normalization: how `images` came from pixels in [0, 1]. Default: they are such pixels.
         columns: what else belongs to each image, name -> tensor with N rows (a teacher's logits, a client's number).
-        info: provenance, JSON values only (method, steps, seed, ...); saved with the set and shown in its repr.
+        info: provenance, JSON values only (method, steps, seed, ...); saved with the set; the
+            most telling are shown in its repr.
         classes_given: whether K is known apart from these labels. Default: whether `num_classes` is given, or labels
             are rows. Sets made of this one remember it; private components refuse a K that was derived.
 
@@ -403,9 +405,17 @@ class LabeledImages:
         parts = [f"{len(self)} images {c}x{h}x{w}", kind, str(self.normalization)]
         if self.columns:
             parts.append("columns " + ", ".join(sorted(self.columns)))
-        if self.info:
-            parts.append(", ".join(f"{k}={v}" for k, v in self.info.items()))
+        told = [f"{k}={v}" for k, v in self.info.items() if k in _TOLD and isinstance(v, str | int | float)]
+        if len(self.info) > len(told):
+            told.append(f"{len(self.info)} facts in info")
+        if told:
+            parts.append(", ".join(told))
         return f"LabeledImages({'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        from distillkit.display import as_html
+
+        return as_html(self)
 
 
 def _plain(value: Any) -> Any:

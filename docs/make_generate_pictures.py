@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
@@ -28,6 +29,22 @@ def save(picture: Tensor, name: str, scale: int = 1) -> None:
     Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy()).save(OUT / f"{name}.png")
 
 
+def labelled(pictures: dict[str, Tensor], name: str, rows: list[str], label: str, width: float, height: float) -> None:
+    """Write pictures float [C, H, W] beside each other, each with its title, the rows named at the left."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(1, len(pictures), squeeze=False)[0]
+    for ax, (title, picture) in zip(axes, pictures.items(), strict=True):
+        ax.imshow(picture.expand(3, -1, -1).permute(1, 2, 0).numpy(), interpolation="nearest")
+        ax.set_title(title, fontsize=9)
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+    side = picture.shape[1] / len(rows)
+    axes[0].set_yticks([(i + 0.5) * side for i in range(len(rows))], rows, fontsize=8)
+    axes[0].tick_params(length=0)
+    axes[0].set_ylabel(label)
+    figure.savefig(OUT / f"{name}.png", dpi=200)
+
+
 def patches() -> None:
     """Crops of scikit-learn's photograph `china.jpg` (CC BY 2.0)."""
     photo = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
@@ -37,15 +54,16 @@ def patches() -> None:
 
 def noise() -> None:
     """A block for each kind of noise, six classes a block, one class a row."""
-    kinds = (
-        stylegan_noise(6, 40, width=64),
-        stylegan_noise(6, 40, width=64, noise_gain=0.5),
-        stylegan_noise(6, 40, width=64, clamp=True),
-        upsampled_gaussian(6, 40),
-        cnn_noise(6, 40),
-    )
+    kinds = {
+        "StyleGAN2": stylegan_noise(6, 40, width=64),
+        "StyleGAN2, noise_gain=0.5": stylegan_noise(6, 40, width=64, noise_gain=0.5),
+        "StyleGAN2, clamp=True": stylegan_noise(6, 40, width=64, clamp=True),
+        "upsampled Gaussian": upsampled_gaussian(6, 40),
+        "small CNNs": cnn_noise(6, 40),
+    }
     some = torch.arange(6).repeat_interleave(6) * 40 + torch.arange(6).repeat(6)
-    save(torch.cat([kind[some].grid(columns=6, padding=2) for kind in kinds], 2), "noise")
+    pictures = {title: kind[some].grid(columns=6, padding=2) for title, kind in kinds.items()}
+    labelled(pictures, "noise", [str(k) for k in range(6)], "class", 10, 2.4)
 
 
 def inverted() -> None:
@@ -70,7 +88,8 @@ def inverted() -> None:
     )
     real = torch.stack([(digits.labels == k).nonzero()[0, 0] for k in range(10)])
     rows = LabeledImages.concatenate([plain(digits[real]), plain(made[:30])])
-    save(rows.grid(columns=10), "inverted", scale=3)
+    names = ["real", *["inverted"] * 3]
+    labelled({"classes 0 to 9": rows.grid(columns=10)}, "inverted", names, "", 5, 2.4)
 
 
 def plain(images: LabeledImages) -> LabeledImages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -125,8 +126,8 @@ def mmd_table(
         axes: one, or two if `after` is given; default those of a new figure.
 
     Returns:
-        The matplotlib figure. Both tables have one colour scale; the titles have the means over all pairs and the
-        change (FedLGD found +37 % on its digits).
+        The matplotlib figure. Both tables have one colour scale and one format of numbers; the titles have the means
+        over all pairs and the change (FedLGD found +37 % on its digits).
 
     Raises:
         TypeError, ValueError: as `pairwise_mmd`; other clients after than before.
@@ -139,11 +140,13 @@ def mmd_table(
     tables = [pairwise_mmd(one, unbiased=unbiased) for one in (before, after) if one is not None]
     n = len(before)
     figure, drawn = panels(axes, len(tables), 0.62 * n + 1.6, 0.55 * n + 1.1)
+    power, decimals = _one_format(max(float(table.abs().max()) for table in tables))
+    tables = [table / 10.0**power for table in tables]
     means = [float(table.sum()) / (n * (n - 1)) for table in tables]
-    titles = [f"mean {means[0]:.3g}"]
+    titles = [f"mean {means[0]:.{decimals + 1}f}"]
     if after is not None:
         change = f" ({means[1] / means[0] - 1:+.0%})" if means[0] > 0 else ""
-        titles = [f"before: mean {means[0]:.3g}", f"after: mean {means[1]:.3g}{change}"]
+        titles = [f"before: mean {means[0]:.{decimals + 1}f}", f"after: mean {means[1]:.{decimals + 1}f}{change}"]
     most = max(max(float(table.max()) for table in tables), 1e-12)
     for ax, table, title in zip(drawn, tables, titles, strict=True):
         shown = table.masked_fill(torch.eye(n, dtype=torch.bool), torch.nan)
@@ -153,12 +156,20 @@ def mmd_table(
                 if i != j:
                     value = float(table[i, j])
                     shade = "black" if value > 0.55 * most else "white"
-                    ax.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=8, color=shade)
+                    ax.text(j, i, f"{value:.{decimals}f}", ha="center", va="center", fontsize=8, color=shade)
         ax.set_xticks(range(n), list(before), rotation=45, ha="right", fontsize=8)
         ax.set_yticks(range(n), list(before), fontsize=8)
         ax.set_title(title, fontsize=9)
-    figure.colorbar(image, ax=drawn, label="squared MMD, RBF kernel", shrink=0.8)
+    unit = f" (in $10^{{{power}}}$)" if power else ""
+    figure.colorbar(image, ax=drawn, label=f"squared MMD, RBF kernel{unit}", shrink=0.8)
     return figure
+
+
+def _one_format(most: float) -> tuple[int, int]:
+    """The power of ten (0 where that reads well) and the decimals that show two digits of the largest number."""
+    exponent = math.floor(math.log10(most)) if most > 0 else 0
+    power = 0 if -3 <= exponent <= 3 else exponent
+    return power, max(0, 1 - exponent + power)
 
 
 def _joined(embeddings: Mapping[str, Tensor]) -> Tensor:

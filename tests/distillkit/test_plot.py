@@ -221,12 +221,26 @@ def test_mmd_table_shows_the_numbers_and_the_change() -> None:
     means = [float(plot.pairwise_mmd(one)[0, 1]) for one in (before, after)]
     figure = plot.mmd_table(before, after)
     left, right, bar = figure.axes
-    assert left.get_title() == f"before: mean {means[0]:.3g}"
-    assert right.get_title() == f"after: mean {means[1]:.3g} ({means[1] / means[0] - 1:+.0%})"
-    assert [t.get_text() for t in right.texts] == [f"{means[1]:.2g}"] * 2
+    assert left.get_title() == f"before: mean {means[0]:.2f}"
+    assert right.get_title() == f"after: mean {means[1]:.2f} ({means[1] / means[0] - 1:+.0%})"
+    assert [t.get_text() for t in right.texts] == [f"{means[1]:.1f}"] * 2
     assert left.get_images()[0].get_clim() == right.get_images()[0].get_clim() == (0, max(means))
     assert bar.get_ylabel() == "squared MMD, RBF kernel"
     assert [t.get_text() for t in left.get_xticklabels()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("size", [1e-9, 3e-5, 0.002, 0.04, 0.9, 7.0, 99.0, 4e3, 2e7])
+def test_all_numbers_of_an_mmd_table_have_one_format(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = size * torch.tensor([[0.0, 1.0, 0.07], [1.0, 0.0, -0.003], [0.07, -0.003, 0.0]], dtype=torch.float64)
+    monkeypatch.setattr("distillkit.plot.spaces.pairwise_mmd", lambda one, unbiased: table)
+    left, bar = plot.mmd_table({name: torch.zeros(2, 2) for name in "abc"}).axes
+    shown = [t.get_text() for t in left.texts]
+    assert len({len(text.partition(".")[2]) for text in shown}) == 1
+    assert not any("e" in text for text in shown)
+    power = int(bar.get_ylabel().split("{")[1].split("}")[0]) if "10^" in bar.get_ylabel() else 0
+    off = torch.tensor([float(text) * 10.0**power for text in shown], dtype=torch.float64) - table[table != 0]
+    assert off.abs().max() <= 0.05 * size
+    assert bar.get_ylim() == pytest.approx((0, size / 10.0**power))
 
 
 # Federations

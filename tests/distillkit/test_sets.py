@@ -440,3 +440,46 @@ def test_a_file_that_does_not_say_counts_as_derived_and_measured() -> None:
     data = LabeledImages.from_parts(tensors, older)
     assert not data.classes_given
     assert data.normalization.measured
+
+
+def test_repr_is_short_whatever_the_info_holds() -> None:
+    long = {
+        "method": "distribution matching",
+        "networks": "x" * 500,
+        "ipc": 10,
+        "seed": 2**61,
+        "absent": list(range(99)),
+    }
+    shown = repr(make(info=long))
+    assert shown.endswith("method=distribution matching, ipc=10, 5 facts in info)")
+    assert len(shown) < 200
+
+
+@pytest.mark.parametrize(
+    ("shape", "k", "kind"), [((1, 8, 8), 3, "index"), ((3, 9, 7), 25, "index"), ((5, 4, 4), 3, "rows")]
+)
+def test_a_notebook_shows_the_pictures_of_each_class(shape: tuple[int, int, int], k: int, kind: str) -> None:
+    import base64
+    import io
+
+    from PIL import Image
+
+    data = make(60, shape, k, kind=kind, info={"method": "<b>"})
+    text = data._repr_html_()
+    assert "method=&lt;b&gt;" in text
+    image = Image.open(io.BytesIO(base64.b64decode(text.split("base64,")[1].split('"')[0])))
+    shown = torch.from_numpy(np.array(image)).float() / 255
+    assert image.mode == ("RGB" if shape[0] == 3 else "L")
+    shown = shown.permute(2, 0, 1) if shown.ndim == 3 else shown[None]
+    marks = data.labels if kind == "index" else data.labels.argmax(1)
+    classes = marks.unique()[:10]
+    _, h, w = shape
+    assert shown.shape[1] == len(classes) * (h + 1) + 1
+    for i, c in enumerate(classes):
+        own = data[marks == c].pixels()[:10]
+        own = own if shape[0] in (1, 3) else own.mean(1, keepdim=True)
+        for j, one in enumerate(own):
+            found = shown[:, 1 + i * (h + 1) : 1 + i * (h + 1) + h, 1 + j * (w + 1) : 1 + j * (w + 1) + w]
+            assert torch.allclose(found, one, atol=0.003)
+    assert ("the first 10 of" in text) == (len(marks.unique()) > 10)
+    assert "img" not in data[:0]._repr_html_()
