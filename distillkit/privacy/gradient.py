@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ __all__ = ["PrivateGradient", "refuse_half_precision"]
 
 # A float64 sum of squares over P numbers is off by at most P 2^-53 of itself: this covers P up to 10^8.
 _MARGIN = 1 - 2.0**-26
+
+_BLOCK_CPU, _BLOCK_ACCELERATOR = 1 << 18, 1 << 26
 
 
 class PrivateGradient:
@@ -63,14 +65,14 @@ class PrivateGradient:
         An example whose gradient is not finite adds zero, silently: how many there are is private.
         """
         flat = [g.flatten(1) for g in grad_samples]
-        norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat]
-        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        norm = torch.stack([b.square().sum(1) for g in flat for _, b in _in_blocks(g)]).sum(0).sqrt()
         finite = torch.isfinite(norm)
         if not bool(finite.all()):
             flat = [torch.where(finite[:, None], g, 0.0) for g in flat]
         factor = torch.where(finite, (self._clip * _MARGIN / norm).clamp(max=1.0), 0.0)
         for total, rows in zip(self._sums, flat, strict=True):
-            total += (factor @ rows.double()).view(total.shape)
+            for place, block in _in_blocks(rows):
+                total.view(-1)[place] += factor @ block
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
@@ -84,6 +86,14 @@ class PrivateGradient:
         ]
         self._sums = self._zeros()
         return noised
+
+
+def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Columns of `rows` in float64, a few at a time: the copy of all of them would not fit the cache."""
+    width = max(1, (_BLOCK_CPU if rows.device.type == "cpu" else _BLOCK_ACCELERATOR) // max(1, len(rows)))
+    for start in range(0, rows.shape[1], width):
+        place = slice(start, start + width)
+        yield place, rows[:, place].double()
 
 
 def refuse_half_precision(values: Tensor, what: str) -> None:

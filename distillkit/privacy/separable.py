@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from distillkit.privacy.apart import untouched
 from distillkit.privacy.errors import NotSeparable
 from distillkit.rng import derive
 
@@ -46,7 +47,8 @@ def require_separable(loss: object) -> SeparableLoss:
 
     Raises:
         NotSeparable: no flag, a flag that is False (its `loss.why`, if there is one, is quoted), or rows that depend
-            on each other when it is tried on random numbers.
+            on each other when it is tried on random numbers, up to 64 of them.
+        PrivacyError: it draws from a global random state.
     """
     if not callable(loss) or getattr(loss, "separable", None) is not True:
         name = getattr(loss, "__name__", type(loss).__name__)
@@ -58,13 +60,15 @@ def require_separable(loss: object) -> SeparableLoss:
             "the noise. If yours is a sum over examples, write l(embedding [n, F], means [n, F]) -> [n] and flag it "
             "with @separable"
         )
+    name = getattr(loss, "__name__", type(loss).__name__)
     generator = derive(0, "separable")
-    embedding, means = (torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
-    together = loss(embedding, means)
-    alone = [loss(embedding[i : i + 1], means[i : i + 1]) for i in range(4)]
-    if together.shape != (4,) or not torch.allclose(together, torch.cat(alone)):
-        raise NotSeparable(
-            f"{getattr(loss, '__name__', type(loss).__name__)} is flagged separable, but must give one value for "
-            "each row that depends on that row alone"
-        )
+    embedding, means = (torch.randn(64, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    with untouched(f"the loss {name}", device=embedding.device):
+        alone = torch.cat([loss(embedding[i : i + 1], means[i : i + 1]).reshape(-1) for i in range(64)])
+        for size in (*range(1, 17), 32, 64):
+            together = loss(embedding[:size], means[:size])
+            if together.shape != (size,) or not torch.allclose(together, alone[:size]):
+                raise NotSeparable(
+                    f"{name} is flagged separable, but must give one value for each row that depends on that row alone"
+                )
     return loss

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.augment import DSA
-from distillkit.privacy import BatchStatistics, Ledger, PrivacyError, condense_private
+from distillkit.privacy import (
+    BatchStatistics,
+    Ledger,
+    NotSeparable,
+    PrivacyError,
+    condense_private,
+    require_separable,
+    separable,
+)
 from distillkit.privacy.apart import require_rows_apart
 from distillkit.privacy.guards import refuse_mixing_augmentation
 from distillkit.rng import derive
@@ -108,3 +116,19 @@ def test_what_a_forward_changes_is_named_and_put_back(where: str) -> None:
         require_rows_apart(module, IMAGES, "it", module)
     assert float(module.plain) == 0
     require_rows_apart(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.ReLU()), IMAGES, "it")
+
+
+def test_a_separable_loss_is_tried_at_many_sizes() -> None:
+    @separable
+    def eight(embedding: Tensor, means: Tensor) -> Tensor:
+        rows = (embedding - means).square().sum(1)
+        return rows - rows.mean() if len(rows) == 8 else rows
+
+    @separable
+    def noisy(embedding: Tensor, means: Tensor) -> Tensor:
+        return (embedding - means).square().sum(1) * torch.rand(1)
+
+    with pytest.raises(NotSeparable, match="depends on that row alone"):
+        require_separable(eight)
+    with pytest.raises(PrivacyError, match="the loss noisy draws from the global random state"):
+        require_separable(noisy)
