@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.privacy.errors import BatchStatistics, PrivacyError
+from distillkit.rng import derive
 
 __all__ = ["require_rows_apart", "untouched"]
 
@@ -97,30 +98,35 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
 
 
-def require_rows_apart(function: Callable[[Tensor], Tensor], images: Tensor, what: str, *modules: nn.Module) -> None:
+def require_rows_apart(
+    function: Callable[[Tensor], Tensor], images: Tensor, what: str, *modules: nn.Module, sizes: Sequence[int] = ()
+) -> None:
     """Refuse a function that makes something of an image, at any place of a batch, that it would not make of it alone.
 
-    Tried on all images together, on a few, and with some of them replaced.
+    Tried on all images together, on a few, at other batch sizes, and with some of them replaced.
 
     Args:
         function: maps images [N, C, H, W] to N rows of anything, without draws of its own.
         images: public ones, at least two.
         what: names it in the message.
         modules: hold no tensor that it may change.
+        sizes: further batch sizes; larger batches hold the images several times, in random places.
 
     Raises:
         BatchStatistics: images meet, or their number or place counts, or there are not as many rows as images.
         PrivacyError: it draws from a global random state.
     """
-    other = 30 * images.flip(0) + 1
-    kept = torch.arange(len(images), device=images.device) % 3 != 1
     with torch.no_grad(), untouched(what, *modules, device=images.device):
         alone = torch.cat([_rows(function, image, what) for image in images.split(1)])
-        for size in sorted({2, 3, len(images)} & set(range(len(images) + 1))):
-            _same(_rows(function, images[:size], what), alone[:size], what)
-        for rows in (kept, ~kept):
-            mixed = _rows(function, torch.where(rows.view(-1, 1, 1, 1), images, other), what)
-            _same(mixed[rows], alone[rows], what)
+        for size in sorted({2, 3, len(images), *sizes}):
+            drawn = torch.randint(len(images), (size,), generator=derive(size, "try"))
+            index = (drawn if size != len(images) else torch.arange(size)).to(images.device)
+            batch, own = images[index], alone[index]
+            _same(_rows(function, batch, what), own, what)
+            kept = (torch.randperm(size, generator=derive(size, "kept")) % 2 == 0).to(images.device)
+            for rows in (kept, ~kept) if size in (len(images), max(sizes, default=0)) else ():
+                mixed = torch.where(rows.view(-1, 1, 1, 1), batch, 30 * batch.flip(0) + 1)
+                _same(_rows(function, mixed, what)[rows], own[rows], what)
 
 
 def _rows(function: Callable[[Tensor], Tensor], images: Tensor, what: str) -> Tensor:

@@ -134,16 +134,17 @@ class PublicMaps:
         if augment is not None:
             require_space(augment, like.normalization)
         first = self[0]
-        noise = public_trial(max(4, min(16, chunk_size(like.images))), like, derive(seed, "try"))
-        self._refuse(first, noise)
+        noise = public_trial(6, like, derive(seed, "try"))
+        self._refuse(first, noise, chunk_size(like.images))
         with torch.no_grad():
             self.dim = first.embedding(noise[:1]).shape[1]
 
-    def _refuse(self, first: PublicMap, noise: Tensor) -> None:
+    def _refuse(self, first: PublicMap, noise: Tensor, chunk: int) -> None:
         network, augment = first.network, self._augment
         refuse_batch_norm(network)
         held = [network] if isinstance(network, nn.Module) else []
-        require_rows_apart(first.plain, noise, f"the network {type(network).__name__}", *held)
+        sizes = sorted({5, 8, 16, chunk // 2, min(chunk, 256)} & set(range(2, chunk + 1)))
+        require_rows_apart(first.plain, noise, f"the network {type(network).__name__}", *held, sizes=sizes)
         if augment is None:
             return
         for k in range(8):  # it may act on some draws alone
