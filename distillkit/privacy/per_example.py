@@ -80,8 +80,8 @@ def per_example_gradients(
     There are three ways. Opacus' hooks serve networks whose parameters all belong to layers that Opacus knows. A
     network with parameters of its own (a class token, a position embedding), `nn.MultiheadAttention`, weights that are
     used outside their layer: these go through torch.func (vmap of grad), or if that fails through one example after the
-    other. The cost, in ordinary steps of the same batch of 64 on one CPU core (`tests/benchmarks/bench_per_example.py`):
-    a ConvNet-3 of width 64 takes 2.5 by hooks, 1.9 by vmap, 2.5 by the loop; a ViT of four layers of width 64 1.9 by
+    other. The cost, in ordinary steps of the same 64 records on a CPU core (`tests/benchmarks/bench_per_example.py`):
+    a ConvNet-3 of width 64 takes 2.5 by hooks, 1.9 by vmap, 2.5 by the loop; a ViT of four layers, width 64, 1.9 by
     vmap, 3.5 by the loop; ResNet-18, whose ordinary step at 32x32 is short for its 11 million weights, 31 and 23.
 
     Args:
