@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,11 @@ class _Model:
 
 
 class Engine:
-    """Moves messages between one server and its clients."""
+    """Moves messages between one server and its clients.
+
+    Attributes:
+        say: is told in words how far a round is; a draw that is secret is not told.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Engine:
                 )
         self.method, self.server, self.pool, self.store = method, server, pool, store
         self.run_id, self.transcript = run_id, transcript
+        self.say: Callable[[str], object] = lambda words: None
         self.test = test.to(server.device) if test is not None else None
         self.memories = store.memories if store is not None else Memories(None)
         self.post = Post(method, clients, server, self.memories, pool, secret)
@@ -212,7 +217,9 @@ class Engine:
             return client, method.local(client, message)
 
         reducer, seconds = Reducer(self.entries), 0.0
-        for number, outcome in zip(server.drawn, self.pool.run(server.drawn, work)):
+        for i, (number, outcome) in enumerate(zip(server.drawn, self.pool.run(server.drawn, work)), start=1):
+            if not method.draws:
+                self.say(f"client {i} of {len(server.drawn)}")
             if outcome.error is None and self.post.absent(outcome.client):
                 empty.append(number)
                 continue

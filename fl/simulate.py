@@ -167,6 +167,7 @@ def simulate(
             engine.ask_setup(range(len(clients)), min_replies)
         remaining = range(server.round + 1, rounds + 1)
         with bar(len(rows) + len(remaining), "simulate", unit="round", progress=progress, done=len(rows)) as shown:
+            engine.say = shown.set_postfix_str
             for number in remaining:
                 row = engine.round(number, drawn, min_replies, panel)
                 rows.append(row)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -124,6 +127,37 @@ def test_a_ledger_says_what_it_holds(tmp_path: Path) -> None:
     ledger.spend(Event("dp_sgd", 8.0, 0.1, 3, 0, 1), Event("dp_sgd", 8.0, 0.1, 3, 1, 1))
     path = str(tmp_path / "l.jsonl")
     assert repr(ledger) == f"Ledger({path!r}, delta=1e-05, budget=2, disjoint=False: 2 events of 2 payers)"
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_bar_counts_the_rounds_and_the_clients_of_a_round(
+    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    class Bar:
+        def update(self, n: float = 1) -> None:
+            seen.append(n)
+
+        def set_postfix_str(self, words: str, refresh: bool = True) -> None:
+            seen.append(words)
+
+    @contextmanager
+    def bar(total: int, what: str, **options: Any) -> Iterator[Bar]:
+        seen.append((total, options))
+        yield Bar()
+
+    monkeypatch.setattr(sys.modules["fl.simulate"], "bar", bar)
+    method: Any = FedAvg(network=Tiny, weights="uniform")
+    method = Filtered(method, ClientDP(2.0, 1.0, 1.0)) if private else method
+    run = play(method, rounds=1, out=tmp_path, progress=True)
+    clients = [] if private else [f"client {k} of 5" for k in range(1, 6)]
+    accuracy = f"accuracy {100 * run.rows[0]['accuracy']:.1f} %"
+    assert seen == [(1, {"unit": "round", "progress": True, "done": 0}), *clients, accuracy, 1]
+    seen.clear()
+    play(method, rounds=3, out=tmp_path, resume=True)
+    assert seen[0] == (3, {"unit": "round", "progress": False, "done": 1})
+    assert seen.count(1) == 2
 
 
 class Writer:
