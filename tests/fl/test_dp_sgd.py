@@ -18,6 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from distillkit import LabeledImages
+from distillkit.augment import CropFlip
+from distillkit.normalization import IDENTITY
 from distillkit.privacy import (
     BatchStatistics,
     BudgetExhausted,
@@ -556,3 +558,17 @@ def test_bad_numbers() -> None:
             noisy(**options)
     with pytest.raises(NotAccountable, match="delta must be below one over the number of records"):
         play(noisy(size=10), how={"ledger": Ledger(delta=0.2)})
+
+
+def test_crop_flip_and_kept_momentum_stay_private() -> None:
+    """Each image by itself passes the guard; momentum of noised gradients is post-processing: the same epsilon."""
+    clients, crop = [images(12, k) for k in range(2)], CropFlip(IDENTITY, pad=1, cutout=2)
+    private = DPSGD(sigma=1.0, rate=0.3, size=12)
+    plain = FedAvg(private, network=Tiny, weights="uniform")
+    kept = FedAvg(private, network=Tiny, weights="uniform", augment=crop, momentum=0.9, optimizer_state="client")
+    epsilons = []
+    for method in (plain, kept):
+        run = simulate(method, clients, rounds=2, progress=False)
+        assert [row["failed"] for row in run.rows] == [{}, {}]
+        epsilons.append([row["epsilon"] for row in run.rows])
+    assert epsilons[0] == epsilons[1]
