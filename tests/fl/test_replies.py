@@ -19,7 +19,7 @@ from fl.message import Entry, Message
 from fl.method import Client, Method, Server
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, single_image
 from fl.reduce import Reducer
-from fl.schema import BadReply, check_reply
+from fl.schema import BadReply, Like, Schema, check_reply
 from tests.fl.laws import assert_same, network
 from tests.fl.mutants import Mutant, mutants
 from tests.fl.small import Tiny, federation, images
@@ -252,6 +252,37 @@ def test_a_reply_on_which_digest_fails_is_left_out_by_name() -> None:
     assert hostile.rows[0]["failed"] == {"1": "cannot be used: ZeroDivisionError: too far"}
 
 
+def test_what_the_server_derives_from_a_reply_is_checked_with_it() -> None:
+    """Finite weights so large that the client's model gives NaN on the proxy images."""
+
+    def far(honest: Message) -> Message:
+        return with_values(FedAvg__update={n: t + 3e38 for n, t in honest[FedAvg.update].items()})(honest)
+
+    hostile, absent = (play(Hostile(METHODS["FedAvg FedDF"](), one(how)), 2) for how in (far, lost))
+    assert_same(hostile, absent)
+    assert hostile.rows[0]["failed"] == {"1": "FedDF.logits holds NaN or Inf"}
+
+
+class Loose(FedAvg):
+    """Expects float64 of client 1."""
+
+    def expect(self, server: Server, client: int) -> Schema:
+        schema = super().expect(server, client)
+        if client == 1:
+            value: Any = schema[FedAvg.update.key].value
+            schema[FedAvg.update.key] = Like({n: t.double() for n, t in value.items()})
+        return schema
+
+
+def test_a_reply_that_does_not_fit_those_before_it_is_left_out_by_name() -> None:
+    def wide(honest: Message) -> Message:
+        return with_values(FedAvg__update={n: t.double() for n, t in honest[FedAvg.update].items()})(honest)
+
+    hostile, absent = (play(Hostile(Loose(network=Tiny, **SMALL), one(how)), 2) for how in (wide, lost))
+    assert_same(hostile, absent)
+    assert "has another form than in other replies" in hostile.rows[0]["failed"]["1"]
+
+
 def test_a_note_that_is_no_number_costs_the_reply() -> None:
     class Noting(AddOn):
         def end(self, local: Any, update: Any, reply: Any) -> None:
@@ -265,7 +296,8 @@ def test_a_note_that_is_no_number_costs_the_reply() -> None:
 def test_what_a_client_may_claim_is_the_users_to_set() -> None:
     options: dict[str, Any] = {"network": Tiny, "most_samples": 15, **SMALL}
     row = play(FedAvg(**options), 1).rows[0]
-    assert row["failed"] == {"2": "FedAvg.samples must lie in [0, 15], got 18"}
+    why = "FedAvg.samples must lie in [0, 15], got 18; the largest weight is the method's to say (most_samples)"
+    assert row["failed"] == {"2": why}
     assert play(FedProto(network=Tiny, most_samples=5), 1).rows[0]["failed"].keys() == {"1", "2"}
     assert play(FedDM(network=Tiny, most_samples=12, **DM), 1).rows[0]["failed"].keys() == {"1", "2"}
     with pytest.raises(ValueError, match="most_samples must be greater than 0"):
