@@ -95,7 +95,7 @@ class Guarantee:
         reason: why none holds, or "".
         nominal: epsilon of the noise as it was scaled, secret or not; for planning and for budgets.
         delta, relation: that it refers to. The relation is "" if nothing was spent.
-        accountant: `"exact"`, `"pld"` or `"rdp"`: how epsilon was computed, an upper bound each; see `compose`.
+        accountant: how epsilon was computed, an upper bound each; see `compose`.
         remarks: what the reader must know besides, such as tuning on the private data.
         assumed: what is taken to be public, by entry point (`ASSUMED`); epsilon does not cover it.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit import check
-from distillkit.privacy.accounting import Bound, Spend, compose
+from distillkit.privacy.accounting import LOOSE, Bound, Spend, compose
 from distillkit.privacy.assumed import ASSUMED
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable
 from distillkit.privacy.events import EVERYONE, Event, Guarantee, identity
@@ -163,7 +163,7 @@ class Ledger:
                 nominal=worst.epsilon,
                 accountant=worst.accountant,
                 reason=reason,
-                remarks=tuple(self._remarks),
+                remarks=(*self._remarks, *([LOOSE] if worst.accountant == "rdp" and not reason else [])),
                 assumed=dict(self._assumed),
             )
 

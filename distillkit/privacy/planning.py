@@ -87,7 +87,7 @@ def plan(
     exact = rate == 1 and all(q == 1 for _, q, _ in before) and accountant == "auto"
     first = accountant if exact or accountant != "auto" else "rdp"
     sigma = sigma_for(lambda s: bound(s, first).epsilon, epsilon, 1e-12 if exact else 1e-3)
-    if not exact and accountant == "auto":
-        sigma = smallest(lambda s: bound(s, "auto").epsilon <= epsilon, 0.5 * sigma, sigma, tolerance=1e-3)
+    if not exact and accountant == "auto" and bound(sigma, "auto").accountant != "rdp":
+        sigma = smallest(lambda s: bound(s, "auto").epsilon <= epsilon, 0.7 * sigma, sigma, tolerance=5e-3)
     final = bound(sigma, accountant)
     return Plan(sigma, final.epsilon, delta, rate, count, final.accountant)
