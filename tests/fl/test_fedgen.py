@@ -152,11 +152,10 @@ def in_turn(*addons: AddOn, drawn: tuple[int, ...]) -> Any:
     data = [data[0][data[0].labels < 2], data[1][data[1].labels == 2]]
     method = FedAvg(*addons, network=Tiny, lr=0.1, batch=6)
     for seed in range(100):
-        run = simulate(method, data, rounds=1, participation=0.5, seed=seed, progress=False)
-        if run.rows[0]["drawn"] == [drawn[0]]:
-            run = simulate(method, data, rounds=len(drawn), participation=0.5, seed=seed, progress=False)
-            if [row["drawn"] for row in run.rows] == [[k] for k in drawn]:
-                return run
+        how: dict[str, Any] = {"rounds": len(drawn), "participation": 0.5, "seed": seed, "progress": False}
+        rows = simulate(FedAvg(network=Tiny, batch=99), data, **how).rows
+        if [row["drawn"] for row in rows] == [[k] for k in drawn]:
+            return simulate(method, data, **how)
     raise AssertionError("no seed draws the clients in this order")
 
 
