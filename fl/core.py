@@ -205,8 +205,14 @@ class Core(Method):
 
     def require_replied(self, asking: AddOn) -> None:
         """Raise ValueError unless replies hold whole models, which an add-on wants to run on the server."""
-        if self.personal or self.buffer_rule == "local":
+        if self.personal:
             raise ValueError(f"{asking.name} runs the clients' whole models on the server: nothing can be personal")
+        some = 2  # classes: buffers do not depend on how many
+        if self.buffer_rule != "mean" and any(self.floating_buffers(self.template(n, some)) for n in self.networks):
+            raise ValueError(
+                f"{asking.name} runs the clients' models on the server, but their batch statistics stay at home: give "
+                "buffers='mean', or a network without them (norm='instance')"
+            )
         for addon in self.addons:
             if fills(addon, "normalise"):
                 raise ValueError(f"{asking.name} needs the clients' models, but {addon.name} rescales what they send")

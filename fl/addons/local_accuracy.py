@@ -28,7 +28,8 @@ class LocalAccuracy(AddOn):
 
     "We evaluate each local model on the uniform test dataset to examine the preservation of general knowledge during
     local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server runs each model as it arrives, on
-    `server_data={"test": ...}`. The training is left alone bit by bit, and nothing more is sent.
+    `server_data={"test": ...}`. The training is left alone bit by bit, and nothing more is sent. Beside
+    `SharedImage` and `SharedPool` only rounds in which weights travel have the column.
 
     Args:
         on: name of the set in `server_data`.
@@ -68,7 +69,7 @@ class LocalAccuracy(AddOn):
 
     def digest(self, server: Server, reply: Message, out: Message) -> None:
         """Test one client's model."""
-        if server.round % self.every:
+        if server.round % self.every or FedAvg.update not in reply:
             return
         predictor = cast(FedAvg, server.method).replied(server, reply)
         sums = predictor.sums(server.data[self.on].to(server.device), server.task)

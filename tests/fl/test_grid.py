@@ -24,6 +24,8 @@ from tests.fl.laws import assert_same, tensors
 NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
 PICTURE = torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(1))
 SHARED: dict[str, Any] = {"keep": 5, "count": 10, "rate": 0.5, "steps": 2, "batch": 4, "selection": {"clusters": 2}}
+POOL = (255 * torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(2))).to(torch.uint8)
+POOLED: dict[str, Any] = {k: v for k, v in SHARED.items() if k != "count"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "DPSGD": {"sigma": 1.0, "rate": 0.5, "size": 10},
     "MOON": {}, "SAM": {}, "VFA": {}, "VFTL": {**NOISE, "epochs": 1}, "VHL": NOISE, "NaiveVHL": NOISE,
@@ -32,7 +34,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "images": 6, "steps": 2}, "FedDF": {"steps": 2, "batch": 4}, "FedDecorr": {}, "FedExP": {}, "FedGen": {"steps": 2,
     "batch": 4, "noise": 4, "hidden": 8}, "FedReg": {"iterations": 1}, "FineTune": {"steps": 1}, "Nova": {},
     "Proximal": {}, "Scaffold": {}, "ServerAdagrad": {}, "ServerAdam": {}, "ServerMomentum": {}, "ServerYogi": {},
-    "SharedImage": {"image": PICTURE, **SHARED},
+    "SharedImage": {"image": PICTURE, **SHARED}, "SharedPool": {"pool": POOL, **POOLED},
+    "LocalAccuracy": {},
 }  # fmt: skip
 """A small setting of each public add-on: one without a line here fails the tests."""
 
@@ -43,6 +46,7 @@ TOGETHER, JOINS = "reads the images of a batch together", "adds images of its ow
 REFUSED: dict[tuple[str, str], str] = {
     **dict.fromkeys(itertools.combinations(STEPS, 2), SLOT.format("server_step")),
     **{(name, "SharedImage"): ROUNDS for name in ("FedExP", "Nova", "Scaffold", *STEPS)},
+    **{(name, "SharedPool"): ROUNDS for name in ("FedExP", "Nova", "Scaffold", *STEPS)},
     ("Anchors", "DPSGD"): "adds records to the private set",
     ("Condensed", "DPSGD"): "a set derived from the private images",
     **{("DPSGD", name): JOINS for name in ("FedCOG", "NaiveVHL", "VHL")},
@@ -52,6 +56,9 @@ REFUSED: dict[tuple[str, str], str] = {
     ("Ditto", "FineTune"): SLOT.format("personal"),
     ("FedDF", "Nova"): "needs the clients' models",
     ("FedDF", "SharedImage"): SLOT.format("refine"),
+    ("FedDF", "SharedPool"): SLOT.format("refine"),
+    ("SharedImage", "SharedPool"): SLOT.format("refine"),
+    ("LocalAccuracy", "Nova"): "needs the clients' models",
     ("FedExP", "Nova"): SLOT.format("rescale"),
     ("FedGen", "Nova"): "needs the clients' classifiers",
     ("FedReg", "Nova"): "is not a sum of gradients",
@@ -126,7 +133,7 @@ def plain(*addons: AddOn, **options: Any) -> FedAvg:
 
 def play(method: FedAvg, clients: tuple[Holding, ...] | None = None, **options: Any) -> Run:
     """Two rounds, in which nothing fails and everything stays finite."""
-    server_data = {"proxy": digits()[90:96]}
+    server_data = {"proxy": digits()[90:96], "test": digits()[100:110]}
     run = simulate(
         method, clients or federation(), rounds=2, test=digits()[100:110], server_data=server_data, seed=3,
         **{"progress": False, **options},
@@ -193,7 +200,7 @@ def pictured(*addons: AddOn) -> FedAvg:
     return single_image(PICTURE, *addons, shared=shared, network=Net, epochs=1, batch=4, **private(addons))
 
 
-ARCHITECTURE, SGD = "one architecture", "optimizer='sgd'"
+ARCHITECTURE, SGD, AT_HOME = "one architecture", "optimizer='sgd'", "batch statistics stay at home"
 BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "FedAvg": (plain, {}),
     "FedAvg's defaults": (lambda *a: FedAvg(*a, network=Net, **private(a)), {}),
@@ -206,18 +213,20 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     ),
     "batch norm": (lambda *a: plain(*a, network=normed), {"DPSGD": "without_batch_norm"}),
     "statistics that stay": (
-        lambda *a: plain(*a, network=normed, buffers="local"), {"DPSGD": "without_batch_norm"}
+        lambda *a: plain(*a, network=normed, buffers="local"),
+        {"DPSGD": "without_batch_norm", "FedDF": AT_HOME, "LocalAccuracy": AT_HOME},
     ),
     "FedRep": (
         representation,
         {"Anchors": "holds whole", "Ditto": "whole global model", "FedDF": "nothing can be personal",
-         "FedGen": "no personal parameters", "SharedImage": "nothing can be personal"},
+         "FedGen": "no personal parameters", "SharedImage": "nothing can be personal",
+         "SharedPool": "nothing can be personal", "LocalAccuracy": "nothing can be personal"},
     ),
     "FedLGD": (virtual, {"Anchors": "given twice", "Condensed": "given twice", "DPSGD": "adds records"}),
     "single image": (
         pictured,
-        {"FedDF": SLOT.format("refine"), "SharedImage": "given twice", "FedReg": "plain SGD", "Scaffold": SGD,
-         "Anchors": SGD},
+        {**dict.fromkeys(("FedDF", "SharedPool"), SLOT.format("refine")), "SharedImage": "given twice",
+         "FedReg": "plain SGD", "Scaffold": SGD, "Anchors": SGD},
     ),
 }  # fmt: skip
 """How each is built, and the add-ons that it refuses with a phrase of the reason; it runs with every other."""
@@ -251,7 +260,7 @@ def test_an_addon_runs_when_few_clients_are_drawn(name: str) -> None:
 def test_an_addon_trains_on_several_classes_an_image_or_says_why_not(name: str) -> None:
     one_hot = [torch.nn.functional.one_hot(h.train.labels, 3).float() for h in federation()]
     held = [h.train.replace(labels=labels) for h, labels in zip(federation(), one_hot)]
-    how: dict[str, Any] = {"rounds": 2, "task": MultiLabel(3), "progress": False}
+    how: dict[str, Any] = {"rounds": 2, "task": MultiLabel(3), "server_data": {"test": held[0]}, "progress": False}
     if addon(name).single_label:
         with pytest.raises(ValueError, match=f"{name} needs one class an image"):
             simulate(plain(addon(name)), held, **how)

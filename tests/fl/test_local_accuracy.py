@@ -11,7 +11,7 @@ import torch
 from distillkit import Normalization
 from fl import FedAvg, simulate
 from fl.addon import AddOn
-from fl.addons import LocalAccuracy, NaiveVHL, Nova, ServerMomentum
+from fl.addons import LocalAccuracy, NaiveVHL, Nova, ServerMomentum, SharedPool
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 
@@ -54,6 +54,12 @@ def test_the_run_is_that_without_it_and_nothing_more_is_sent(tmp_path: Path) -> 
     assert ["accuracy_locals" in row for row in watched.rows] == [False, True, False]
 
 
+def test_only_rounds_in_which_weights_travel_have_the_column() -> None:
+    pool = SharedPool((255 * TEST.pixels()).to(torch.uint8), keep=5, steps=1, batch=4, rate=0.5)
+    run = play(LocalAccuracy(), pool, rounds=4)
+    assert ["accuracy_locals" in row for row in run.rows] == [True, True, False, True]
+
+
 def test_a_run_without_a_test_says_so() -> None:
     with pytest.warns(UserWarning, match="LocalAccuracy changes nothing before round 4, and the run has 3"):
         play(LocalAccuracy(every=4))
@@ -66,9 +72,12 @@ def test_refusals() -> None:
         LocalAccuracy(on=TEST)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="LocalAccuracy needs the clients' models, but Nova rescales"):
         FedAvg(LocalAccuracy(), Nova(), network=Tiny)
-    for keeps in ({"personal": "classifier.*"}, {"buffers": "local"}):
-        with pytest.raises(ValueError, match="nothing can be personal"):
-            play(LocalAccuracy(), **keeps)
+    with pytest.raises(ValueError, match="nothing can be personal"):
+        play(LocalAccuracy(), personal="classifier.*")
+    for rule in ("local", "drop"):
+        with pytest.raises(ValueError, match="LocalAccuracy runs .* but their batch statistics stay at home"):
+            play(LocalAccuracy(), buffers=rule)
+        play(LocalAccuracy(), buffers=rule, network=Tiny, rounds=1)
     with pytest.raises(ValueError, match="server_data={'test'"):
         play(LocalAccuracy(), data={"other": TEST})
     for wrong in (TEST.replace(normalization=Normalization((0.5,), (0.5,))), images(0, 1)):
