@@ -67,8 +67,9 @@ def examples_at_once(images: Tensor, expected: float, chunk: int | None) -> tupl
 def tried(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence[int], how: str) -> str:
     """The first way in which every row is one example's own: "hooks", "vmap" or "loop".
 
-    In float64 where the model can be run so, because there rounding cannot be mistaken for a difference; else in its
-    own type, where a trial that fails is repeated on other examples before it counts.
+    In float64 where the model can be run so, because there rounding cannot be mistaken for a difference, and once more,
+    coarsely, in its own type; else in its own type alone, where a trial that fails is repeated on other examples before
+    it counts.
 
     Raises:
         BatchStatistics, NotSeparable, PrivacyError: see `per_example_gradients`.
@@ -80,7 +81,10 @@ def tried(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence
     if double:
         try:
             with _in_float64(gradients.model):
-                return _Trial(gradients, double, sizes, how).run()
+                engine = _Trial(gradients, double, sizes, how).run()
+            if examples[0].dtype != torch.float64:
+                _Trial(gradients, examples, sizes, how).confirm(engine)
+            return engine
         except (RuntimeError, TypeError):  # a type that is written into the network, or a real fault: see below
             gradients.close()
     for attempt in range(_TRIES):
@@ -112,19 +116,38 @@ class _Trial:
     def __init__(self, gradients: ExampleGradients, examples: list[Tensor], sizes: Sequence[int], how: str) -> None:
         self.gradients, self.examples, self.sizes, self.how = gradients, examples, sizes, how
         self.what = f"the network {type(gradients.model).__name__}"
-        self.tolerance = torch.finfo(examples[0].dtype).eps ** 0.5
+        eps = torch.finfo(examples[0].dtype).eps
+        self.tolerance, self.strict = eps**0.5, eps**0.75
         self.count, self.folded = 0, cast("tuple[str, int, int] | None", None)
 
     def run(self) -> str:
         model, device = self.gradients.model, self.examples[0].device
         with plain_dropout(model):
             with untouched(self.what, model, device=device), self._watching_rows():
-                each = [torch.tensor([i]) for i in range(len(self.examples[0]))]
-                rows = [self.gradients.alone(*self._at(i)) for i in each]
-                self.alone = [torch.stack(column) for column in zip(*rows)]
+                each = self._look_at_each()
                 self.values = torch.stack([self._value(self._at(i)) for i in each])
                 self._totals()
             return self._engine()
+
+    def confirm(self, engine: str) -> None:
+        """Refuse rows that are right in float64 but not, by far, in the model's own type."""
+        self.gradients.close()
+        self.tolerance = 0.05
+        with plain_dropout(self.gradients.model):
+            with untouched(self.what, self.gradients.model, device=self.examples[0].device):
+                self._look_at_each()
+                wrong = self._wrong(engine) if engine != "loop" else ""
+            if wrong:
+                raise BatchStatistics(
+                    f"{self.what}: parameter {wrong} gets gradients in {self.examples[0].dtype} that are not those of "
+                    "single examples, though they are in float64; every example must be treated by itself"
+                )
+
+    def _look_at_each(self) -> list[Tensor]:
+        each = [torch.tensor([i]) for i in range(len(self.examples[0]))]
+        rows = [self.gradients.alone(*self._at(i)) for i in each]
+        self.alone = [torch.stack(column) for column in zip(*rows)]
+        return each
 
     @contextmanager
     def _watching_rows(self) -> Iterator[None]:
@@ -217,7 +240,8 @@ class _Trial:
     def _wrong(self, engine: str) -> str:
         """The first parameter whose rows are not its examples' own, at any place, whatever the others are; or ""."""
         collect = self.gradients.by_hooks if engine == "hooks" else self.gradients.by_vmap
-        size = self.gradients.chunk
+        # A call of vmap shows the network batches of one, however many there are.
+        size = self.gradients.chunk if engine == "hooks" else min(8, self.gradients.chunk)
         index = self._index(size)
         wanted = [rows[index.to(rows.device)] for rows in self.alone]
         plain, others = self._at(index), self._at(index.flip(0))
@@ -229,7 +253,7 @@ class _Trial:
         for keep in (kept, ~kept) if size > 1 else ():
             mixed = collect(*(torch.where(keep.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(plain, others)))
             ours, before = [r[keep] for r in mixed], [r[keep] for r in rows]
-            if wrong := self._apart(ours, before, self.tolerance**1.5):
+            if wrong := self._apart(ours, before, self.strict):
                 return wrong
         return ""
 

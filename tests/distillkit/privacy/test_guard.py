@@ -181,6 +181,33 @@ def test_other_networks_are_refused_by_name(name: str, global_rng_untouched: Non
     assert ledger.events == ()
 
 
+class Casts(nn.Module):
+    """Can be run in float32 alone, or mixes there alone."""
+
+    def __init__(self, mixes: str = "") -> None:
+        super().__init__()
+        self.mixes, self.classifier = mixes, nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.mixes == "float32 alone" and x.dtype == torch.float32:
+            x = x - x.mean(0)
+        if self.mixes == "always":
+            x = x.float() - x.float().mean(0)
+        return self.classifier(x if self.mixes == "float32 alone" else x.float())
+
+
+def test_a_network_that_is_written_for_one_type_is_tried_in_it() -> None:
+    model = build(Casts, 0)
+    assert len(train(model).events) == 1
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    for mixes in ("always", "float32 alone"):
+        ledger = Ledger()
+        with pytest.raises(BatchStatistics, match="something else of an example|in torch.float32 that are not those"):
+            train(build(lambda mixes=mixes: Casts(mixes), 0), ledger=ledger)
+        assert ledger.events == ()
+
+
 def weighted(logits: Tensor, labels: Tensor) -> Tensor:
     losses = F.cross_entropy(logits, labels, reduction="none")
     return losses * losses.detach().softmax(0) * len(losses)
