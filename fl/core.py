@@ -200,7 +200,7 @@ class Core(Method):
             "most_samples": self.most_samples if self.most_samples != MOST else None,
         }  # fmt: skip
         given = {k: v for k, v in options.items() if v not in ((), [], None)}
-        said = [repr(a) for a in self.addons] + [f"{k}={described(v)}" for k, v in given.items()]
+        said = [described(a) for a in self.addons] + [f"{k}={described(v)}" for k, v in given.items()]
         return f"FedAvg({', '.join(said)})"
 
     def require_replied(self, asking: AddOn) -> None:

@@ -6,7 +6,7 @@ import functools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ def described(value: Any) -> str:
     if isinstance(value, functools.partial):
         given = [*map(described, value.args), *(f"{k}={described(v)}" for k, v in value.keywords.items())]
         return f"partial({', '.join([described(value.func), *given])})"
+    if is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # one that `dataclass` wrote
+        shown = [f"{f.name}={described(getattr(value, f.name))}" for f in fields(value) if f.repr]
+        return f"{type(value).__qualname__}({', '.join(shown)})"
     name = getattr(value, "__qualname__", None)
     return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
 

@@ -14,7 +14,7 @@ from distillkit import LabeledImages
 from distillkit.rng import derive
 from fl import FedAvg, simulate
 from fl.addon import AddOn
-from fl.addons import Proximal
+from fl.addons import Condensed, Proximal
 from fl.local import Phase
 from tests.fl.small import Tiny, federation, images
 
@@ -245,3 +245,11 @@ def test_dropout_draws_from_the_clients_own_generator(global_rng_untouched: None
     runs = [simulate(FedAvg(network=network), federation(), rounds=2, workers=w, progress=False) for w in (1, 3)]
     for name, value in runs[0].server.state[FedAvg.model].items():
         assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
+
+
+def test_an_addon_that_holds_a_function_says_the_same_in_every_process() -> None:
+    """A run's identity is what its method says of itself; an address in it would refuse to resume the run."""
+    said = [repr(FedAvg(Condensed(augment=lambda x, g: x), network=OneWeight)) for _ in range(2)]
+    assert said[0] == said[1]
+    assert "test_averaging.test_an_addon_that_holds" in said[0]
+    assert " at 0x" not in said[0]
