@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -121,6 +122,8 @@ def at_threshold(scores: Tensor, member: Tensor, threshold: float, *, confidence
         TypeError, ValueError: bad scores or truth, or a threshold that is NaN.
     """
     inside, outside = _halves(scores, member)
+    if isinstance(threshold, bool) or not isinstance(threshold, Real):
+        raise TypeError(f"threshold must be a number, got {type(threshold).__name__}")
     if math.isnan(threshold):
         raise ValueError("threshold must be a number, got nan")
     hits, false = (int((side >= threshold).sum()) for side in (inside, outside))

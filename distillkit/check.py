@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ __all__ = [
     "batch_of_images",
     "callable_with",
     "class_labels",
+    "device",
     "mapping",
     "one_of",
     "positive_int",
@@ -69,6 +70,8 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
         raise ValueError(f"{name} must have one dimension [N], got shape {list(labels.shape)}")
     if count is not None and len(labels) != count:
         raise ValueError(f"{name} must have one entry an image: got {len(labels)} for {count} images")
+    if num_classes is not None:
+        num_classes = positive_int(num_classes, "num_classes")
     labels = labels.long()
     if len(labels) and int(labels.min()) < 0:
         raise ValueError(f"{name} must be at least 0, got {int(labels.min())}")
@@ -130,7 +133,8 @@ def real_number(
 
 def one_of(value: T, name: str, allowed: Collection[T]) -> T:
     """Return `value` if it is among `allowed`, else raise a ValueError that lists them."""
-    if value not in allowed:
+    same_kind = [a for a in allowed if isinstance(a, bool) == isinstance(value, bool)]  # True is no 1
+    if not isinstance(value, Hashable) or value not in same_kind:
         raise ValueError(f"{name} must be one of {', '.join(repr(a) for a in allowed)}, got {value!r}")
     return value
 
@@ -152,11 +156,31 @@ def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
     return values
 
 
-def several(values: Sequence[T], name: str, wanted: str) -> tuple[T, ...]:
-    """Return `values` as a tuple if they are a list, tuple, range or array of things, else raise TypeError."""
+def several(values: Sequence[T], name: str, wanted: str, count: int | None = None) -> tuple[T, ...]:
+    """Return `values` as a tuple if they are a list, tuple, range or array of (`count`) things, else raise."""
     if not isinstance(values, Sequence | Tensor | np.ndarray) or isinstance(values, str):
         raise TypeError(f"{name} must be a list of {wanted}, got {type(values).__name__}")
+    if count is not None and len(values) != count:
+        raise ValueError(f"{name} must be {count} {wanted}, got {len(values)}")
     return tuple(values)
+
+
+def device(value: torch.device | str, name: str = "device") -> torch.device:
+    """Return the device of that name, if this machine has it.
+
+    Raises:
+        TypeError: neither a name nor a device.
+        ValueError: no device of that name, or none that can hold a tensor.
+    """
+    if not isinstance(value, str | torch.device):
+        raise TypeError(f"{name} must be a torch.device or a name such as 'cpu' or 'cuda', got {type(value).__name__}")
+    try:
+        found = torch.device(value)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).split("\n")[0]
+        raise ValueError(f"{name} must be one that this machine has, got {str(value)!r}: {first}") from error
+    return found
 
 
 def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *, classes: bool = False) -> T:

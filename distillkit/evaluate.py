@@ -17,7 +17,7 @@ from distillkit.networks.base import NetworkFactory, build, require_factory
 from distillkit.progress import bar
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, as_set
-from distillkit.training import CLASSIC, Protocol, accuracy, train
+from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
 __all__ = ["CLASSIC", "Evaluation", "Protocol", "Row", "accuracy", "evaluate", "train"]
 
@@ -118,6 +118,7 @@ def evaluate(
     for each network.
     """
     nets = check.positive_int(nets, "nets")
+    require_protocol(protocol)
     data, test = (as_set(x, name=n, progress=progress) for n, x in (("data", data), ("test", test)))
     data.require_same_space(test)
     for name, one in (("data", data), ("test", test)):

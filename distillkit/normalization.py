@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,8 +103,8 @@ class Normalization:
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], zca: ZCA | None = None, *, measured: bool | None = None
     ) -> None:
-        object.__setattr__(self, "mean", tuple(check.real_number(float(m), "mean") for m in mean))
-        object.__setattr__(self, "std", tuple(check.real_number(float(s), "std", above=0.0) for s in std))
+        object.__setattr__(self, "mean", tuple(check.real_number(m, "mean") for m in _channels(mean, "mean")))
+        object.__setattr__(self, "std", tuple(check.real_number(s, "std", above=0.0) for s in _channels(std, "std")))
         object.__setattr__(self, "zca", zca)
         object.__setattr__(self, "measured", zca is not None if measured is None else bool(measured))
         if not self.mean or len(self.mean) != len(self.std):
@@ -148,6 +149,11 @@ class Normalization:
             return "pixels in [0, 1]"
         numbers = [f"({', '.join(f'{v:.4g}' for v in values)})" for values in (self.mean, self.std)]
         return f"mean {numbers[0]} std {numbers[1]}" + (" then ZCA" if self.zca else "")
+
+
+def _channels(values: Sequence[float], name: str) -> tuple[float, ...]:
+    given = values.tolist() if isinstance(values, Tensor | np.ndarray) and values.ndim == 1 else values
+    return check.several(given, name, "numbers, one a channel")
 
 
 IDENTITY = Normalization((0.0,), (1.0,))

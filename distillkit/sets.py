@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -464,6 +465,8 @@ def as_set(
             raise ValueError(f"num_classes={num_classes}, but the set has {images.num_classes}")
         if normalization not in (None, images.normalization):
             raise ValueError(f"normalization is {normalization}, but the set's is {images.normalization}")
+        if not math.isfinite(float(images.images.detach().sum())):
+            check.batch_of_images(images.images, name)  # somebody wrote into the tensor after the set was made
         return images
     if sources.is_source(images):
         if labels is not None:

@@ -57,6 +57,13 @@ class Protocol:
         require_augmentation(self.augment)
 
 
+def require_protocol(protocol: object) -> None:
+    """Raise a TypeError unless it is a `Protocol`."""
+    if not isinstance(protocol, Protocol):
+        came = f"the class {protocol.__name__}" if isinstance(protocol, type) else type(protocol).__name__
+        raise TypeError(f"protocol must be a Protocol(epochs=..., lr=..., ...), got {came}")
+
+
 def _loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels if labels.ndim == 1 else labels.to(logits), reduction="sum")
 
@@ -92,6 +99,7 @@ def train(
         TypeError, ValueError: an empty set, or rows that are not probabilities; a network that does not fit the data.
         FloatingPointError: the loss is no longer finite.
     """
+    require_protocol(protocol)
     data = as_set(data, name="data", progress=progress)
     images, labels = data
     if not len(data):

@@ -127,7 +127,7 @@ _TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "complex": lambda x: x.to(torch.complex64),
     "bool": lambda x: x > 0,
     "NaN": lambda x: torch.full_like(x, math.nan) if x.is_floating_point() else x.float() * math.nan,
-    "negative": lambda x: -x - 1,
+    "negative": lambda x: -x - 1 if x.dtype != torch.bool else ~x,
     "huge": lambda x: x * 0 + 100 if not x.is_floating_point() else x * 0 + 1e6,
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distillkit import check
 from distillkit.normalization import Normalization
 
 __all__ = ["Augment", "augmented", "require_augmentation", "require_space"]
@@ -29,6 +30,9 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
         TypeError: True, a name, a class, a torchvision transform, or another function of other arguments.
         ValueError: an augmentation that was told another normalisation.
     """
+    check.switch(siamese, "siamese")
+    if normalization is not None and not isinstance(normalization, Normalization):
+        raise TypeError(f"normalization must be a Normalization(mean, std), got {type(normalization).__name__}")
     if augment is None:
         return
     call = "augment(images, generator, siamese=...)" if siamese else "augment(images, generator)"
@@ -53,7 +57,16 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
 
 
 def augmented(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-    """`augment(images, generator, siamese=siamese)`, which must have the images' shape and dtype."""
+    """`augment(images, generator, siamese=siamese)`, which must have the images' shape and dtype.
+
+    Raises:
+        TypeError, ValueError: `images` that are none, what is no augmentation, or what it gave.
+    """
+    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+        check.batch_of_images(images)
+    check.switch(siamese, "siamese")
+    if not callable(augment) or isinstance(augment, type):
+        require_augmentation(0 if augment is None else augment)
     seen = augment(images, generator, siamese=siamese)
     if not isinstance(seen, Tensor) or (seen.shape, seen.dtype) != (images.shape, images.dtype):
         came = f"{seen.dtype} {list(seen.shape)}" if isinstance(seen, Tensor) else type(seen).__name__

@@ -89,6 +89,11 @@ class CropFlip:
 
 def in_space(augment: Augment, normalization: Normalization) -> Augment:
     """The same augmentation for images with another normalisation: `CropFlip` with their black, others as they are."""
+    if not isinstance(normalization, Normalization):
+        raise TypeError(f"normalization must be a Normalization(mean, std), got {type(normalization).__name__}")
+    if not callable(augment) or isinstance(augment, type):
+        came = f"the class {augment.__name__}" if isinstance(augment, type) else type(augment).__name__
+        raise TypeError(f"augment must be an augmentation, such as CropFlip(normalization), got {came}")
     return replace(augment, normalization=normalization) if isinstance(augment, CropFlip) else augment
 
 

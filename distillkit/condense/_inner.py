@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from distillkit import check
 from distillkit.augment import augmented
 from distillkit.condense.distribution import Augmentation
 from distillkit.condense.parameter_gradient import parameter_gradient
@@ -69,6 +70,8 @@ def matched(
 ) -> tuple[list[nn.Parameter], list[Tensor]]:
     """The parameters to match and a target for each, which fits it."""
     named = dict(network.named_parameters())
+    if not isinstance(target, Mapping):
+        target = check.several(target, "target", "tensors, one a parameter, if not a mapping")
     if not len(target):
         raise ValueError("target must hold at least one tensor, got none")
     if not isinstance(target, Mapping):

@@ -13,7 +13,7 @@ from distillkit import check
 from distillkit.augment import augmented, require_augmentation
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import class_rows, initial_images
-from distillkit.condense.means import embedding_means, groups, matching_gradient
+from distillkit.condense.means import MATCHES, embedding_means, groups, matching_gradient
 from distillkit.condense.state import Progress, Resume, identity_of, named
 from distillkit.networks.base import Network
 from distillkit.networks.door import require_sampler, try_network
@@ -25,8 +25,6 @@ from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
 __all__ = ["MATCHES", "Augmentation", "distribution_matching"]
-
-MATCHES = ("embedding", "embedding+logits")
 
 
 class Augmentation(Protocol):
@@ -160,6 +158,7 @@ def distribution_matching(
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
     check.one_of(match, "match", MATCHES)
+    check.switch(cache, "cache")
     require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
 

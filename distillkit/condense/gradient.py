@@ -137,7 +137,7 @@ def gradient_matching(
     batch_net = check.positive_int(batch_net, "batch_net")
     lr_net = check.real_number(lr_net, "lr_net", least=0.0)
     require_augmentation(augment, real.normalization)
-    outer, inner = loops_for(ipc) if loops is None else loops
+    outer, inner = loops_for(ipc) if loops is None else check.several(loops, "loops", "numbers (outer, inner)", 2)
     check.positive_int(outer, "loops[0]")
     check.positive_int(inner, "loops[1]", least=0)
     limit = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")

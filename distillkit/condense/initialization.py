@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from distillkit import check
 from distillkit.plausible import look_at_counts
 from distillkit.rng import as_generator
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, as_set
 
 __all__ = ["INITS", "class_rows", "class_statistics", "images_from_statistics", "initial_images", "random_rows"]
 
@@ -44,7 +45,8 @@ def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dic
 
 
 def _checked_classes(classes: Sequence[int], num_classes: int) -> list[int]:
-    chosen = sorted(check.positive_int(int(c), "classes", least=0) for c in classes)
+    listed = check.several(classes, "classes", "class indices")
+    chosen = sorted(check.positive_int(int(c) if isinstance(c, Tensor) else c, "classes", least=0) for c in listed)
     if not chosen or len(set(chosen)) != len(chosen) or chosen[-1] >= num_classes:
         raise ValueError(f"classes must be distinct and in [0, {num_classes}), at least one, got {list(classes)}")
     return chosen
@@ -61,6 +63,8 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
     Returns:
         means [K, C] and stds [K, C], population formula (correction 0).
     """
+    real = as_set(real, name="real")
+    check.switch(whole_set, "whole_set")
     means = real.images.new_zeros(real.num_classes, real.shape[0])
     stds = torch.zeros_like(means)
     for c, rows in class_rows(real).items():
@@ -87,8 +91,15 @@ def images_from_statistics(
         size: (H, W).
         generator: an int seed, or a CPU generator, which is advanced.
     """
-    if means.ndim != 2 or means.shape != stds.shape:
-        raise ValueError(f"means and stds must be [K, C], got {list(means.shape)} and {list(stds.shape)}")
+    check.rows(means, "means")
+    check.rows(stds, "stds")
+    size = cast(tuple[int, int], check.several(size, "size", "numbers of pixels (H, W)", 2))
+    for side in size:
+        check.positive_int(side, "size")
+    if means.shape != stds.shape or bool((stds < 0).any()):
+        raise ValueError(
+            f"means and stds must be [K, C], no std below 0, got {list(means.shape)} and {list(stds.shape)}"
+        )
     ipc = check.positive_int(ipc, "ipc")
     k, c = means.shape
     noise = torch.randn(k, ipc, c, *size, generator=as_generator(generator), dtype=means.dtype).to(means.device)
@@ -147,6 +158,7 @@ def initial_images(
         ValueError: soft labels, an unknown init, an absent class that init cannot make, or a starting set of
             another space.
     """
+    real = as_set(real, name="real")
     ipc = check.positive_int(ipc, "ipc")
     generator = as_generator(generator)
     info: dict[str, object] = {"init": init if isinstance(init, str) else "given", "with_replacement": []}

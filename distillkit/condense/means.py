@@ -7,16 +7,32 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import uses_batch_statistics
 
-__all__ = ["embedding_means", "groups", "matching_gradient"]
+MATCHES = ("embedding", "embedding+logits")
+
+__all__ = ["MATCHES", "embedding_means", "groups", "matching_gradient"]
 
 
 def _embed(network: Network, images: Tensor, match: str) -> Tensor:
     embedding = network.features(images)
     return embedding if match == "embedding" else torch.cat([embedding, network.classifier(embedding)], 1)
+
+
+def _checked(network: Network, images: Tensor, counts: Sequence[int], match: str) -> list[int]:
+    """The counts, once the arguments are of the right kinds: cheap enough for every step, so NaN is not looked for."""
+    check.one_of(match, "match", MATCHES)
+    if not callable(getattr(network, "features", None)) or isinstance(network, type):
+        raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")
+    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
+        check.batch_of_images(images)
+    found = [check.positive_int(n, "counts") for n in check.several(counts, "counts", "numbers of images, one a class")]
+    if not found or sum(found) != len(images):
+        raise ValueError(f"counts must add up to the number of images, {len(images)}, got {found}")
+    return found
 
 
 def groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
@@ -45,6 +61,7 @@ def embedding_means(
         match: `"embedding"`, or `"embedding+logits"` to append the mean logits.
         chunk: images per forward pass; default `chunks.chunk_size`.
     """
+    counts = _checked(network, images, counts, match)
     limit = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts)).split(limit, 1)
     embeddings = forward_chunks(lambda part: _embed(network, part, match), images, limit)
@@ -82,6 +99,11 @@ def matching_gradient(
     Returns:
         The loss, a scalar, sum over k of ||targets[k] - mean embedding of class k||^2, and the gradient [N, C, H, W].
     """
+    counts = _checked(network, images, counts, match)
+    k = len(counts)
+    if not isinstance(targets, Tensor) or targets.ndim != 2 or (len(targets), targets.dtype) != (k, images.dtype):
+        came = f"{targets.dtype} {list(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+        raise ValueError(f"targets must be {images.dtype} [{k}, d], a mean for each of the counts, got {came}")
     loss, gradients = images.new_zeros(()), []
     parts = images.detach().split(list(counts))
     for group in groups(network, images, counts, chunk):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from distillkit import check
 from distillkit.rng import as_generator
+from distillkit.sources import as_tensor
 
 Seed = int | torch.Generator
 
@@ -48,3 +51,25 @@ def deal(groups: list[Tensor], counts: Tensor, labels: Tensor, generator: Seed) 
         for hand, start, end in zip(hands, [0, *edges], edges):
             hand.append(shuffled[start:end])
     return [torch.cat(hand).sort().values.to(labels.device) for hand in hands]
+
+
+def parts_of(partition: Sequence[Tensor], total: int) -> list[Tensor]:
+    """The index tensors int64 of a partition of `total` images, one a client; arrays and lists will do.
+
+    Raises:
+        TypeError, ValueError: no clients, or what is no index below `total`.
+    """
+    given = check.several(partition, "partition", "index tensors, one a client")
+    if not given:
+        raise ValueError("partition must have at least one client, got none")
+    parts = []
+    for number, part in enumerate(given):
+        held = as_tensor(part, f"partition[{number}]", lists=True)
+        held = held.long() if isinstance(held, Tensor) and held.shape == (0,) else held
+        parts.append(check.class_labels(held, None, None, f"partition[{number}]"))
+        if len(held) and int(held.max()) >= total:
+            raise ValueError(
+                f"partition must hold indices in [0, {total}), got {int(held.min())} to {int(held.max())} for client "
+                f"{number}; was it made for another set?"
+            )
+    return parts

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.data._deal import Seed, deal, equal, grouped, share_evenly
+from distillkit.data._deal import Seed, deal, equal, grouped, parts_of, share_evenly
 from distillkit.data._dirichlet import dirichlet, dirichlet_capped, dirichlet_prior
 from distillkit.rng import as_generator
 
@@ -185,11 +185,9 @@ def capped(
     labels = check.class_labels(labels, None, None)
     check.positive_int(size, "size")
     check.one_of(keep, "keep", ("shares", "even"))
-    if not partition:
-        raise ValueError("partition must have at least one client, got none")
+    partition = parts_of(partition, len(labels))
     rng, found = as_generator(generator), []
-    for number, held in enumerate(partition):
-        held = check.class_labels(held, None, len(labels), f"partition[{number}]")
+    for held in partition:
         if len(held) > size:
             order = held.cpu()[torch.randperm(len(held), generator=rng)]
             own = labels.cpu()[order]
@@ -232,6 +230,5 @@ def summary(labels: Tensor, partition: Sequence[Tensor], num_classes: int | None
     labels = check.class_labels(labels, None, num_classes)
     if num_classes is None:
         num_classes = int(labels.max()) + 1 if len(labels) else 1
-    if not partition:
-        raise ValueError("partition must have at least one client, got none")
+    partition = parts_of(partition, len(labels))
     return torch.stack([torch.bincount(labels[indices], minlength=num_classes) for indices in partition])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -109,5 +110,6 @@ def assemble(
 def _size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if size is None:
         return None
-    height, width = (size, size) if isinstance(size, int) else size
+    sides: Any = (size, size) if isinstance(size, Integral) else size
+    height, width = check.several(sides, "size", "numbers of pixels (height, width), if not one number", 2)
     return check.positive_int(height, "size"), check.positive_int(width, "size")

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distillkit.sets import LabeledImages
+from distillkit.data._deal import parts_of
+from distillkit.sets import Images, LabeledImages, as_set
 
 __all__ = ["clients"]
 
 
-def clients(data: LabeledImages, partition: Sequence[Tensor]) -> list[LabeledImages]:
+def clients(data: Images, partition: Sequence[Tensor]) -> list[LabeledImages]:
     """Cut a set into one set a client; each keeps the classes and the normalisation, and says its number in `info`.
 
     Args:
@@ -23,14 +24,9 @@ def clients(data: LabeledImages, partition: Sequence[Tensor]) -> list[LabeledIma
     Raises:
         ValueError: no clients, an index outside the set, or an image given twice.
     """
-    if not partition:
-        raise ValueError("partition must have at least one client, got none")
-    given = torch.cat([torch.as_tensor(indices, dtype=torch.long).cpu() for indices in partition])
-    if len(given) and not 0 <= int(given.min()) <= int(given.max()) < len(data):
-        raise ValueError(
-            f"partition must hold indices in [0, {len(data)}), got {int(given.min())} to {int(given.max())}; "
-            "was it made for another set?"
-        )
+    data = as_set(data, name="data")
+    partition = parts_of(partition, len(data))
+    given = torch.cat([indices.cpu() for indices in partition])
     if len(given) != len(given.unique()):
         raise ValueError(f"partition must give no image twice, but {len(given) - len(given.unique())} are given again")
     return [

@@ -77,6 +77,8 @@ def decorrelation(images: Tensor) -> Tensor:
 
     Paper: VHL (ICML 2022), appendix C.3, by the release's `cov_non_diag_norm` (wizard1203/VHL, loss_fn/cov_loss.py).
     """
+    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
+        check.batch_of_images(images)
     small = F.interpolate(images, size=(8, 8), mode="bilinear").flatten(2)
     rows = F.normalize(small, dim=2).transpose(0, 1)
     products = (rows.transpose(1, 2) @ rows).square()
@@ -129,8 +131,9 @@ def cnn_noise(
     """
     decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
     chunk = check.positive_int(chunk, "chunk")
-    if shared and not mean_std:
+    if check.switch(shared, "shared") and not mean_std:
         raise ValueError("mean_std must be greater than 0 with shared=True, for nothing else tells the classes apart")
+    device, latent = check.device(device), check.positive_int(latent, "latent")
     given, generator = generator, as_generator(generator)
     latents = around_class_means(num_classes, per_class, (latent,), mean_std, sample_std, generator).to(device)
     raw, groups = [], [latents] if shared else latents.split(per_class)

@@ -29,9 +29,8 @@ class SmallDecoder(nn.Module):
 
     def __init__(self, shape: Sequence[int], latent: int = 256, width: int = 128) -> None:
         super().__init__()
-        if len(shape) != 3:
-            raise ValueError(f"shape must be (C, H, W), got {tuple(shape)}")
-        channels, height, columns = (check.positive_int(s, "shape") for s in shape)
+        given = check.several(shape, "shape", "numbers (C, H, W)", 3)
+        channels, height, columns = (check.positive_int(s, "shape") for s in given)
         latent = check.positive_int(latent, "latent")
         width = check.positive_int(width, "width", least=2)
         self._sizes = [(-(-height // k), -(-columns // k)) for k in (4, 2, 1)]

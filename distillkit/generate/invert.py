@@ -99,10 +99,11 @@ def invert(
     """
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.real_number(lr, "lr", above=0.0)
+    first_bn_multiplier = check.real_number(first_bn_multiplier, "first_bn_multiplier", least=0.0)
     latent = check.positive_int(latent, "latent")
-    if len(shape) != 3:
-        raise ValueError(f"shape must be (C, H, W), got {tuple(shape)}")
-    shape = tuple(check.positive_int(s, "shape") for s in shape)
+    shape = tuple(check.positive_int(s, "shape") for s in check.several(shape, "shape", "numbers (C, H, W)", 3))
+    first, second = check.several(betas, "betas", "numbers in [0, 1)", 2)
+    betas = tuple(check.real_number(b, "betas", least=0.0, below=1.0) for b in (first, second))  # type: ignore[assignment]
     given, generator = generator, as_generator(generator)
     objective = Objective(
         teacher=judge(teacher, "teacher"),

@@ -73,6 +73,7 @@ def stylegan_noise(
     """
     noise_gain = check.real_number(noise_gain, "noise_gain", least=0.0)
     chunk = check.positive_int(chunk, "chunk")
+    device, latent = check.device(device), check.positive_int(latent, "latent")
     given, generator = generator, as_generator(generator)
     network = build(lambda: StyleGAN2(size, channels, latent=latent, width=width), generator).to(device)
     assert isinstance(network, StyleGAN2)
@@ -126,6 +127,7 @@ def upsampled_gaussian(
     Paper: VHL (ICML 2022), appendix C.3. Deviations: as in `stylegan_noise`; the release's clamp removes the negative
     half of the noise.
     """
+    device = check.device(device)
     for name, value in (("size", size), ("channels", channels), ("base", base)):
         check.positive_int(value, name)
     shape = (channels, base, base)

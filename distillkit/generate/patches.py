@@ -85,8 +85,9 @@ class Patches:
         self.rotation = check.real_number(rotation, "rotation", least=0.0, most=180.0)
         self.shear = check.real_number(shear, "shear", least=0.0, below=90.0)
         self.flip = check.real_number(flip, "flip", least=0.0, most=1.0)
-        self.jitter = tuple(check.real_number(s, "jitter", least=0.0, most=1.0) for s in jitter)
-        if len(self.jitter) != 4 or self.jitter[3] > 0.5:
+        strengths = check.several(jitter, "jitter", "strengths: brightness, contrast, saturation, hue", 4)
+        self.jitter = tuple(check.real_number(s, "jitter", least=0.0, most=1.0) for s in strengths)
+        if self.jitter[3] > 0.5:
             raise ValueError(f"jitter must be four strengths in [0, 1], the hue's in [0, 0.5], got {jitter}")
         self.jitter_probability = check.real_number(jitter_probability, "jitter_probability", least=0.0, most=1.0)
         self.jpeg_quality = jpeg_quality
@@ -223,7 +224,8 @@ def _as_image(image: Tensor) -> Tensor:
 
 
 def _range(values: tuple[float, float], name: str, most: float = math.inf) -> tuple[float, float]:
-    low, high = (check.real_number(v, name, above=0.0, most=most) for v in values)
+    given = check.several(values, name, "numbers (low, high)", 2)
+    low, high = (check.real_number(v, name, above=0.0, most=most) for v in given)
     if low > high:
         raise ValueError(f"{name} must be (low, high), got {values}")
     return low, high

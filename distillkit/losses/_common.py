@@ -55,6 +55,9 @@ def paired(first: Iterable[Tensor], second: Iterable[Tensor], names: tuple[str, 
         TypeError: an entry that is not a floating tensor (None comes from an unused parameter's gradient).
         ValueError: no entry, different lengths or shapes.
     """
+    for name, values in zip(names, (first, second)):
+        if not isinstance(values, Iterable) or isinstance(values, type):
+            raise TypeError(f"{name} must be tensors, one a network parameter, got {type(values).__name__}")
     ours, theirs = list(first), list(second)
     if not ours or len(ours) != len(theirs):
         raise ValueError(f"{names[0]} and {names[1]} must be as many, at least one, got {len(ours)} and {len(theirs)}")

@@ -146,5 +146,5 @@ def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool =
     floating(logits, "logits", "N, K")
     max_norm = check.real_number(max_norm, "max_norm", above=0)
     norms = row_norms(logits).unsqueeze(1)
-    long = norms > (max_norm if continuous else 1 / max_norm)
+    long = norms > (max_norm if check.switch(continuous, "continuous") else 1 / max_norm)
     return torch.where(long, max_norm * logits / torch.where(long, norms, 1), logits)

@@ -108,10 +108,21 @@ def split(model: nn.Module, classifier: str | None = None) -> Network:
                 "split(model, classifier='...')"
             )
         classifier = linear[-1]
-    elif classifier not in dict(model.named_modules()) or not classifier:
+    elif not isinstance(classifier, str) or classifier not in dict(model.named_modules()) or not classifier:
         names = ", ".join(name for name, _ in model.named_children())
-        raise ValueError(f"{type(model).__name__} has no module {classifier!r}; its children are {names}")
+        raise ValueError(
+            f"classifier must name a module of {type(model).__name__}, got {classifier!r}; its children are {names}"
+        )
     return cast(Network, SplitNetwork(model, classifier))
+
+
+def require_network(network: Any, name: str = "network") -> nn.Module:
+    """Return `network` if it is an `nn.Module`, else raise a TypeError."""
+    if isinstance(network, nn.Module):
+        return network
+    came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
+    remedy = "; call it, and give the network" if callable(network) else ""
+    raise TypeError(f"{name} must be an nn.Module, got {came}{remedy}")
 
 
 @torch.no_grad()
@@ -136,6 +147,7 @@ def initialize(model: nn.Module, generator: int | torch.Generator, redraw: Redra
         TypeError: without `redraw`, a module that this function does not know how to draw (it is named, with the
             remedies).
     """
+    require_network(model, "model")
     generator = as_generator(generator)
     unknown = [(name, module) for name, module in model.named_modules() if not draw_own(module, generator)]
     if redraw is not None:
@@ -246,5 +258,4 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
 
 def frozen(model: nn.Module) -> nn.Module:
     """A deep copy of `model` whose parameters ask for no gradient (input gradients cost half as much)."""
-    twin = copy.deepcopy(model)
-    return twin.requires_grad_(False)
+    return copy.deepcopy(require_network(model, "model")).requires_grad_(False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from distillkit.networks.base import Network
+from distillkit.networks.base import Network, require_network
 from distillkit.networks.samplers import NetworkSampler, require_same_place
 from distillkit.rng import derive
 
@@ -28,15 +28,6 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
     else:
         return cast(NetworkSampler, networks)
     raise TypeError(f"{name} must be a sampler of networks; {wanted}")
-
-
-def require_network(network: Any, name: str = "network") -> nn.Module:
-    """Return `network` if it is an `nn.Module`, else raise a TypeError."""
-    if isinstance(network, nn.Module):
-        return network
-    came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
-    remedy = "; call it, and give the network" if callable(network) else ""
-    raise TypeError(f"{name} must be an nn.Module, got {came}{remedy}")
 
 
 @contextlib.contextmanager

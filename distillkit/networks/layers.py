@@ -104,6 +104,7 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
         ValueError: no such kind, or `groups` does not divide `channels`.
     """
     one_of(kind, "norm", ("batch", "group", "instance", "layer", "none"))
+    channels, groups = positive_int(channels, "channels"), positive_int(groups, "groups")
     if kind == "none":
         return nn.Identity()
     if kind == "batch":

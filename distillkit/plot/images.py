@@ -74,6 +74,7 @@ def real_and_synthetic(
         ValueError: the shapes or class counts differ, an empty set, or not one name a class.
     """
     check.positive_int(per_class, "per_class")
+    real, synthetic = as_set(real, name="real"), as_set(synthetic, name="synthetic")
     synthetic.replace(normalization=real.normalization).require_same_space(real)
     blocks = [("real", _by_class(real, per_class)), ("synthetic", _by_class(synthetic, per_class))]
     return _rows_of_classes(blocks, real, class_names(classes, real.num_classes), ax)
@@ -144,6 +145,7 @@ def pixel_histogram(
 
     check.positive_int(bins, "bins")
     require_mapping(sets, "sets", "LabeledImages")
+    sets = {name: as_set(one, name=f"sets[{name!r}]") for name, one in sets.items()}
     if not sets or not all(len(s) for s in sets.values()):
         raise ValueError("sets must hold at least one set, and none may be empty")
     figure, drawn = panels(axes, len(sets), 3.2, 2.6, across=3)

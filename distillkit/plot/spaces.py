@@ -100,6 +100,7 @@ def pairwise_mmd(embeddings: Mapping[str, Tensor], *, unbiased: bool = True) -> 
     from distillkit.losses.matching import rbf_mmd
 
     _joined(embeddings)
+    check.switch(unbiased, "unbiased")
     if len(embeddings) < 2:
         raise ValueError(f"embeddings must hold at least 2 clients to compare, got {len(embeddings)}")
     rows = [r.detach().cpu().double() for r in embeddings.values()]
@@ -133,7 +134,7 @@ def mmd_table(
         TypeError, ValueError: as `pairwise_mmd`; other clients after than before.
     """
     for name, one in (("before", before), ("after", after)):
-        if one is not None:
+        if one is not None or name == "before":
             require_mapping(one, name, "rows [N, d]")
     if after is not None and list(after) != list(before):
         raise ValueError(f"after must have the clients of before in their order, {list(before)}, got {list(after)}")

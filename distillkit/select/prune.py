@@ -53,9 +53,11 @@ def prune_by_confidence(
     logits = checked_logits(logits)
     if (keep is None) == (threshold is None):
         raise ValueError(f"give either keep or threshold, got keep={keep} and threshold={threshold}")
+    check.switch(per_class, "per_class")
+    draws = as_generator(generator)
     confidence = _confidence(logits, measure).cpu()
     if strategy == "random":
-        confidence = torch.randperm(len(logits), generator=as_generator(generator)).double()
+        confidence = torch.randperm(len(logits), generator=draws).double()
     groups = logits.argmax(1).cpu() if per_class else torch.zeros(len(logits), dtype=torch.int64)
     classes, sizes = groups.unique(return_counts=True)
     if threshold is not None:

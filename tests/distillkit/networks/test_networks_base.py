@@ -84,7 +84,7 @@ class TestSplit:
         with pytest.raises(ValueError, match=r"Sequential has no nn.Linear .* split\(model, classifier='...'\)"):
             split(nn.Sequential(nn.Conv2d(3, 2, 8), nn.Flatten()))
         for name in ("tail", ""):
-            with pytest.raises(ValueError, match=f"Users has no module '{name}'; its children are head, conv"):
+            with pytest.raises(ValueError, match=f"name a module of Users, got '{name}'; its children are head, conv"):
                 split(Users(), classifier=name)
 
     def test_deep_copies_and_dtypes_follow_the_model(self) -> None:

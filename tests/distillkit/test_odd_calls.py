@@ -1,0 +1,500 @@
+"""Odd calls of everything public in `distillkit` and `attacks`: refused by name, warned of, or right for a reason."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks import at_threshold, bonferroni, clopper_pearson, ppv, psnr, roc, ssim
+from distillkit import LabeledImages, Normalization
+from distillkit import losses as lo
+from distillkit.augment import DSA, CropFlip, augmented, in_space, require_augmentation, require_space
+from distillkit.condense import (
+    class_statistics,
+    distribution_matching,
+    embedding_means,
+    gradient_matching,
+    herding,
+    images_from_statistics,
+    initial_images,
+    k_center,
+    loops_for,
+    match_gradient,
+    matching_gradient,
+    random_subset,
+)
+from distillkit.data import clients, load
+from distillkit.data import partition as pa
+from distillkit.evaluate import Protocol, accuracy, evaluate, train
+from distillkit.generate import (
+    NoiseDecoder,
+    Patches,
+    SmallDecoder,
+    StyleGAN2,
+    cnn_noise,
+    complement_targets,
+    decorrelation,
+    invert,
+    separability,
+    stylegan_noise,
+    upsampled_gaussian,
+)
+from distillkit.networks import (
+    AsMade,
+    CifarResNet,
+    ConvNet,
+    FedCOGCNN,
+    FixedNetwork,
+    LeNet,
+    NetworkBall,
+    RandomNetworks,
+    ResNet,
+    SimpleCNN,
+    WideResNet,
+    build,
+    frozen,
+    initialize,
+    network,
+    norm_layer,
+    split,
+)
+from distillkit.normalization import ZCA
+from distillkit.plot import grid, mmd_table, pairwise_mmd, pixel_histogram, real_and_synthetic, selection, tsne
+from distillkit.plot import partition as plot_partition
+from distillkit.rng import derive
+from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
+from distillkit.sets import as_set
+from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
+
+PACKAGES = (
+    "distillkit",
+    "distillkit.augment",
+    "distillkit.condense",
+    "distillkit.data",
+    "distillkit.data.partition",
+    "distillkit.evaluate",
+    "distillkit.generate",
+    "distillkit.losses",
+    "distillkit.networks",
+    "distillkit.normalization",
+    "distillkit.plot",
+    "distillkit.select",
+    "distillkit.sets",
+    "attacks",
+)
+
+HALF = Normalization((0.5,), (0.25,))
+LABELS = torch.tensor([0, 1, 2] * 3)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=derive(seed, "odd"))
+
+
+@cache
+def data() -> LabeledImages:
+    """Nine images of three classes, 1x8x8, in a normalised space."""
+    pixels = torch.rand(9, 1, 8, 8, generator=derive(0))
+    return LabeledImages.from_pixels(pixels, LABELS, num_classes=3, normalization=HALF)
+
+
+def net() -> nn.Module:
+    return ConvNet((1, 8, 8), 3, width=4, depth=1)
+
+
+def made() -> nn.Module:
+    return build(net, 0).eval()
+
+
+def sampler() -> FixedNetwork:
+    return FixedNetwork(made())
+
+
+def finite(result: Any) -> str | None:
+    """A word for numbers that are no numbers, in a tensor, a set, or a tuple of such."""
+    if isinstance(result, LabeledImages):
+        result = result.images
+    if isinstance(result, tuple | list):
+        return next((word for one in result if (word := finite(one))), None)
+    if isinstance(result, Tensor) and result.is_floating_point() and not bool(torch.isfinite(result).all()):
+        return "NaN or Inf comes out"
+    if isinstance(result, float) and result != result:
+        return "NaN comes out"
+    return None
+
+
+def answers(network: nn.Module) -> str | None:
+    """What is wrong with the network's answers to noise of its own shape."""
+    return finite(network.eval()(torch.zeros(2, *network.shape)))  # type: ignore[arg-type]
+
+
+def drawn(figure: Any) -> None:
+    figure.canvas.draw()
+
+
+def _makes(value: Any) -> bool:
+    """Whether an argument is a maker of one (`net` is none: it is an argument itself, a factory)."""
+    return any(value is maker for maker in (data, made, sampler)) or getattr(value, "__name__", "") == "<lambda>"
+
+
+def C(function: Any, use: Any = finite, skip: tuple[str, ...] = (), **arguments: Any) -> Call:
+    """A call whose arguments are made afresh each time: those that are functions of no name are called for it."""
+
+    def fresh() -> dict[str, Any]:
+        return {k: v() if _makes(v) else v for k, v in arguments.items()}
+
+    return Call(function, fresh, use, ("progress", *skip))
+
+
+def F(function: Any, use: Any = lambda result: None, **arguments: Any) -> Call:
+    """A formula of tensors, which is not asked to look for NaN."""
+    return C(function, use, **arguments)
+
+
+def a_set(**options: Any) -> dict[str, Any]:
+    return {"images": lambda: normal(9, 1, 8, 8), "labels": LABELS, "normalization": HALF, "num_classes": 3, **options}
+
+
+TWO: dict[str, Any] = {"embeddings": lambda: normal(6, 4), "labels": torch.tensor([0, 1, 2, 0, 1, 2])}
+LOGITS: dict[str, Any] = {"student_logits": lambda: normal(4, 3), "teacher_logits": lambda: normal(4, 3, seed=1)}
+PQ: dict[str, Any] = {"p_logits": lambda: normal(4, 3), "q_logits": lambda: normal(4, 3, seed=1)}
+NETS: dict[str, Any] = {"shape": (1, 32, 32), "num_classes": 3}
+SMALL: dict[str, Any] = {"num_classes": 2, "per_class": 2, "size": 8, "channels": 1}
+CLIENTS: dict[str, Any] = {"labels": torch.arange(40) % 4, "clients": 4}
+SCORES: dict[str, Any] = {"scores": lambda: normal(40), "member": torch.arange(40) % 2 == 0}
+
+CALLS: dict[str, Call] = {
+    # Sets
+    "LabeledImages": C(LabeledImages, **a_set()),
+    "as_set": C(as_set, skip=("name",), **a_set()),
+    "as_set a pair": C(
+        as_set, images=lambda: (normal(9, 1, 8, 8), LABELS), normalization=HALF, num_classes=3, skip=("name",)
+    ),
+    "Normalization": C(Normalization, lambda n: finite(n.encode(torch.zeros(1, 1, 2, 2))), mean=(0.5,), std=(0.2,)),
+    "ZCA": C(ZCA.fit, lambda z: finite(z.encode(torch.rand(2, 1, 2, 2))), images=lambda: torch.rand(6, 1, 2, 2)),
+    # Augmentation
+    "DSA": C(DSA, lambda a: finite(a(normal(3, 1, 8, 8), 0))),
+    "CropFlip": C(CropFlip, lambda a: finite(a(normal(3, 1, 8, 8), 0)), normalization=HALF, pad=2, cutout=2),
+    "augmented": F(
+        augmented, augment=DSA(), images=lambda: normal(3, 1, 8, 8), generator=lambda: derive(0), siamese=True
+    ),
+    "require_augmentation": C(require_augmentation, augment=DSA(), normalization=HALF),
+    "require_space": C(require_space, augment=CropFlip(HALF), normalization=HALF),
+    "in_space": C(in_space, lambda a: finite(a(normal(2, 1, 8, 8), 0)), augment=CropFlip(HALF), normalization=HALF),
+    # Condensation
+    "distribution_matching": C(distribution_matching, images=data, networks=sampler, ipc=1, steps=1, chunk=4),
+    "distribution_matching of a tensor": C(
+        distribution_matching, networks=sampler, ipc=1, steps=1, match="embedding+logits", classes=[0, 1], **a_set()
+    ),
+    "gradient_matching": C(
+        gradient_matching, images=data, networks=sampler, ipc=1, iterations=1, loops=(2, 1), augment=DSA(), chunk=4
+    ),
+    "match_gradient": C(
+        match_gradient,
+        network=made,
+        synthetic=data,
+        target=lambda: [torch.ones_like(p) for p in made().parameters()],
+        steps=1,
+    ),
+    "random_subset": C(random_subset, skip=("network", "chunk"), images=data, ipc=1, classes=[0, 2]),
+    "herding": C(herding, skip=("generator",), images=data, ipc=1, network=made, chunk=4),
+    "k_center": C(k_center, skip=("generator",), images=data, ipc=1, network=made, chunk=4),
+    "initial_images": C(initial_images, real=data, ipc=1, classes=[0, 1]),
+    "initial_images given": C(initial_images, real=data, ipc=1, init=data),
+    "class_statistics": F(class_statistics, real=data),
+    "images_from_statistics": C(
+        images_from_statistics, means=lambda: normal(3, 1), stds=lambda: torch.ones(3, 1), ipc=2, size=(4, 4)
+    ),
+    "loops_for": C(loops_for, ipc=10),
+    "embedding_means": F(embedding_means, network=made, images=lambda: normal(6, 1, 8, 8), counts=[2, 4], chunk=4),
+    "matching_gradient": F(
+        matching_gradient,
+        network=made,
+        targets=lambda: normal(2, 64),
+        images=lambda: normal(6, 1, 8, 8),
+        counts=[2, 4],
+        chunk=4,
+    ),
+    # Evaluation
+    "evaluate": C(
+        evaluate,
+        lambda found: finite(found.accuracy),
+        data=data,
+        test=data,
+        factory=net,
+        nets=1,
+        protocol=Protocol(epochs=1),
+        real=data,
+        chunk=4,
+    ),
+    "train": C(
+        train, lambda n: finite(n(data().images)), network=made, data=data, protocol=Protocol(epochs=1), chunk=4
+    ),
+    "accuracy": C(accuracy, network=made, data=data, chunk=4),
+    "Protocol": C(Protocol, lambda p: finite(train(made(), data(), p)(data().images)), epochs=1, batch=4),
+    # Networks
+    "ConvNet": C(ConvNet, answers, **NETS),
+    "SimpleCNN": C(SimpleCNN, answers, **NETS),
+    "FedCOGCNN": C(FedCOGCNN, answers, **NETS),
+    "LeNet": C(LeNet, answers, **NETS),
+    "ResNet": C(ResNet, answers, depth=10, width=4, **NETS),
+    "CifarResNet": C(CifarResNet, answers, depth=8, **NETS),
+    "WideResNet": C(WideResNet, answers, depth=10, width=1, **NETS),
+    "network": C(network, answers, name="lenet", **NETS),
+    "norm_layer": C(norm_layer, lambda n: finite(n(normal(2, 4, 3, 3))), kind="group", channels=4),
+    "build": C(build, answers, factory=net, generator=0),
+    "initialize": C(initialize, answers, model=made, generator=0),
+    "frozen": C(frozen, answers, model=made),
+    "split": C(
+        split,
+        lambda n: finite(n.features(data().images)),
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        classifier="1",
+    ),
+    "AsMade": C(AsMade, lambda f: answers(build(f, 0)), factory=net),
+    "RandomNetworks": C(RandomNetworks, lambda s: answers(s.draw(derive(0))), factory=net),
+    "FixedNetwork": C(FixedNetwork, lambda s: answers(s.draw(derive(0))), model=made),
+    "NetworkBall": C(NetworkBall, lambda s: answers(s.draw(derive(0))), model=made, radius=1.0),
+    # Data
+    "load": C(load, lambda s: finite(s.train), skip=("root", "download"), name="digits", size=4, channels=1),
+    "clients": C(clients, lambda sets: finite(sets[0]), data=data, partition=[torch.arange(3), torch.arange(3, 6)]),
+    "iid": C(pa.iid, **CLIENTS),
+    "classes_per_client": C(pa.classes_per_client, **CLIENTS),
+    "class_clusters": C(pa.class_clusters, **CLIENTS),
+    "dominant_class": C(pa.dominant_class, share=0.9, **CLIENTS),
+    "dirichlet": C(pa.dirichlet, alpha=1.0, min_size=2, **CLIENTS),
+    "dirichlet_capped": C(pa.dirichlet_capped, alpha=1.0, **CLIENTS),
+    "dirichlet_prior": C(pa.dirichlet_prior, alpha=1.0, **CLIENTS),
+    "by_domain": C(pa.by_domain, domains=torch.arange(40) % 2, clients=4),
+    "capped": C(pa.capped, labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)], size=4),
+    "summary": C(pa.summary, labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)]),
+    # Generation
+    "stylegan_noise": C(stylegan_noise, latent=4, width=4, **SMALL),
+    "upsampled_gaussian": C(upsampled_gaussian, base=4, **SMALL),
+    "cnn_noise": C(cnn_noise, latent=4, width=4, decorrelation_steps=1, **SMALL),
+    "invert": C(
+        invert, teacher=made, targets=torch.tensor([0, 1]), shape=(1, 8, 8), student=made, steps=1, normalization=HALF
+    ),
+    "separability": C(
+        separability,
+        lambda found: finite(found.small_net),
+        images=data,
+        network=net,
+        epochs=1,
+        batch=4,
+    ),
+    "complement_targets": C(complement_targets, counts=torch.tensor([3, 5, 0]), total=8),
+    "decorrelation": F(decorrelation, images=lambda: normal(4, 1, 8, 8)),
+    "Patches": C(
+        Patches,
+        lambda p: finite(p.batch([0, 1])),
+        image=lambda: torch.rand(3, 32, 32),
+        size=8,
+        count=4,
+        jpeg_quality=75,
+    ),
+    "NoiseDecoder": C(NoiseDecoder, lambda n: finite(n(normal(2, 4))), size=8, channels=1, latent=4, width=4),
+    "SmallDecoder": C(SmallDecoder, lambda n: finite(n(normal(2, 4))), shape=(1, 8, 8), latent=4, width=4),
+    "StyleGAN2": C(
+        StyleGAN2, lambda n: finite(build(lambda: n, 0)(normal(2, 4))), size=8, channels=1, latent=4, width=4
+    ),
+    # Losses
+    "supervised_contrastive": F(lo.supervised_contrastive, **TWO),
+    "supervised_contrastive of two": F(
+        lo.supervised_contrastive,
+        other_embeddings=lambda: normal(3, 4, seed=2),
+        other_labels=torch.tensor([0, 1, 2]),
+        **TWO,
+    ),
+    "SupervisedContrastive": F(lo.SupervisedContrastive, lambda f: finite(f(normal(6, 4), TWO["labels"]))),
+    "model_contrastive": F(
+        lo.model_contrastive,
+        embeddings=lambda: normal(4, 3),
+        global_embeddings=lambda: normal(4, 3, seed=1),
+        previous_embeddings=lambda: normal(4, 3, seed=2),
+    ),
+    "knowledge_distillation": F(lo.knowledge_distillation, **LOGITS),
+    "KnowledgeDistillation": F(lo.KnowledgeDistillation, lambda f: finite(f(normal(4, 3), normal(4, 3)))),
+    "binary_distillation": F(lo.binary_distillation, **LOGITS),
+    "jensen_shannon": F(lo.jensen_shannon, **PQ),
+    "clamped_disagreement": F(lo.clamped_disagreement, **PQ),
+    "class_means": F(lo.class_means, num_classes=3, **TWO),
+    "mean_embedding_distance": F(
+        lo.mean_embedding_distance,
+        real=lambda: normal(6, 4),
+        synthetic=lambda: normal(3, 4, seed=1),
+        real_labels=TWO["labels"],
+        synthetic_labels=torch.tensor([0, 1, 2]),
+        num_classes=3,
+    ),
+    "rbf_mmd": F(lo.rbf_mmd, x=lambda: normal(4, 3), y=lambda: normal(5, 3, seed=1), bandwidth=1.0),
+    "RBFMMD": F(lo.RBFMMD, lambda f: finite(f(normal(4, 3), normal(5, 3, seed=1))), bandwidth=1.0),
+    "gradient_distance": F(
+        lo.gradient_distance, gradients=lambda: [normal(3, 4)], targets=lambda: [normal(3, 4, seed=1)]
+    ),
+    "total_variation": F(lo.total_variation, images=lambda: normal(2, 1, 4, 4)),
+    "deepinversion_variation": F(lo.deepinversion_variation, images=lambda: normal(2, 1, 4, 4)),
+    "image_l2": F(lo.image_l2, images=lambda: normal(2, 1, 4, 4)),
+    "BatchNormPrior": F(
+        lo.BatchNormPrior,
+        lambda p: p.close() if hasattr(p, "close") else None,
+        model=lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch").eval(),
+    ),
+    "proximal": F(lo.proximal, parameters=lambda: [normal(3)], reference=lambda: [normal(3, seed=1)], mu=0.1),
+    "feature_decorrelation": F(lo.feature_decorrelation, embeddings=lambda: normal(6, 4)),
+    "prototype_distance": F(lo.prototype_distance, prototypes=lambda: normal(3, 4, seed=1), **TWO),
+    "clip_logit_norm": F(lo.clip_logit_norm, logits=lambda: normal(4, 3)),
+    # Selection
+    "select": C(select, embeddings=lambda: normal(12, 4), logits=lambda: normal(12, 3), keep=6, clusters=3),
+    "kmeans_balance": C(
+        kmeans_balance, embeddings=lambda: normal(12, 4), predicted=torch.arange(12) % 3, keep=6, clusters=3
+    ),
+    "centroid_distances": C(centroid_distances, embeddings=lambda: normal(12, 4), clusters=3),
+    "prune_by_confidence": C(prune_by_confidence, logits=lambda: normal(12, 3), keep=6),
+    # Plots
+    "grid": C(grid, drawn, images=data, per_class=1),
+    "real_and_synthetic": C(real_and_synthetic, drawn, real=data, synthetic=data, per_class=1),
+    "selection": C(selection, drawn, images=data, selected=torch.tensor([0, 1]), rows=1, columns=2),
+    "pixel_histogram": C(pixel_histogram, drawn, sets=lambda: {"a": data()}, bins=8),
+    "tsne": C(tsne, drawn, embeddings=lambda: {"a": normal(6, 4)}, labels=lambda: {"a": TWO["labels"]}),
+    "pairwise_mmd": C(pairwise_mmd, embeddings=lambda: {"a": normal(4, 3), "b": normal(5, 3, seed=1)}),
+    "mmd_table": C(mmd_table, drawn, before=lambda: {"a": normal(4, 3), "b": normal(5, 3, seed=1)}),
+    "plot.partition": C(plot_partition, drawn, labels=torch.arange(6) % 2, parts=[torch.arange(3), torch.arange(3, 6)]),
+    # Attacks
+    "psnr": C(psnr, images=lambda: torch.rand(2, 1, 16, 16), references=lambda: torch.rand(2, 1, 16, 16)),
+    "ssim": C(ssim, images=lambda: torch.rand(2, 1, 16, 16), references=lambda: torch.rand(2, 1, 16, 16)),
+    "clopper_pearson": C(clopper_pearson, hits=3, trials=9),
+    "bonferroni": C(bonferroni, confidence=0.95, tried=3),
+    "ppv": C(ppv, tpr=0.5, fpr=0.1, prior=0.5),
+    "at_threshold": C(at_threshold, lambda point: None, threshold=0.1, **SCORES),
+    "roc": C(roc, lambda curve: None, **SCORES),
+}
+
+NOT_CALLED = {
+    **dict.fromkeys(("Augmentation", "Network", "NetworkSampler", "Images", "Labels"), "a protocol or an alias"),
+    **dict.fromkeys(
+        ("CLASSIC", "DIGITS", "IDENTITY", "NAMES", "NATURAL", "NETWORK_NAMES", "__version__"), "a constant"
+    ),
+    **dict.fromkeys(("Evaluation", "Point", "Progress", "Rate", "Recipe", "Roc", "Row"), "a result"),
+    **dict.fromkeys(("Separability", "Split"), "a result"),
+    "MissingWeights": "an error",
+    "ImageNetwork": "the base of the networks, which are called",
+    "curves": "draws runs of `fl`, whose odd calls are tried there",
+    **dict.fromkeys(("load_folder", "load_npz"), "read files, whose oddities are `data/test_files.py`"),
+    **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
+    "lpips": "needs weights that are downloaded; its refusals are `attacks/test_metrics.py`",
+}
+"""Public names without a call here, and why."""
+
+FORMULA = "a formula in a hot loop does not look for NaN: it comes out, and the loops refuse a loss that is not finite"
+NUMBERS = "any numbers will do"
+ROW = "one row is enough"
+VALID = "another valid set"
+SEED = "any integer is a seed"
+NONE_DUE = "none asked for, none made"
+
+FORMULAS = (
+    *("augmented", "embedding_means", "matching_gradient", "decorrelation", "total_variation", "image_l2"),
+    *("deepinversion_variation", "supervised_contrastive*", "model_contrastive", "knowledge_distillation"),
+    *("binary_distillation", "jensen_shannon", "clamped_disagreement", "class_means", "mean_embedding_distance"),
+    *("rbf_mmd", "feature_decorrelation", "prototype_distance", "clip_logit_norm"),
+)
+CONDENSERS = ("distribution_matching", "herding", "k_center", "separability")
+
+ACCEPTED: Listed = {
+    ("*", "generator", "negative"): SEED,
+    ("*", "generator", "zero"): SEED,
+    ("augmented", "generator", "number"): SEED,
+    ("Patches", "seed", "zero"): SEED,
+    **{(name, "*", "NaN"): FORMULA for name in FORMULAS},
+    ("*", "*", "huge"): "large numbers, or class 100, are numbers and a class too",
+    ("*", "*", "negative"): NUMBERS,
+    ("at_threshold", "*", "bool"): "the truth in other words",
+    ("roc", "*", "bool"): "the truth in other words",
+    ("at_threshold", "threshold", "infinite"): "nobody is called a member, or everybody",
+    ("*", "*", "one row"): ROW,
+    ("*", "*", "*one of them: one row"): ROW,
+    ("augmented", "images", "empty"): "no images, none augmented",
+    ("decorrelation", "images", "empty"): "no images: 0",
+    ("invert", "targets", "empty"): NONE_DUE,
+    ("selection", "selected", "empty"): "all are rejected",
+    ("initial_images given", "real", "empty"): "the set to start from decides",
+    ("*", "*steps", "zero"): NONE_DUE,
+    ("gradient_matching", "iterations", "zero"): NONE_DUE,
+    ("CropFlip", "*", "zero"): NONE_DUE,
+    ("clopper_pearson", "hits", "zero"): "no hit among the trials",
+    ("dirichlet*", "min_size", "zero"): "no client needs an image",
+    ("load", "size", "array"): "height and width",
+    ("require_*", "augment", "None"): "no augmentation",
+    ("require_space", "augment", "*"): "what was told no normalisation contradicts none",
+    ("*", "data", "dtype"): VALID,
+    ("*", "test", "dtype"): "the test images follow the set's precision",
+    ("*", "images", "dtype"): VALID,
+    ("*", "real", "dtype"): VALID,
+    ("*", "init", "dtype"): VALID,
+    ("*", "synthetic", "dtype"): VALID,
+    ("*", "*", "space"): "a network knows no space, and each of these takes a set of any",
+    **{
+        (name, "*", c): VALID
+        for name in ("clients", "random_subset", "grid", "selection", "initial_images")
+        for c in ("shape", "channels", "class count")
+    },
+    ("class_statistics", "real", "*"): VALID,
+    **{(name, "images", "class count"): "classes without images are left out" for name in CONDENSERS},
+    ("*", "*", "other labels"): "soft labels where they can be used or are not",
+    ("selection", "images", "bare images"): "which images were selected needs no labels",
+    ("pixel_histogram", "sets", "one of them: *"): "each set is drawn by itself",
+}
+"""(name, argument, corruption) -> why such a call is right."""
+
+BOTH = "both sets, by what differs, and how to convert one"
+NETWORK = "`network`, which cannot take them"
+SOFT = "`labels`, which rows are not"
+
+OTHERWISE: Listed = {
+    ("*", "*", "other labels"): SOFT,
+    **{
+        (name, "*", c): BOTH
+        for name in ("evaluate", "initial_images given", "real_and_synthetic")
+        for c in ("shape", "channels", "class count", "empty")
+    },
+    ("evaluate", "*", "space"): BOTH,
+    ("initial_images given", "*", "space"): BOTH,
+    ("match_gradient", "synthetic", "*"): NETWORK,
+    ("gradient_matching", "images", "class count"): "`networks`, which give fewer logits",
+    ("*", "*", "one row"): "what is too few: classes, labels, rows, or the option that wants more",
+    ("*", "labels", "huge"): "the option that one class cannot serve",
+    ("*", "*", "empty"): "`images`, or the indices that point at none",
+    ("norm_layer", "kind", "*"): "`norm`, as the networks call it",
+    ("separability", "network", "*"): "`factory`, which `network` is",
+    ("mmd_table", "before", "*"): "`embeddings`, by the client's name",
+}
+"""(name, argument, corruption) -> what such a call's refusal names instead of the argument."""
+
+
+def test_every_public_name_is_called_or_has_a_reason() -> None:
+    public = {name for package in PACKAGES for name in importlib.import_module(package).__all__}
+    called = {name.split()[0].removeprefix("plot.") for name in CALLS}
+    assert public - called - set(NOT_CALLED) == set()
+    assert set(NOT_CALLED) <= public
+
+
+@cache
+def outcomes(name: str) -> list[Outcome]:
+    return list(odd_calls(name, CALLS[name]))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_odd_calls_are_refused_warned_of_or_right(name: str) -> None:
+    valid = tried(name, CALLS[name], None, "", None)
+    assert valid.kind in ("accepted", "warned"), valid
+    assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
+
+
+def test_the_lists_have_no_idle_line() -> None:
+    assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)
