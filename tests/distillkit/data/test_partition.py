@@ -329,7 +329,7 @@ def test_a_cap_draws_which_images_stay() -> None:
         partition.capped(labels, [torch.arange(40)], 0)
     with pytest.raises(ValueError, match="keep"):
         partition.capped(labels, [torch.arange(40)], 5, keep="all")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"partition\[1\]"):
+    with pytest.raises(ValueError, match=r"partition must hold indices in \[0, 40\), got 40 to 40 for client 1"):
         partition.capped(labels, [torch.arange(40), torch.tensor([40])], 5)
     with pytest.raises(ValueError, match="at least one client"):
         partition.capped(labels, [], 5)
