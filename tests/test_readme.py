@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,26 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), 
 
 
 def test_the_readme_shows_how_to_begin() -> None:
+    readme = (ROOT / "README.md").read_text()
     assert len(SNIPPETS) >= 4
-    assert "pip install" in (ROOT / "README.md").read_text()
+    assert "condensed" in re.findall(r"!\[[^\]]*\]\(docs/pictures/[^)]*\)\s+([^\[]+)", readme)[0]
+    install = readme.split("## Install\n")[1].split("\n## ")[0]
+    for said in ("pip install", r"[\d.]+ GB on disk", r"\w+ minutes"):
+        assert re.search(said, install), said
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert all(f"`{package}`" in install for package in wheel["packages"])
+
+
+def test_the_readmes_pictures_exist() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(pictures) >= 2
+    assert all((ROOT / picture).is_file() for picture in pictures)
+
+
+def test_setting_up_says_what_it_does() -> None:
+    steps = (ROOT / "Makefile").read_text().split("$(STAMP): pyproject.toml\n")[1].split("\n\n")[0]
+    assert re.search(r"@echo .*GB.*minutes", steps)
+    assert not re.search(r"\s(-q|--quiet)\b|@.*pip", steps)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))

@@ -52,3 +52,12 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 def test_code_can_be_copied(site: Path) -> None:
     assert "content.code.copy" in html_of(site, ROOT / "docs" / "components" / "sets.md")
+
+
+def test_lines_of_120_characters_are_shown_whole() -> None:
+    """In the theme's measures: side bars of 12.1 rem, margins of 1.2 rem, a padding of 1.18 em, a glyph of 0.6 em."""
+    css = (ROOT / "docs" / "site.css").read_text()
+    assert "site.css" in (ROOT / "mkdocs.yml").read_text()
+    (page,) = re.findall(r"\.md-grid \{ max-width: ([\d.]+)rem", css)
+    (size,) = re.findall(r"pre > code \{ font-size: ([\d.]+)rem", css)
+    assert float(size) * (120 * 0.6 + 2 * 1.18) <= float(page) - 2 * 12.1 - 2 * 1.2

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -100,6 +101,18 @@ def test_long_work_shows_one_bar_unless_it_is_told_to_be_quiet(name: str, monkey
     assert words == {what}
     with pytest.raises(TypeError, match="progress must be True or False, got str"):
         call(progress="no")
+
+
+def test_a_notebook_has_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel's streams are no terminals."""
+    shown = io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    CALLS["herding"][1]()
+    assert shown.getvalue() == ""
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    CALLS["herding"][1]()
+    assert "herding" in shown.getvalue()
 
 
 def test_reading_pictures_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

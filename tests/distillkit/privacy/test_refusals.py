@@ -112,6 +112,15 @@ def test_statistics_of_the_private_images(condense: Callable[..., LabeledImages]
     assert len(condense(LabeledImages(pixels, toy_set.labels, num_classes=3))) == 3
 
 
+def test_standardised_images_without_their_normalization_are_warned_of(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages
+) -> None:
+    """No refusal: that would tell of the images' values."""
+    standardised = (toy_set.images - toy_set.images.mean()) / toy_set.images.std()
+    with pytest.warns(UserWarning, match="no normalization is given, .* say how they were made: normalization="):
+        condense(standardised, toy_set.labels, num_classes=3)
+
+
 @pytest.mark.filterwarnings("ignore:delta=")
 @pytest.mark.parametrize("records", [3, 5, 6, 12])
 def test_no_refusal_depends_on_how_many_records_there_are(
