@@ -18,7 +18,7 @@ from fl.local import Phase
 from fl.message import Entry, Tensors, declared
 from fl.method import Client, Method, Server, described
 from fl.networks import Factory, Templates
-from fl.options import learning_rate, local_phases, patterns, require_assignment
+from fl.options import learning_rate, local_phases, patterns, require_assigned, require_assignment
 from fl.schema import MOST
 from fl.task import Task
 from fl.trial import require_matches, try_augmentation, try_network, try_objective
@@ -149,8 +149,7 @@ class Core(Method):
         templates = {name: self.template(name, server.task.num_classes) for name in self.networks}
         for name, net in templates.items():
             try_network(server, net, outputs, f"network[{name!r}]" if name else "network")
-        for client in range(server.clients):
-            self.architecture(client)
+        require_assigned(self.assign, self.architecture, server.clients)
         parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
         known = list(dict.fromkeys(n for names in parameters.values() for n in names))
         require_matches(self.personal, known, "personal")

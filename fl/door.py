@@ -143,17 +143,16 @@ class Roster(Sequence[Holding]):
             raise TypeError(f"clients must be a sequence of sets, one a client, got one {type(clients).__name__}")
         if not len(clients):
             raise ValueError("clients must hold at least one client, got none")
-        self._clients, self._progress = clients, progress
         self.whole = isinstance(clients, list | tuple)
+        self._clients, self._progress = clients, progress
+        self._checked: list[Holding] = []
         read = [self._read(k) for k in range(len(clients) if self.whole else 1)]
         said = [h.train.num_classes for h in read if h.train.classes_given]
         self._said = classes is not None or bool(said)
         self._classes = classes or (said[0] if said else max(h.train.num_classes for h in read))
-        if self.whole:
-            self._clients = read
         self.first = self._fitting(read[0]).train
-        for k in range(len(clients)) if self.whole else ():
-            self[k]
+        if self.whole:
+            self._checked = [self._fit(k, held) for k, held in enumerate(read)]
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -176,7 +175,10 @@ class Roster(Sequence[Holding]):
     def __getitem__(self, number: int | slice) -> Holding | Sequence[Holding]:
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]
-        held = self._fitting(self._read(number))
+        return self._checked[number] if self.whole else self._fit(number, self._read(number))
+
+    def _fit(self, number: int, held: Holding) -> Holding:
+        held = self._fitting(held)
         _require_like(self.first, held.train, f"clients[{number}]")
         if held.test is not None:
             _require_like(self.first, held.test, f"clients[{number}].test")

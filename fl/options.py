@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from distillkit import check
 from distillkit.plausible import warn
 from fl.local import Phase
 
-__all__ = ["learning_rate", "local_phases", "patterns", "require_assignment"]
+__all__ = ["learning_rate", "local_phases", "patterns", "require_assigned", "require_assignment"]
 
 
 def learning_rate(value: float, name: str) -> float:
@@ -64,3 +64,16 @@ def require_assignment(assign: object, networks: Sequence[str]) -> None:
         raise ValueError("assign must say which client has which architecture if and only if there are several")
     if assign is not None and not isinstance(assign, Mapping):
         check.callable_with(assign, "assign", ["client"], "a mapping client number -> architecture, or a function")
+
+
+def require_assigned(assign: object, architecture: Callable[[int], str], clients: int) -> None:
+    """Look up the architectures of the clients that there are: of all in a mapping, of a function's first thousand.
+
+    Raises:
+        ValueError: of `architecture`, for the first client without one.
+    """
+    if assign is None:
+        return
+    most = len(assign) + 1 if isinstance(assign, Mapping) else 1000
+    for client in range(min(clients, most)):
+        architecture(client)

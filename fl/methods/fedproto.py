@@ -19,7 +19,7 @@ from fl.local import shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, Predictor, Server, described, sums_like
 from fl.networks import Factory, Templates
-from fl.options import learning_rate, require_assignment
+from fl.options import learning_rate, require_assigned, require_assignment
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
 from fl.trial import try_network
@@ -108,8 +108,7 @@ class FedProto(Method):
     def check_run(self, server: Server, rounds: int) -> None:
         """Try every architecture on noise."""
         classes = server.task.num_classes
-        for client in range(server.clients):
-            self._architecture(client)
+        require_assigned(self.assign, self._architecture, server.clients)
         for name in self.templates.factories:
             label = f"network[{name!r}]" if name else "network"
             try_network(server, self.templates.of(name, classes), classes, label, features=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages, Normalization
+from distillkit.networks import AsMade
 from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, Anchors, Condensed, Ditto, FedCOG, FineTune, Proximal, Scaffold
@@ -287,6 +289,30 @@ def test_a_network_is_tried_on_noise_before_round_one(network: Any, error: str, 
             play(make())
     with pytest.raises(ValueError, match=error.replace("network", r"network\['b'\]", 1)):
         play(FedProto(network={"a": Tiny, "b": network}, assign=lambda k: "ab"[k % 2]))
+
+
+class Free(nn.Module):
+    """A parameter that belongs to no layer, as in transformers."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.rand(16)), nn.Linear(16, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.flatten(1) * self.scale)
+
+
+def test_networks_with_parameters_of_their_own_and_pretrained_ones_run(global_rng_untouched: None) -> None:
+    with pytest.raises(TypeError, match=r"parameters of its own; .* keep what its constructor draws with AsMade"):
+        play(FedAvg(network=Free))
+    for method in (FedAvg, FedProto, lambda network: FedDM(network=network, ipc=1, steps=1, server_epochs=1)):
+        assert play(method(network=AsMade(Free))).rows[0]["failed"] == {}
+    one, again = (play(FedAvg(network=AsMade(Free)), seed=3).server.state[FedAvg.model] for _ in range(2))
+    assert all(torch.equal(t, again[n]) for n, t in one.items())
+    with torch.random.fork_rng():
+        net = Free(3)
+    kept = play(FedAvg(network=AsMade(lambda outputs: copy.deepcopy(net)), lr=1e-9)).server.state[FedAvg.model]
+    assert torch.allclose(kept["scale"], net.scale, atol=1e-6)
 
 
 def test_extra_outputs_of_add_ons_are_counted() -> None:
