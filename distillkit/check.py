@@ -71,7 +71,7 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
     if count is not None and len(labels) != count:
         raise ValueError(f"{name} must have one entry an image: got {len(labels)} for {count} images")
     if num_classes is not None:
-        num_classes = positive_int(num_classes, "num_classes")
+        num_classes = positive_int(num_classes, "num_classes", least=0)
     labels = labels.long()
     if len(labels) and int(labels.min()) < 0:
         raise ValueError(f"{name} must be at least 0, got {int(labels.min())}")

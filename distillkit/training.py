@@ -16,6 +16,7 @@ from distillkit.condense.distribution import Augmentation
 from distillkit.networks.door import evaluating, require_network, try_network
 from distillkit.networks.dropout import seeded_dropout
 from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.plausible import warn
 from distillkit.progress import bar
 from distillkit.rng import as_generator
 from distillkit.sets import Images, as_set
@@ -89,7 +90,8 @@ def train(
         data: a set, or what `sets.as_set` takes; its labels are class indices, or rows of probabilities (a teacher's
             soft labels), for which cross-entropy is the distillation loss at temperature 1 up to a constant.
         protocol: see `Protocol`.
-        generator: decides the shuffles and the augmentation (and dropout).
+        generator: decides the shuffles and the augmentation, and the dropout of `nn.Dropout` layers. A network that
+            draws otherwise (stochastic depth) does so from the global random state, which a warning tells.
         chunk: images per forward and backward pass; default `chunks.chunk_size`. Gradients of a batch are summed over
             its chunks, which is exact; with batch norm a batch is never cut.
         callback: called with the number of epochs done, after each.
@@ -119,6 +121,7 @@ def train(
         torch.enable_grad(),
         bar(epochs, "training", unit="epoch", progress=progress) as shown,
     ):
+        global_state = torch.get_rng_state()
         for epoch in range(epochs):
             total = images.new_zeros(())
             order = torch.randperm(len(images), generator=generator).to(images.device)
@@ -137,6 +140,12 @@ def train(
             if epoch == protocol.epochs // 2 + 1:
                 lr *= protocol.lr_drop
                 velocity = [torch.zeros_like(p) for p in parameters]
+            if epoch == 0 and not torch.equal(global_state, torch.get_rng_state()):
+                warn(
+                    f"{type(network).__name__} draws from PyTorch's global random state while it is trained, so "
+                    "generator does not decide the result; only nn.Dropout layers are seeded from it (stochastic "
+                    "depth and F.dropout are not: switch them off)"
+                )
             shown.update()
             if callback is not None:
                 callback(epoch + 1)

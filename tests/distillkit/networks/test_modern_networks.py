@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -169,6 +170,22 @@ def test_attention_is_differentiated_twice_as_its_formula_is() -> None:
 
 def sized(classes: int = CLASSES, shape: tuple[int, int, int] = SHAPE) -> nn.Module:
     return build(lambda: ConvNet(shape, classes, width=4, depth=1), 0)
+
+
+def test_training_a_network_that_draws_globally_is_warned_of() -> None:
+    from torchvision.ops import StochasticDepth
+
+    class Deep(nn.Sequential):
+        """With stochastic depth, as Swin and ConvNeXt have it by default."""
+
+    def make(share: float) -> nn.Module:
+        return Deep(nn.Conv2d(3, 3, 3), StochasticDepth(share, "row"), nn.Flatten(), nn.Linear(588, CLASSES))
+
+    with pytest.warns(UserWarning, match="Deep draws from PyTorch's global random state while it is trained"):
+        train(build(lambda: make(0.5), 0), data(), Protocol(epochs=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(build(lambda: make(0.0), 0), data(), Protocol(epochs=1))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
