@@ -20,7 +20,7 @@ from fl.method import Method
 from fl.simulate import simulate
 from fl.store import CheckpointError, read_history, write_atomically
 
-__all__ = ["Experiment", "git_commit", "mean_std", "options", "processes", "show"]
+__all__ = ["Experiment", "git_commit", "mean_std", "options", "processes", "show", "spark"]
 
 
 def options(
@@ -54,7 +54,10 @@ def git_commit(folder: Path | None = None) -> str | None:
 
 
 def processes(count: int) -> ProcessPoolExecutor:
-    """A pool of worker processes that end with this one, also when it is killed."""
+    """A pool of worker processes that end with this one, also when it is killed.
+
+    (One that is killed while it starts ends when its imports are done; it has begun nothing by then.)
+    """
     return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=end_with_parent)
 
 
@@ -129,6 +132,11 @@ def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> st
     scaled = [scale * v for v in values]
     spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
     return f"{statistics.mean(scaled):.{digits}f}{spread}"
+
+
+def spark(accuracies: Sequence[float]) -> str:
+    """Accuracies in [0, 1] as one line of blocks."""
+    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * a)))] for a in accuracies)
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,127 @@
+"""Kill the quickstart with -9, the parent alone, at random moments, resume it at once, and compare.
+
+    python -m tests.kill_quickstart --kills 10 [--preset smoke] [--out runs/killed]
+
+Histories and models have to be those of an untouched run. It prints a line for each kill and ends with 1 if one of them
+went wrong; how long workers outlived the parent is told (one that is still importing torch ends when it has done so).
+While the first run goes on, a second process on its folder has to be refused by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TIMES = ("seconds", "client_seconds", "server_seconds")
+
+
+def start(out: Path, *more: str, preset: str = "smoke", workers: int = 2) -> subprocess.Popen[str]:
+    """The quickstart on a folder, its output kept."""
+    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--preset", preset, "--workers", str(workers)]
+    return subprocess.Popen(
+        [*command, "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for it; its output.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    said = process.communicate()[0]
+    assert process.returncode == 0, said
+    return said
+
+
+def record(out: Path) -> dict[str, Any]:
+    """All that must be the same: each run's history without its seconds, and its models, byte by byte."""
+    found: dict[str, Any] = {}
+    for folder in sorted(p.parent for p in out.glob("*/history.jsonl")):
+        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        found[folder.name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+        for model in sorted(folder.glob("checkpoint/model*.safetensors")):
+            found[f"{folder.name}/{model.name}"] = model.read_bytes()
+    return found
+
+
+def rounds_of(out: Path) -> int:
+    """How many rounds the runs in a folder have written so far."""
+    return sum(len(path.read_text().splitlines()) for path in out.glob("*/history.jsonl"))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started (Linux; elsewhere none are known)."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in path.read_text().split()] if path.exists() else []
+
+
+def running(pid: int) -> bool:
+    """Whether a process goes on (a zombie does not)."""
+    path = Path(f"/proc/{pid}/stat")
+    return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tuple[int, float]:
+    """Kill a run's parent when `ready()` and resume at once: rounds written by then, seconds that workers lived on."""
+    first = start(out, **how)
+    while not ready() and first.poll() is None:
+        time.sleep(0.01)
+    workers, done, died = children(first.pid), rounds_of(out), time.perf_counter()
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = start(out, "--resume", **how)
+    while any(map(running, workers)):
+        time.sleep(0.01)
+    lived = time.perf_counter() - died
+    finish(second)
+    return done, lived
+
+
+def refused(out: Path, **how: Any) -> str:
+    """What a second process hears on the folder of a live one."""
+    live = start(out, **how)
+    while not (out / ".owner.json").exists() and live.poll() is None:
+        time.sleep(0.01)
+    second = start(out, "--resume", **how)
+    said = second.communicate()[0]
+    assert second.returncode != 0, said
+    assert f"is in use by process {live.pid}" in said, said
+    finish(live)
+    return said.strip().splitlines()[-1]
+
+
+def main() -> int:
+    """As the module says."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--preset", default="smoke")
+    parser.add_argument("--out", type=Path, default=Path("runs/killed"))
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    print(refused(arguments.out / "whole", preset=arguments.preset), flush=True)
+    lasted, whole, failures = time.perf_counter() - began, record(arguments.out / "whole"), 0
+    moments = random.Random(arguments.seed)
+    for i in range(arguments.kills):
+        out, at = arguments.out / str(i), time.perf_counter() + moments.uniform(0.1, 0.95) * lasted
+        done, lived = killed_and_resumed(out, lambda at=at: time.perf_counter() > at, preset=arguments.preset)
+        same = record(out) == whole
+        failures += not same
+        print(f"kill {i}: after {done} rounds; workers ended in {lived:.2f} s; the same: {same}", flush=True)
+    print(f"{arguments.kills - failures} of {arguments.kills}, {os.cpu_count()} cores")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
