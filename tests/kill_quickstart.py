@@ -2,9 +2,10 @@
 
     python -m tests.kill_quickstart --kills 10 [--preset smoke] [--out runs/killed]
 
-Histories and models have to be those of an untouched run. It prints a line for each kill and ends with 1 if one of them
-went wrong; how long workers outlived the parent is told (one that is still importing torch ends when it has done so).
-While the first run goes on, a second process on its folder has to be refused by name.
+A kill comes up to a second after a random number of rounds of all runs together. Histories and models have to be those
+of an untouched run; each kill prints a line, and one that went wrong ends the script with 1. How long workers outlived
+their parent is told (one that is still importing torch ends when it has done so). While the first run goes on, a second
+process on its folder has to be refused by name.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tupl
     first = start(out, **how)
     while not ready() and first.poll() is None:
         time.sleep(0.01)
+    assert first.poll() is None, "it ended before it could be killed"
     workers, done, died = children(first.pid), rounds_of(out), time.perf_counter()
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -109,13 +111,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/killed"))
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     arguments = parser.parse_args()
-    began = time.perf_counter()
     print(refused(arguments.out / "whole", preset=arguments.preset), flush=True)
-    lasted, whole, failures = time.perf_counter() - began, record(arguments.out / "whole"), 0
-    moments = random.Random(arguments.seed)
+    whole, failures, moments = record(arguments.out / "whole"), 0, random.Random(arguments.seed)
     for i in range(arguments.kills):
-        out, at = arguments.out / str(i), time.perf_counter() + moments.uniform(0.1, 0.95) * lasted
-        done, lived = killed_and_resumed(out, lambda at=at: time.perf_counter() > at, preset=arguments.preset)
+        out, later = arguments.out / str(i), moments.random()
+        rounds = moments.randrange(rounds_of(arguments.out / "whole"))
+
+        def ready(out: Path = out, rounds: int = rounds, later: float = later) -> bool:
+            return rounds_of(out) >= rounds and (time.sleep(later) is None)
+
+        done, lived = killed_and_resumed(out, ready, preset=arguments.preset)
         same = record(out) == whole
         failures += not same
         print(f"kill {i}: after {done} rounds; workers ended in {lived:.2f} s; the same: {same}", flush=True)
