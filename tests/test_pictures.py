@@ -1,0 +1,41 @@
+"""Blocks of generated images on the pages can be read: what is in them is named, and they are large enough."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import matplotlib.text
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+from distillkit.rng import derive
+
+DOCS = Path(__file__).parents[1] / "docs"
+BLOCKS = ["inverted", "noise"]
+
+
+def test_blocks_of_images_have_titles_and_named_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, list[str]] = {}
+
+    def keep(figure: Figure, path: Path, dpi: int) -> None:
+        assert dpi >= 200
+        shown[path.stem] = [t.get_text() for t in figure.findobj(matplotlib.text.Text) if t.get_text()]
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    place = runpy.run_path(str(DOCS / "make_generate_pictures.py"))
+    block = torch.rand(3, 8, 8, generator=derive(0))
+    place["labelled"]({"one": block, "other": block}, "noise", ["0", "1"], "class", 4, 2)
+    assert {"one", "other", "class", "0", "1"} <= set(shown["noise"])
+    source = (DOCS / "make_generate_pictures.py").read_text()
+    assert set(re.findall(r'^    labelled\((?:\w+|{.*?}), "(\w+)"', source, re.MULTILINE)) == set(BLOCKS)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_pictures_are_large_enough(name: str) -> None:
+    width, height = Image.open(DOCS / "pictures" / f"{name}.png").size
+    assert width >= 1000
+    assert height >= 400
