@@ -27,7 +27,7 @@ OUT = Path(__file__).parent / "pictures"
 
 def save(figure: Any, name: str) -> None:
     """Write one picture."""
-    figure.savefig(OUT / f"{name}.png", dpi=100)
+    figure.savefig(OUT / f"{name}.png", dpi=200)
 
 
 def trained(data: LabeledImages, steps: int = 150) -> ConvNet:

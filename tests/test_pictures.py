@@ -34,7 +34,14 @@ def test_blocks_of_images_have_titles_and_named_rows(monkeypatch: pytest.MonkeyP
     assert set(re.findall(r'^    labelled\((?:\w+|{.*?}), "(\w+)"', source, re.MULTILINE)) == set(BLOCKS)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+MADE = re.findall(r'save\(.*, "(\w+)"\)$', (DOCS / "make_pictures.py").read_text(), re.MULTILINE)
+
+
+def test_all_pictures_of_the_page_of_plots_are_looked_at() -> None:
+    assert len(MADE) == 9
+
+
+@pytest.mark.parametrize("name", [*BLOCKS, *MADE])
 def test_pictures_are_large_enough(name: str) -> None:
     width, height = Image.open(DOCS / "pictures" / f"{name}.png").size
     assert width >= 1000
