@@ -5,36 +5,40 @@ from __future__ import annotations
 import base64
 import html
 import io
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from distillkit.sets import LabeledImages
-
-__all__ = ["as_html", "as_png"]
+__all__ = ["as_html", "as_png", "shown"]
 
 _CLASSES, _EACH, _PADDING = 10, 10, 1
 
 
-def as_png(data: LabeledImages) -> bytes:
-    """A PNG of up to 10 images of each of up to 10 classes, a class a row, in pixel units; grey unless C is 1 or 3.
+def shown(classes: Tensor) -> list[Tensor]:
+    """The images that stand for a set, by class: the indices of up to 10 of each of up to 10 classes.
+
+    Args:
+        classes: class indices int [N].
+    """
+    return [(classes == c).nonzero().flatten()[:_EACH] for c in classes.unique()[:_CLASSES]]
+
+
+def as_png(rows: list[Tensor]) -> bytes:
+    """A PNG with a row for each batch of pixels float [n, C, H, W] in [0, 1]; grey unless C is 1 or 3.
 
     Raises:
         ValueError: an empty set.
     """
     from PIL import Image
 
-    if not len(data):
+    if not rows:
         raise ValueError("an empty set has no picture")
-    marks = data.labels if data.labels.ndim == 1 else data.labels.argmax(1)
-    rows = [(marks == c).nonzero().flatten()[:_EACH] for c in marks.unique()[:_CLASSES]]
     across = max(len(row) for row in rows)
-    c, h, w = data.shape
+    c, h, w = rows[0].shape[1:]
     channels = c if c in (1, 3) else 1
     sheet = torch.ones(channels, len(rows) * (h + _PADDING) + _PADDING, across * (w + _PADDING) + _PADDING)
     for i, row in enumerate(rows):
-        pixels = data[row].pixels().detach().cpu().float()
+        pixels = row.detach().cpu().float()
         for j, one in enumerate(pixels if channels == c else pixels.mean(1, keepdim=True)):
             top, left = _PADDING + i * (h + _PADDING), _PADDING + j * (w + _PADDING)
             sheet[:, top : top + h, left : left + w] = one
@@ -44,15 +48,19 @@ def as_png(data: LabeledImages) -> bytes:
     return file.getvalue()
 
 
-def as_html(data: LabeledImages) -> str:
-    """The set's repr and its picture, enlarged to about 40 pixels an image, as one piece of HTML."""
-    text = f"<code>{html.escape(repr(data))}</code>"
-    if not len(data):
-        return f"<div>{text}</div>"
-    held = int((data.labels if data.labels.ndim == 1 else data.labels.argmax(1)).unique().numel())
-    rows = "one class a row" if held <= _CLASSES else f"the first {_CLASSES} of {held} classes, one a row"
-    zoom = max(1, round(40 / max(data.shape[1:])))
-    encoded = base64.b64encode(as_png(data)).decode()
-    style = f"image-rendering: pixelated; zoom: {zoom}"
-    picture = f'<img alt="{rows}" title="{rows}" style="{style}" src="data:image/png;base64,{encoded}">'
-    return f"<div>{text}<br>{picture}</div>"
+def as_html(text: str, rows: list[Tensor], classes: int) -> str:
+    """A text and the picture of `rows`, enlarged to about 40 pixels an image, as one piece of HTML.
+
+    Args:
+        text: the set's repr.
+        rows: pixels of each class that is shown, as for `as_png`; empty for no picture.
+        classes: how many classes the set holds.
+    """
+    said = f"<code>{html.escape(text)}</code>"
+    if not rows:
+        return f"<div>{said}</div>"
+    caption = "one class a row" if classes <= _CLASSES else f"the first {_CLASSES} of {classes} classes, one a row"
+    style = f"image-rendering: pixelated; zoom: {max(1, round(40 / max(rows[0].shape[2:])))}"
+    encoded = base64.b64encode(as_png(rows)).decode()
+    picture = f'<img alt="{caption}" title="{caption}" style="{style}" src="data:image/png;base64,{encoded}">'
+    return f"<div>{said}<br>{picture}</div>"

@@ -414,9 +414,10 @@ class LabeledImages:
         return f"LabeledImages({'; '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        from distillkit.display import as_html
+        from distillkit.display import as_html, shown
 
-        return as_html(self)
+        classes = self.labels if self.labels.ndim == 1 else self.labels.argmax(1)
+        return as_html(repr(self), [self[rows].pixels() for rows in shown(classes)], len(classes.unique()))
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from distillkit.privacy.errors import (
     PrivateStatistics,
 )
 from distillkit.privacy.events import CLIENT, EVERYONE, RECORD, REPLACED, Event, Guarantee
+from distillkit.privacy.example_gradients import ExampleGradients
 from distillkit.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 from distillkit.privacy.gradient import PrivateGradient
 from distillkit.privacy.histogram import private_histogram
@@ -22,7 +23,7 @@ from distillkit.privacy.image_sgd import example_gradients, image_sgd
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMap, PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.per_example import ExampleGradients, per_example_gradients, require_per_example
+from distillkit.privacy.per_example import per_example_gradients, require_per_example
 from distillkit.privacy.planning import Plan, plan
 from distillkit.privacy.separable import SeparableLoss, require_separable, separable, squared_distance
 from distillkit.privacy.trained import TrainedNetworks

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +15,13 @@ from distillkit.chunks import chunk_size
 from distillkit.networks.dropout import plain_dropout
 from distillkit.privacy.apart import untouched
 from distillkit.privacy.errors import BatchStatistics, PrivacyError
+from distillkit.privacy.example_gradients import ExampleGradients, Unserved, folds
 from distillkit.rng import derive
 
-if TYPE_CHECKING:
-    from distillkit.privacy.per_example import ExampleGradients
-
-__all__ = ["Unserved", "examples_at_once", "folds", "tried"]
+__all__ = ["examples_at_once", "tried"]
 
 _TRIES = 3
 _PIXELS = 128 * 32 * 32
-
-
-class Unserved(Exception):
-    """One way of collecting gradients does not serve this parameter."""
-
-
-def folds(parameter: str, rows: int, examples: int) -> str:
-    """What is wrong with a layer that is given other rows than examples, and the remedy."""
-    return (
-        f"the layer of parameter {parameter} is given {rows} rows for {examples} examples: the network folds views or "
-        "patches of an example into the batch (or has the batch elsewhere), and each would be clipped by itself. Keep "
-        "one row for each example in every layer, or ask for the gradients of whole examples: gradients='func'"
-    )
 
 
 def examples_at_once(images: Tensor, expected: float, chunk: int | None) -> tuple[int, list[int]]:

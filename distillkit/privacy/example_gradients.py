@@ -1,0 +1,164 @@
+"""The collector of per-example gradients: one row for each example, by hooks, by vmap or by a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from distillkit.privacy.errors import NotSeparable, PrivacyError
+
+__all__ = ["ExampleGradients", "Losses", "Unserved", "folds"]
+
+Losses = Callable[..., Tensor]
+
+
+class Unserved(Exception):
+    """One way of collecting gradients does not serve this parameter."""
+
+
+def folds(parameter: str, rows: int, examples: int) -> str:
+    """What is wrong with a layer that is given other rows than examples, and the remedy."""
+    return (
+        f"the layer of parameter {parameter} is given {rows} rows for {examples} examples: the network folds views or "
+        "patches of an example into the batch (or has the batch elsewhere), and each would be clipped by itself. Keep "
+        "one row for each example in every layer, or ask for the gradients of whole examples: gradients='func'"
+    )
+
+
+class ExampleGradients:
+    """What `per_example_gradients` yields: called with n examples, n <= chunk, it gives n rows for each parameter.
+
+    Attributes:
+        engine: "hooks", "vmap" or "loop".
+        trained: the parameters, by name, in the order of the rows.
+        chunk: the most examples at once.
+    """
+
+    def __init__(self, model: nn.Module, losses: Losses, trained: dict[str, nn.Parameter], chunk: int) -> None:
+        self.model, self.losses, self.trained, self.chunk = model, losses, trained, chunk
+        self.engine = ""
+        self._wrapped: nn.Module | None = None
+
+    def __call__(self, *examples: Tensor) -> list[Tensor]:
+        """The gradients, for each parameter [n, *parameter.shape]."""
+        count = len(examples[0])
+        if count > self.chunk:
+            raise ValueError(f"at most {self.chunk} examples at once, got {count}; split them")
+        if not count:
+            return [p.new_zeros((0, *p.shape)) for p in self.trained.values()]
+        if self.engine == "hooks":
+            filled = torch.arange(self.chunk, device=examples[0].device) % count
+            return [rows[:count] for rows in self.by_hooks(*(e.index_select(0, filled) for e in examples))]
+        return self.by_vmap(*examples) if self.engine == "vmap" else self.by_loop(*examples)
+
+    def loss_rows(self, *examples: Tensor) -> Tensor:
+        """The losses [n]."""
+        losses = self.losses(*examples)
+        if losses.shape != (len(examples[0]),):
+            raise NotSeparable(f"the loss must give one value for each example [n], got shape {list(losses.shape)}")
+        return losses
+
+    def alone(self, *examples: Tensor) -> list[Tensor]:
+        """The gradient of the sum of the losses, by autograd."""
+        total = self.loss_rows(*examples).sum()
+        parameters = list(self.trained.values())
+        if not total.requires_grad:
+            return [torch.zeros_like(p) for p in parameters]
+        grads = torch.autograd.grad(total, parameters, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads)]
+
+    def by_loop(self, *examples: Tensor) -> list[Tensor]:
+        """One example after the other."""
+        rows = [self.alone(*(e[i : i + 1] for e in examples)) for i in range(len(examples[0]))]
+        return [torch.stack(column) for column in zip(*rows)]
+
+    def by_vmap(self, *examples: Tensor) -> list[Tensor]:
+        """One call of `vmap(grad)`: every example is a batch of one."""
+        call = _Call(self.model, self.loss_rows)
+
+        def loss(values: dict[str, Tensor], *one: Tensor) -> Tensor:
+            rows: Tensor = torch.func.functional_call(call, values, tuple(e.unsqueeze(0) for e in one))
+            return rows.sum()
+
+        values = {f"model.{n}": p.detach() for n, p in self.trained.items()}
+        batched = torch.func.vmap(torch.func.grad(loss), (None, *[0] * len(examples)), randomness="different")
+        with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no batching rule
+            found: dict[str, Tensor] = batched(values, *(e.detach() for e in examples))
+        return [found[name] for name in values]
+
+    def by_hooks(self, *examples: Tensor) -> list[Tensor]:
+        """One backward pass, in which Opacus' hooks collect the rows.
+
+        Raises:
+            Unserved: hooks see nothing of a parameter that has a gradient.
+            PrivacyError: they see more or fewer rows than examples.
+        """
+        self._begin()
+        images, *rest = examples
+        count, parameters = len(images), list(self.trained.values())
+        if images.is_floating_point():  # else PyTorch warns about the hooks
+            images = images.detach().requires_grad_()
+        try:
+            self.loss_rows(images, *rest).sum().backward()
+            grads = [getattr(p, "grad_sample", None) for p in parameters]
+            for (name, parameter), rows in zip(self.trained.items(), grads):
+                if (rows is None and parameter.grad is not None) or isinstance(rows, list):
+                    raise Unserved(name)
+                if rows is not None and len(rows) != count:
+                    raise PrivacyError(folds(name, len(rows), count))
+        finally:
+            for parameter in parameters:
+                parameter.grad = None
+        return [p.new_zeros((count, *p.shape)) if g is None else g for p, g in zip(parameters, grads)]
+
+    def unknown_to_hooks(self) -> str:
+        """The name of a trained parameter whose layer Opacus has no rule for, or ""."""
+        from opacus.grad_sample import GradSampleModule
+
+        known = GradSampleModule.GRAD_SAMPLERS
+        ours = {id(p): n for n, p in self.trained.items()}
+        for module in self.model.modules():
+            for parameter in module.parameters(recurse=False):
+                if id(parameter) in ours and type(module) not in known:
+                    return ours[id(parameter)]
+        return ""
+
+    def _begin(self) -> None:
+        from opacus.grad_sample import GradSampleModule
+
+        if self._wrapped is None:
+            self._wrapped = GradSampleModule(self.model, loss_reduction="sum", strict=False)
+        for module in self.model.modules():  # a layer whose output is not used leaves its activations behind
+            if "activations" in vars(module):
+                vars(module)["activations"] = []
+        for parameter in self.trained.values():
+            parameter.grad_sample, parameter._forward_counter = None, 0  # type: ignore[attr-defined]
+            vars(parameter).pop("_current_grad_sample", None)
+
+    def close(self) -> None:
+        """Remove what Opacus put on the model."""
+        if self._wrapped is None:
+            return
+        self._wrapped.remove_hooks()  # type: ignore[operator]
+        self._wrapped = None
+        for module in self.model.modules():
+            for name in ("activations", "max_batch_len"):
+                if hasattr(module, name):
+                    delattr(module, name)
+        for parameter in self.model.parameters():
+            for name in ("grad_sample", "_forward_counter", "_current_grad_sample"):
+                vars(parameter).pop(name, None)
+
+
+class _Call(nn.Module):
+    """A function of the model as a module that holds the model."""
+
+    def __init__(self, model: nn.Module, function: Losses) -> None:
+        super().__init__()
+        self.model, self._function = model, function
+
+    def forward(self, *examples: Tensor) -> Tensor:
+        return self._function(*examples)
