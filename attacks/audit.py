@@ -84,7 +84,9 @@ def refutes(
         TypeError, ValueError: scores that are NaN or too few, an empty claim, numbers out of range.
     """
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
-    if not len(claim):
+    if not isinstance(claim, Sequence) or any(not isinstance(p, Sequence) or len(p) != 2 for p in claim):
+        raise TypeError(f"claim must be a list of pairs (epsilon, delta), got {claim!r:.60}")
+    if not claim:
         raise ValueError("claim must hold at least one (epsilon, delta)")
     for epsilon, delta in claim:
         check.real_number(epsilon, "epsilon of the claim", least=0.0)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["checked_scores"]
+__all__ = ["checked_scores", "finite_scores"]
+
+
+def finite_scores(scores: Tensor, name: str) -> Tensor:
+    """Scores in float64, without NaN or infinities; else an error that names them."""
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        got = getattr(scores, "dtype", type(scores).__name__)
+        raise TypeError(f"{name} must be a floating-point tensor, got {got}")
+    if not bool(scores.isfinite().all()):
+        raise ValueError(f"{name} must be finite; stable_logit keeps confident scores apart")
+    return scores.detach().double()
 
 
 def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores [n] and [S, n] in float64 and the truth [S, n], on the target's device; else an error that names one."""
-    for value, name in ((target, "target"), (shadows, "shadows")):
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            raise TypeError(
-                f"{name} must be a floating-point tensor, got {getattr(value, 'dtype', type(value).__name__)}"
-            )
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"{name} must be finite; stable_logit keeps confident scores apart")
+    target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows")
     if not isinstance(inside, Tensor) or inside.dtype != torch.bool:
         raise TypeError(f"inside must be a bool tensor, got {getattr(inside, 'dtype', type(inside).__name__)}")
     if target.ndim != 1 or inside.shape != shadows.shape or shadows.shape[1:] != target.shape:
@@ -24,4 +28,4 @@ def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Ten
             f"target must be [n], inside and shadows [S, n], got {list(target.shape)}, {list(inside.shape)} and "
             f"{list(shadows.shape)}"
         )
-    return target.detach().double(), inside.to(target.device), shadows.detach().double().to(target.device)
+    return target, inside.to(target.device), shadows.to(target.device)

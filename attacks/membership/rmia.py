@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.membership._inputs import checked_scores
+from attacks.membership._inputs import checked_scores, finite_scores
 from distillkit import check
 
 __all__ = ["rmia"]
@@ -57,14 +57,16 @@ def rmia(
         TypeError, ValueError: as `lira`; a record that every shadow was trained on (or, online, none); an empty
             population.
     """
+    check.switch(online, "online")
     a = check.real_number(a, "a", least=0.0, most=1.0)
     gamma = check.real_number(gamma, "gamma", above=0.0)
     target, inside, shadows = checked_scores(target, inside, shadows)
-    z_target, _, z_shadows = checked_scores(z_target, torch.zeros_like(z_shadows, dtype=torch.bool), z_shadows)
-    if not len(z_target) or len(z_shadows) != len(shadows):
+    z_target = finite_scores(z_target, "z_target").to(target.device)
+    z_shadows = finite_scores(z_shadows, "z_shadows").to(target.device)
+    if z_target.ndim != 1 or not len(z_target) or z_shadows.shape != (len(shadows), len(z_target)):
         raise ValueError(
-            f"z_target must hold at least one record and z_shadows a row for each of {len(shadows)} shadows, got "
-            f"{list(z_target.shape)} and {list(z_shadows.shape)}"
+            f"z_target must be at least one score [Z] and z_shadows a row for each of {len(shadows)} shadows [S, Z], "
+            f"got {list(z_target.shape)} and {list(z_shadows.shape)}"
         )
     without = _mean(shadows, ~inside, "without")
     if online:

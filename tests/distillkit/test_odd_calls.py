@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from attacks import at_threshold, bonferroni, clopper_pearson, ppv, psnr, roc, ssim
+from attacks.audit import ceiling, many_run, one_run, refutes
+from attacks.membership import lira, loss, margin, nearest, rmia, stable_logit
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
 from distillkit.augment import DSA, CropFlip, augmented, in_space, require_augmentation, require_space
@@ -86,6 +88,8 @@ PACKAGES = (
     "distillkit.select",
     "distillkit.sets",
     "attacks",
+    "attacks.audit",
+    "attacks.membership",
 )
 
 HALF = Normalization((0.5,), (0.25,))
@@ -167,6 +171,10 @@ NETS: dict[str, Any] = {"shape": (1, 32, 32), "num_classes": 3}
 SMALL: dict[str, Any] = {"num_classes": 2, "per_class": 2, "size": 8, "channels": 1}
 CLIENTS: dict[str, Any] = {"labels": torch.arange(40) % 4, "clients": 4}
 SCORES: dict[str, Any] = {"scores": lambda: normal(40), "member": torch.arange(40) % 2 == 0}
+SHADOWS: dict[str, Any] = {
+    "target": lambda: normal(7), "inside": lambda: torch.arange(35).reshape(5, 7) % 2 == 0,
+    "shadows": lambda: normal(5, 7, seed=1),
+}  # fmt: skip
 
 CALLS: dict[str, Call] = {
     # Sets
@@ -371,6 +379,14 @@ CALLS: dict[str, Call] = {
     "clopper_pearson": C(clopper_pearson, hits=3, trials=9),
     "bonferroni": C(bonferroni, confidence=0.95, tried=3),
     "ppv": C(ppv, tpr=0.5, fpr=0.1, prior=0.5),
+    "ceiling": C(ceiling, runs=20),
+    "refutes": C(refutes, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]),
+    "many_run": C(many_run, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), delta=1e-5),
+    "one_run": C(one_run, scores=lambda: normal(8), included=lambda: torch.arange(8) % 2 == 0, guesses=4, delta=1e-5),
+    **{f.__name__: C(f, logits=lambda: normal(9, 3), labels=lambda: LABELS) for f in (loss, margin, stable_logit)},
+    "lira": C(lira, **SHADOWS),
+    "rmia": C(rmia, z_target=lambda: normal(6, seed=3), z_shadows=lambda: normal(5, 6, seed=4), **SHADOWS),
+    "nearest": C(nearest, images=lambda: torch.rand(4, 1, 4, 4), candidates=lambda: torch.rand(3, 1, 4, 4)),
     "at_threshold": C(at_threshold, lambda point: None, threshold=0.1, **SCORES),
     "roc": C(roc, lambda curve: None, **SCORES),
 }
@@ -378,9 +394,9 @@ CALLS: dict[str, Call] = {
 NOT_CALLED = {
     **dict.fromkeys(("Augmentation", "Network", "NetworkSampler", "Images", "Labels"), "a protocol or an alias"),
     **dict.fromkeys(
-        ("CLASSIC", "DIGITS", "IDENTITY", "NAMES", "NATURAL", "NETWORK_NAMES", "__version__"), "a constant"
+        ("CLASSIC", "DIGITS", "IDENTITY", "NAMES", "NATURAL", "NETWORK_NAMES", "VARIANCES", "__version__"), "a constant"
     ),
-    **dict.fromkeys(("Evaluation", "Point", "Progress", "Rate", "Recipe", "Roc", "Row"), "a result"),
+    **dict.fromkeys(("Evaluation", "Point", "Progress", "Rate", "Recipe", "Roc", "Row", "Verdict"), "a result"),
     **dict.fromkeys(("Separability", "Split"), "a result"),
     "MissingWeights": "an error",
     "ImageNetwork": "the base of the networks, which are called",
@@ -416,6 +432,7 @@ ACCEPTED: Listed = {
     ("*", "*", "negative"): NUMBERS,
     ("at_threshold", "*", "bool"): "the truth in other words",
     ("roc", "*", "bool"): "the truth in other words",
+    **{(name, "in*", "bool"): "another truth" for name in ("one_run", "lira", "rmia")},
     ("at_threshold", "threshold", "infinite"): "nobody is called a member, or everybody",
     ("*", "*", "one row"): ROW,
     ("*", "*", "*one of them: one row"): ROW,

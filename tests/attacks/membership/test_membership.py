@@ -239,7 +239,7 @@ def refusals() -> list[tuple[Any, str]]:
         (lambda: rmia(target, all_in, shadows, **z), "trained without every record, but 30 records have none"),
         (lambda: rmia(target, inside, shadows, **z, a=1.5), "a must be"),
         (lambda: rmia(target, inside, shadows, **z, gamma=0), "gamma must be"),
-        (lambda: rmia(target, inside, shadows, z["z_target"][:0], z["z_shadows"][:, :0]), "at least one record"),
+        (lambda: rmia(target, inside, shadows, z["z_target"][:0], z["z_shadows"][:, :0]), "at least one score"),
         (lambda: rmia(target, inside, shadows, z["z_target"], z["z_shadows"][:3]), "a row for each of 12 shadows"),
         (lambda: nearest(one, one), "images must be at least 2, got 1"),
         (lambda: nearest(torch.rand(3, 1, 2, 2), torch.rand(3, 1, 3, 3)), "candidates must have the images' shape"),
