@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from distillkit import check
+
 __all__ = ["Bar", "bar"]
 
 DELAY = 2.0
@@ -52,9 +54,7 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
         progress: False for no bar, whatever the circumstances.
         done: units that an interrupted run did before.
     """
-    if not isinstance(progress, bool):
-        raise TypeError(f"progress must be True or False, got {type(progress).__name__}")
-    if not progress or not _watched() or not _turn.acquire(blocking=False):
+    if not check.switch(progress, "progress") or not _watched() or not _turn.acquire(blocking=False):
         yield _Silent()
         return
     try:

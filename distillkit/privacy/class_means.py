@@ -14,6 +14,7 @@ from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
+from distillkit.progress import bar
 
 __all__ = ["class_sums", "match_sums", "matching_step", "release"]
 
@@ -120,6 +121,7 @@ def match_sums(
     lr: float = 200.0,
     momentum: float = 0.5,
     chunk: int | None = None,
+    progress: bool = True,
 ) -> Tensor:
     """Fit images to released class means: SGD with momentum and a cosine schedule, map t mod G at step t.
 
@@ -133,6 +135,7 @@ def match_sums(
         lr: at the first step; large, because unit vectors of many dimensions have small gradients.
         momentum: in [0, 1).
         chunk: images per backward pass; default by device and size.
+        progress: whether the steps show a bar where somebody watches.
 
     Returns:
         float [K * ipc, C, H, W].
@@ -144,9 +147,11 @@ def match_sums(
         raise ValueError(f"targets must be [{len(maps)} maps, classes, F], got shape {list(targets.shape)}")
     images = start.detach().clone().unflatten(0, (targets.shape[1], -1))
     velocity = torch.zeros_like(images)
-    for step in range(steps):
-        k = step % len(maps)
-        gradient = matching_step(images, maps, k, targets[k], chunk=chunk)
-        velocity.mul_(momentum).add_(gradient)
-        images.sub_(velocity, alpha=lr * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    with bar(steps, "fitting private images", progress=progress) as shown:
+        for step in range(steps):
+            k = step % len(maps)
+            gradient = matching_step(images, maps, k, targets[k], chunk=chunk)
+            velocity.mul_(momentum).add_(gradient)
+            images.sub_(velocity, alpha=lr * 0.5 * (1 + math.cos(math.pi * step / steps)))
+            shown.update()
     return images.flatten(0, 1)

@@ -64,6 +64,7 @@ def condense_private(
     secret: Secret | int | None = None,
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
+    progress: bool = True,
 ) -> LabeledImages:
     """Condense a private set to `ipc` images per class that are (epsilon, delta) differentially private.
 
@@ -120,6 +121,7 @@ def condense_private(
         secret: where the noise comes from: the operating system, or a seed, which voids the guarantee.
         generator: public randomness: networks, initial images, augmentation.
         chunk: images per pass; default by device and size.
+        progress: whether each pass's steps show a bar where somebody watches.
 
     Returns:
         A set of K * ipc images, class by class. `info["epsilon"]` is what the ledger guarantees for `client` after
@@ -146,6 +148,7 @@ def condense_private(
     if sizes is not None and len(sizes) != real.num_classes:
         raise ValueError(f"sizes must be {real.num_classes} positive numbers, one a class, got {sizes.tolist()}")
     check.positive_int(passes, "passes", least=2)
+    check.switch(progress, "progress")
     counting = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
     check.real_number(first_share, "first_share", least=0.0, most=0.5)
     check.positive_int(first_networks, "first_networks")
@@ -184,7 +187,7 @@ def condense_private(
         sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes, chunk=chunk)
         noised = release(sums, sigma=sigma, sensitivity=maps.sensitivity, **where)
         targets = noised / denominators.to(noised)
-        return match_sums(start, maps, targets, steps=steps, lr=lr, momentum=momentum, chunk=chunk)
+        return match_sums(start, maps, targets, steps=steps, lr=lr, momentum=momentum, chunk=chunk, progress=progress)
 
     if first_share:
         fitted = fit(fitted, PublicMaps(sampler, first_networks, seed=first_seed, **options), sigma_first, first_steps)

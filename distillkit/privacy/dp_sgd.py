@@ -27,6 +27,7 @@ from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.per_example import Ways, keeps_statistics, per_example_gradients, require_per_example
 from distillkit.privacy.planning import plan
 from distillkit.privacy.trial import examples_at_once
+from distillkit.progress import bar
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 
@@ -75,6 +76,7 @@ def train_private(
     round: int = 0,
     secret: Secret | int | None = None,
     chunk: int | None = None,
+    progress: bool = True,
     gradients: Ways = "auto",
     public_statistics: bool = False,
 ) -> Ledger:
@@ -106,6 +108,7 @@ def train_private(
         client, round: for the ledger.
         secret: where batches and noise come from; see `Secret`.
         chunk: the most examples whose gradients are held at once; default by device, image size and rate * size.
+        progress: whether the steps show a bar where somebody watches.
         gradients: how those of single examples are found: "auto", "hooks" or "func"; see `per_example_gradients`.
         public_statistics: the set's normalisation was measured, but on public images.
 
@@ -119,6 +122,7 @@ def train_private(
     """
     real = as_set(images, labels)
     check.positive_int(size, "size")
+    check.switch(progress, "progress")
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
     if (epsilon is None) == (sigma is None):
@@ -149,6 +153,7 @@ def train_private(
         with (
             per_example_gradients(model, losses, public=public, chunk=part, sizes=sizes, how=gradients) as rows_for,
             seeded_dropout(model, secret.generator()),
+            bar(steps, "private training", progress=progress) as shown,
         ):
             step_of = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
             private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
@@ -162,6 +167,7 @@ def train_private(
                     parameter.grad = gradient
                 step_of.step()
                 step_of.zero_grad(set_to_none=True)
+                shown.update()
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -23,6 +23,7 @@ from distillkit.privacy.maps import PublicMap, PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.planning import plan
 from distillkit.privacy.separable import SeparableLoss, require_separable, squared_distance
+from distillkit.progress import bar
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 
@@ -100,6 +101,7 @@ def image_sgd(
     secret: Secret | int | None = None,
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
+    progress: bool = True,
     callback: Callable[[int, Tensor], None] | None = None,
 ) -> LabeledImages:
     """Condense a private set by DP-SGD on the synthetic images (FedDM, section 3.3).
@@ -114,8 +116,8 @@ def image_sgd(
 
     Args:
         images, labels, num_classes, ipc, init, network, augment, normalization, public_statistics, ledger, client,
-            round, secret, generator, chunk: see `condense_private`. `network` may be `NetworkBall(model, rho)` around
-            weights that are public or were released under this ledger.
+            round, secret, generator, chunk, progress: see `condense_private`. `network` may be
+            `NetworkBall(model, rho)` around weights that are public or were released under this ledger.
         size: the public number of records that the mean gradient is scaled by and delta is compared with; not the
             private `len(images)`.
         epsilon: for all steps of this call, from which sigma follows; or give `sigma`.
@@ -156,6 +158,7 @@ def image_sgd(
         delta=delta,
         size=size,
     )
+    check.switch(progress, "progress")
     ledger = ledger_at(ledger, delta)
     secret = as_secret(secret)
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
@@ -174,21 +177,23 @@ def image_sgd(
     ledger.spend(Event("image_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
     part = chunk_size(real.images, chunk)
     velocity = torch.zeros_like(start).view_as(synthetic)
-    for step in range(steps):
-        phi = maps[step].embedding
-        rows = secret.poisson(len(real), rate).to(real.images.device)
-        drawn = real.images.index_select(0, rows)
-        with torch.no_grad():
-            embedding = torch.cat([phi(x) for x in drawn.split(part)]) if len(rows) else None
-        if embedding is not None:
-            for grads in example_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
-                private.add([grads])
-        (gradient,) = private.take()
-        if callback is not None:
-            callback(step, gradient)
-        velocity.mul_(momentum).add_(gradient)
-        with torch.no_grad():
-            synthetic.sub_(velocity, alpha=lr)
+    with bar(steps, "private image steps", progress=progress) as shown:
+        for step in range(steps):
+            phi = maps[step].embedding
+            rows = secret.poisson(len(real), rate).to(real.images.device)
+            drawn = real.images.index_select(0, rows)
+            with torch.no_grad():
+                embedding = torch.cat([phi(x) for x in drawn.split(part)]) if len(rows) else None
+            if embedding is not None:
+                for grads in example_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
+                    private.add([grads])
+            (gradient,) = private.take()
+            if callback is not None:
+                callback(step, gradient)
+            velocity.mul_(momentum).add_(gradient)
+            with torch.no_grad():
+                synthetic.sub_(velocity, alpha=lr)
+            shown.update()
 
     guarantee = ledger.guarantee(client)
     info = {"method": "image_sgd", **guarantee.info(), "sigma": sigma, "clip": clip, "rate": rate, "steps": steps}

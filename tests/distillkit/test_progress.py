@@ -30,10 +30,12 @@ from distillkit.data import load_folder
 from distillkit.evaluate import Protocol, evaluate, train
 from distillkit.generate import Patches, cnn_noise, invert, separability, stylegan_noise, upsampled_gaussian
 from distillkit.networks import ConvNet, RandomNetworks, build
+from distillkit.privacy import condense_private, image_sgd, train_private
 from distillkit.rng import derive
 
 SET = LabeledImages(torch.rand(12, 1, 8, 8, generator=derive(0)), torch.arange(12) % 3)
 SHORT = Protocol(epochs=1)
+PUBLIC = SET.replace(num_classes=3)
 
 
 def net() -> ConvNet:
@@ -64,6 +66,16 @@ def pictures(folder: Path, **quiet: Any) -> Any:
     return load_folder(folder, **quiet)
 
 
+TINY: dict[str, Any] = {
+    "epsilon": 8.0,
+    "size": 12,
+    "ipc": 1,
+    "networks": 1,
+    "steps": 1,
+    "first_steps": 1,
+    "network": net,
+}
+
 CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "DM": ("distribution matching", lambda **q: distribution_matching(SET, networks=networks(), ipc=1, steps=2, **q)),
     "DC": ("gradient matching", lambda **q: gradient_matching(SET, networks=networks(), ipc=1, iterations=2, **q)),
@@ -77,6 +89,15 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "stylegan_noise": ("stylegan_noise", lambda **q: stylegan_noise(2, 2, 8, 1, width=4, **q)),
     "cnn_noise": ("cnn_noise", lambda **q: cnn_noise(2, 2, 8, 1, width=4, **q)),
     "separability": ("separability", lambda **q: separability(SET, network=net, epochs=1, **q)),
+    "condense_private": ("fitting private images", lambda **q: condense_private(PUBLIC, **TINY, **q)),
+    "image_sgd": (
+        "private image steps",
+        lambda **q: image_sgd(PUBLIC, size=12, sigma=1.0, ipc=1, steps=2, network=net, **q),
+    ),
+    "train_private": (
+        "private training",
+        lambda **q: train_private(build(net, 0), PUBLIC, size=12, sigma=1.0, steps=2, **q),
+    ),
     "patches": ("cropping", lambda **q: Patches(torch.rand(3, 32, 32), size=8).batch([0, 1], **q)),
 }  # fmt: skip
 
@@ -99,7 +120,7 @@ def test_long_work_shows_one_bar_unless_it_is_told_to_be_quiet(name: str, monkey
     call()
     words = {line.split(":")[0].strip() for line in screen.getvalue().replace("\n", "\r").split("\r") if "%" in line}
     assert words == {what}
-    with pytest.raises(TypeError, match="progress must be True or False, got str"):
+    with pytest.raises(TypeError, match="progress must be True or False, got 'no'"):
         call(progress="no")
 
 
