@@ -14,7 +14,7 @@ from typing import Any
 import fl.addons
 import fl.methods
 from fl import ClientDP, FedAvg, Filter, Method
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 
 ROOT = Path(__file__).parents[1]
 START, END = "<!-- methods -->", "<!-- end of methods -->"

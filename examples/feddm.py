@@ -30,9 +30,9 @@ from distillkit.privacy import Ledger, gaussian_sigma, plan
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, FedDM, Filtered, Method, simulate
 from fl.addons import DPSGD, Proximal, Scaffold
-from fl.experiment import Experiment, git_commit, mean_std, options, show
+from fl.engine.store import write_atomically
 from fl.methods import PrivateFedDM, SummedFedDM
-from fl.store import write_atomically
+from fl.study.experiment import Experiment, git_commit, mean_std, options, show
 
 CLIENTS = 10
 SIZE, WIDTH, DEPTH = 16, 16, 2

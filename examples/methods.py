@@ -24,7 +24,6 @@ from distillkit.data import clients, load, partition
 from distillkit.data.split import hold_out
 from distillkit.networks import ConvNet
 from fl import FedAvg, FedDM, Holding, Method, Real, simulate
-from fl.addon import AddOn
 from fl.addons import (
     MOON,
     SAM,
@@ -49,9 +48,10 @@ from fl.addons import (
     ServerMomentum,
     ServerYogi,
 )
-from fl.experiment import Experiment, git_commit, mean_std, options, show
+from fl.averaging.addon import AddOn
+from fl.engine.store import write_atomically
 from fl.methods import FedLGD, FedProto, fedrep, single_image
-from fl.store import write_atomically
+from fl.study.experiment import Experiment, git_commit, mean_std, options, show
 
 CLIENTS, ALPHA = 10, 0.1
 Settings = dict[str, Any]

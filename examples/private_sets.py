@@ -32,9 +32,9 @@ from distillkit.normalization import Normalization
 from distillkit.owner import owned
 from distillkit.privacy import Ledger, condense_private, image_sgd, plan
 from distillkit.rng import derive
-from fl.experiment import git_commit, mean_std, processes, show
-from fl.experiment import options as common_options
-from fl.store import write_atomically
+from fl.engine.store import write_atomically
+from fl.study.experiment import git_commit, mean_std, processes, show
+from fl.study.experiment import options as common_options
 
 METHODS = ("class_means", "image_sgd", "class_means_clean", "dm", "random", "all")
 TITLES = {

@@ -24,8 +24,8 @@ from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from fl import FedAvg, FedDM, Method, Real, simulate
 from fl.addons import Proximal
-from fl.experiment import Experiment, git_commit, mean_std, options, processes, show, spark
-from fl.store import Store, read_history, write_atomically
+from fl.engine.store import Store, read_history, write_atomically
+from fl.study.experiment import Experiment, git_commit, mean_std, options, processes, show, spark
 
 CLIENTS = 10
 METHODS = ("FedAvg", "FedProx", "FedDM", "Real")

@@ -1,16 +1,18 @@
 """A thin federated layer over distillkit: methods as compositions, and an engine that runs them in process."""
 
-from fl.averaging import FedAvg
-from fl.client_dp import ClientDP
-from fl.filters import Filter, Filtered
+from fl.averaging import AddOn, FedAvg
+from fl.batches import Batch, Phase
+from fl.engine import CheckpointError, Holding, Run, history, simulate
+from fl.filters import ClientDP, Filter, Filtered
 from fl.message import Entry, Message
-from fl.method import Client, Method, NoUsableReply, Server
+from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
 from fl.methods import FedDM, Real
-from fl.simulate import Holding, Run, simulate
-from fl.store import CheckpointError
+from fl.reduce import Like, Reduced
 from fl.task import Classification, MultiLabel
 
 __all__ = [
+    "AddOn",
+    "Batch",
     "CheckpointError",
     "Classification",
     "Client",
@@ -21,12 +23,18 @@ __all__ = [
     "Filter",
     "Filtered",
     "Holding",
+    "Like",
     "Message",
     "Method",
     "MultiLabel",
     "NoUsableReply",
+    "Phase",
+    "Predictor",
     "Real",
+    "Reduced",
     "Run",
     "Server",
+    "history",
     "simulate",
+    "sums_like",
 ]

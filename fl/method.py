@@ -20,7 +20,7 @@ from fl.message import Entry, Message, declared
 from fl.reduce import Like, Reduced, Schema
 from fl.task import Task
 
-__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Predictor", "Server", "described", "sums_like"]
+__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Part", "Predictor", "Server", "described", "sums_like"]
 
 
 def described(value: Any) -> str:
@@ -33,6 +33,19 @@ def described(value: Any) -> str:
         return f"{type(value).__qualname__}({', '.join(shown)})"
     name = getattr(value, "__qualname__", None)
     return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
+
+
+class Part:
+    """What goes into a method, or around one, and is none by itself: the base of add-ons and filters."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages."""
+        return type(self).__name__
+
+    def whole(self) -> str:
+        """How a method with this part is written, for the message to whoever gives the part alone."""
+        raise NotImplementedError
 
 
 class NoUsableReply(RuntimeError):

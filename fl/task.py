@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -13,7 +14,7 @@ from distillkit import check
 from distillkit.generate import complement_targets
 from distillkit.losses import binary_distillation, knowledge_distillation
 
-__all__ = ["Classification", "MultiLabel", "Task"]
+__all__ = ["Classification", "MultiLabel", "Task", "clients_accuracy"]
 
 
 class Task(Protocol):
@@ -188,3 +189,15 @@ class MultiLabel:
                 f"{name}_f1": float(ratio(2 * p * r, p + r)),
             }
         return found
+
+
+def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation, and the mean of the worst tenth (at least one) of per-client test accuracies."""
+    values = torch.tensor(sorted(accuracies), dtype=torch.float64)
+    worst = max(1, len(values) // 10)
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std(correction=0)),
+        "worst10": float(values[:worst].mean()),
+        "clients": len(values),
+    }

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from fl.addon import AddOn, fills
+from fl.addons._crops import Source, View
+from fl.addons._distil import distill_models, due, falling_steps, validation_accuracy
 from fl.addons.scaffold import Scaffold
-from fl.averaging import FedAvg
-from fl.crops import Source, View
-from fl.distil import distill_models, due, falling_steps, validation_accuracy
+from fl.averaging.addon import AddOn, fills
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, Message, Tensors
 from fl.method import NoUsableReply, Server
 from fl.reduce import Like, Reduced, Schema
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
 
 __all__ = ["Shared"]
 

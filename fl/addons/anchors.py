@@ -13,16 +13,18 @@ from distillkit import check
 from distillkit.condense import class_statistics, images_from_statistics, match_gradient
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
-from fl.addon import AddOn, Batch
 from fl.addons.condensed import SELECTED
-from fl.averaging import FedAvg
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
+from fl.batches import Batch
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
 from fl.reduce import Like, Reduced, Schema
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Step
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.averaging.step import Step
 
 __all__ = ["Anchors"]
 

@@ -16,11 +16,11 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 from fl.message import Entry
 
 if TYPE_CHECKING:
-    from fl.local import Local
+    from fl.averaging.local import Local
     from fl.method import Client, Server
 
 __all__ = ["SELECTED", "Condensed"]

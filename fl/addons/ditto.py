@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from distillkit import check
 from distillkit.losses import proximal
-from fl.addon import AddOn
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.batches import Phase
 from fl.message import Entry, Message, Tensors
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
 
 __all__ = ["Ditto"]
 

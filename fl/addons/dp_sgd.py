@@ -18,15 +18,17 @@ from distillkit.privacy.guards import refuse_large_delta
 from distillkit.privacy.per_example import Ways
 from distillkit.privacy.trial import examples_at_once
 from distillkit.sets import LabeledImages
-from fl.addon import AddOn, Batch
-from fl.local import Step, rows
+from fl.addons._per_example import public_examples, refuse_mixing_parts, trial_locals, unsound
+from fl.averaging.addon import AddOn
+from fl.averaging.step import Step
+from fl.batches import Batch, rows
 from fl.message import Tensors
 from fl.method import Server
-from fl.per_example import public_examples, refuse_mixing_parts, trial_locals, unsound
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Phase
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.batches import Phase
 
 __all__ = ["DPSGD"]
 

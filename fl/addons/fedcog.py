@@ -15,11 +15,13 @@ from distillkit import check
 from distillkit.generate import invert
 from distillkit.generate.objective import Divergence
 from distillkit.sets import LabeledImages
-from fl.addon import AddOn, Batch
+from fl.averaging.addon import AddOn
+from fl.batches import Batch
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Step
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.averaging.step import Step
     from fl.method import Server
     from fl.task import Task
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
-from fl.addon import AddOn, fills
-from fl.averaging import FedAvg
-from fl.distil import distill_models, due
+from fl.addons._distil import distill_models, due
+from fl.averaging.addon import AddOn, fills
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
 from fl.reduce import Reduced
 
 if TYPE_CHECKING:
-    from fl.core import Core
+    from fl.averaging.core import Core
 
 __all__ = ["FedDF"]
 

@@ -13,17 +13,18 @@ from torch.nn import functional as F
 from distillkit import check
 from distillkit.losses import knowledge_distillation
 from distillkit.networks import build
-from fl.addon import AddOn, fills
-from fl.averaging import FedAvg
-from fl.latent import Head, LatentGenerator, diversity
+from fl.addons._latent import Head, LatentGenerator, diversity
+from fl.averaging.addon import AddOn, fills
+from fl.averaging.fedavg import FedAvg
+from fl.averaging.moments import moments, resume
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
-from fl.moments import moments, resume
 from fl.reduce import Like, Reduced, Schema
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Step
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.averaging.step import Step
 
 __all__ = ["FedGen"]
 

@@ -12,13 +12,14 @@ from torch.nn import functional as F
 
 from distillkit import check
 from distillkit.networks.dropout import seed_dropout
-from fl.addon import AddOn, fills
-from fl.local import shuffled
+from fl.averaging.addon import AddOn, fills
+from fl.batches import shuffled
 from fl.message import Tensors
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Step
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.averaging.step import Step
 
 __all__ = ["FedReg"]
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fl.addon import AddOn
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.averaging.trial import require_matches
+from fl.batches import Phase
 from fl.message import Tensors
-from fl.trial import require_matches
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
 
 __all__ = ["FineTune"]
 

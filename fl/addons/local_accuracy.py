@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from fl import history
-from fl.addon import AddOn
-from fl.averaging import FedAvg
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
 from fl.reduce import Reduced
+from fl.task import clients_accuracy
 
 if TYPE_CHECKING:
-    from fl.core import Core
+    from fl.averaging.core import Core
 
 __all__ = ["LocalAccuracy"]
 
@@ -78,4 +78,4 @@ class LocalAccuracy(AddOn):
     def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
         """Write them down."""
         if self.accuracies in replies:
-            server.notes["accuracy_locals"] = history.clients_accuracy(replies[self.accuracies].tolist())
+            server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

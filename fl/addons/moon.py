@@ -11,10 +11,10 @@ from torch import Tensor
 from distillkit import check
 from distillkit.losses import model_contrastive
 from distillkit.networks import split
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 
 if TYPE_CHECKING:
-    from fl.local import Step
+    from fl.averaging.step import Step
 
 __all__ = ["MOON"]
 

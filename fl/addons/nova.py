@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from fl.addon import AddOn
-from fl.averaging import FedAvg
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
 from fl.reduce import Like, Reduced, Schema
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
 
 __all__ = ["Nova"]
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.losses import proximal
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 
 if TYPE_CHECKING:
-    from fl.local import Step
+    from fl.averaging.step import Step
 
 __all__ = ["Proximal"]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from distillkit import check
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 from fl.message import Tensors
 
 if TYPE_CHECKING:
-    from fl.local import Step
+    from fl.averaging.step import Step
 
 __all__ = ["SAM"]
 

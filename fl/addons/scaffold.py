@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fl.addon import AddOn
-from fl.averaging import FedAvg
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
 from fl.reduce import Reduced, Schema
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Step
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.averaging.step import Step
 
 __all__ = ["Scaffold"]
 

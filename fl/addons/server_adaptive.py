@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 from fl.message import Entry, Tensors
 from fl.method import Server
 

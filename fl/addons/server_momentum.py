@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distillkit import check
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 from fl.message import Entry, Tensors
 from fl.method import Server
 

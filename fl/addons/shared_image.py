@@ -11,9 +11,9 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.generate import Patches
+from fl.addons._crops import Crops
 from fl.addons._shared import Shared
-from fl.averaging import FedAvg
-from fl.crops import Crops
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry
 
 __all__ = ["SharedImage"]
@@ -42,7 +42,7 @@ class SharedImage(Shared):
         warm_rounds: that many first rounds have it too.
         steps, batch, lr: Adam on the server (the release's batch: 32 in Tables 1, 3 and 4, else 512).
         least_steps: the steps fall along half a cosine to this and begin anew in the rounds that have FedAvg
-            initialisation (Table 4: 250; `fl.distil.falling_steps`).
+            initialisation (Table 4: 250; `falling_steps`).
         clip: norm of the students' logits (`losses.clip_logit_norm`), or None.
         returns: "last" or "best".
         crops: further options of `generate.Patches` (the paper: rotation=35, flip=0.5).

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from distillkit.sets import LabeledImages
+from fl.addons._crops import Pool
 from fl.addons._shared import Shared
-from fl.averaging import FedAvg
-from fl.crops import Pool
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry
 from fl.method import Server
 

@@ -11,14 +11,15 @@ from torch import Tensor
 from distillkit import check
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
-from fl.addon import AddOn
-from fl.averaging import FedAvg
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, Message, Tensors
 from fl.method import Server
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Step
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.averaging.step import Step
 
 __all__ = ["VFA"]
 

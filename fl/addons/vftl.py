@@ -12,15 +12,15 @@ from torch.nn import functional as F
 from distillkit import check
 from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
-from fl.addon import AddOn
-from fl.averaging import FedAvg
-from fl.local import shuffled
+from fl.addons._virtual import require_source, virtual_set
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
+from fl.batches import shuffled
 from fl.message import Tensors
 from fl.method import Server
-from fl.virtual import require_source, virtual_set
 
 if TYPE_CHECKING:
-    from fl.core import Core
+    from fl.averaging.core import Core
 
 __all__ = ["VFTL"]
 

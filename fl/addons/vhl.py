@@ -17,16 +17,18 @@ from distillkit.augment.contract import Augment
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
 from distillkit.sets import LabeledImages
-from fl.addon import AddOn, Batch
-from fl.averaging import FedAvg
+from fl.addons._virtual import require_source, virtual_set
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
+from fl.averaging.step import outputs
+from fl.batches import Batch
 from fl.message import Entry, Message
 from fl.method import Server
-from fl.step import outputs
-from fl.virtual import require_source, virtual_set
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Step
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.averaging.step import Step
 
 __all__ = ["VHL", "NaiveVHL"]
 

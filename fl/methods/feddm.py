@@ -14,14 +14,14 @@ from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
 from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
+from fl.averaging.options import learning_rate
+from fl.averaging.trial import try_network
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, NoUsableReply, Predictor, Server, described, sums_like
+from fl.methods._union import train_on_union
 from fl.networks import Factory, Templates
-from fl.options import learning_rate
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
-from fl.trial import try_network
-from fl.union import train_on_union
 
 __all__ = ["FedDM"]
 

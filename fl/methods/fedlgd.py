@@ -10,10 +10,10 @@ from torch import nn
 from distillkit import check
 from distillkit.augment import DSA
 from distillkit.condense import Augmentation
-from fl.addon import AddOn
 from fl.addons.anchors import Anchors
 from fl.addons.condensed import SELECTED, Condensed
-from fl.averaging import FedAvg
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
 from fl.networks import Factory
 
 __all__ = ["FedLGD"]

@@ -15,14 +15,14 @@ from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
 from fl.addons.condensed import Condensed
-from fl.local import shuffled
+from fl.averaging.options import learning_rate, require_assigned, require_assignment
+from fl.averaging.trial import try_network
+from fl.batches import shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, Predictor, Server, described, sums_like
 from fl.networks import Factory, Templates
-from fl.options import learning_rate, require_assigned, require_assignment
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
-from fl.trial import try_network
 
 __all__ = ["FedProto"]
 

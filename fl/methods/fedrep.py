@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from distillkit import check
-from fl.addon import AddOn
-from fl.averaging import FedAvg
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
+from fl.batches import Phase
 from fl.networks import Factory
 
 __all__ = ["fedrep"]

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from distillkit import check
 from distillkit.losses import clip_logit_norm
-from fl.addon import AddOn
 from fl.addons.shared_image import SharedImage
-from fl.averaging import FedAvg
+from fl.averaging.addon import AddOn
+from fl.averaging.fedavg import FedAvg
 from fl.networks import Factory
 
 __all__ = ["ClippedCrossEntropy", "single_image"]

@@ -23,7 +23,7 @@ from torch import nn
 from distillkit import LabeledImages
 from distillkit.rng import derive
 from fl import FedAvg, simulate
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 
 
 class Clients(Sequence[LabeledImages]):

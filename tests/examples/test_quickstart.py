@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fl.experiment import Experiment
+from fl.study.experiment import Experiment
 from tests.kill_quickstart import killed_and_resumed, record, rounds_of
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import torch
 
 from distillkit import LabeledImages
 from fl import FedAvg, Run, simulate
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 from fl.message import Message
 from tests.fl.small import Tiny, federation
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages
 from fl import FedAvg, Run
-from fl.addon import AddOn, Batch
+from fl.averaging.addon import AddOn
+from fl.batches import Batch
 from fl.message import Tensors
 
 

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from distillkit import LabeledImages
 from distillkit.rng import derive
 from fl import FedAvg, simulate
-from fl.addon import AddOn
 from fl.addons import Condensed, Proximal
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.batches import Phase
 from tests.fl.small import Tiny, federation, images
 
 

@@ -32,7 +32,6 @@ from distillkit.privacy import (
 )
 from distillkit.rng import derive
 from fl import Client, ClientDP, Entry, FedAvg, FedDM, Filtered, Message, Method, Run, Server, simulate
-from fl.addon import AddOn
 from fl.addons import (
     MOON,
     Anchors,
@@ -45,7 +44,8 @@ from fl.addons import (
     ServerAdam,
     ServerMomentum,
 )
-from fl.client_dp import Adaptive
+from fl.averaging.addon import AddOn
+from fl.filters.client_dp import Adaptive
 from fl.message import Tensors
 from fl.methods import FedProto
 from fl.reduce import Like, Reduced, Reducer, Schema

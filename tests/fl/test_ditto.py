@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fl import FedAvg, Holding, simulate
-from fl.addon import AddOn
 from fl.addons import MOON, Ditto, FineTune
+from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation, images

@@ -15,7 +15,7 @@ from distillkit.networks import AsMade
 from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, Anchors, Condensed, Ditto, FedCOG, FineTune, Proximal, Scaffold
-from fl.local import Phase
+from fl.batches import Phase
 from fl.methods import FedProto, PrivateFedDM, fedrep, single_image
 from tests.fl.small import Tiny, federation, images
 
@@ -44,7 +44,7 @@ def play(method: Any = None, clients: Any = None, **options: Any) -> Any:
         (lambda: FedAvg(network={1: Tiny}), "names of architectures"),
         (lambda: FedAvg(network={"a": Tiny, "b": Tiny(3)}, assign={0: "a"}), r"network\['b'\] must be a factory"),
         (lambda: FedAvg(network="resnet"), r"called as network\(outputs\).*got str"),
-        (lambda: FedAvg(network=Tiny, phases=[1]), "phases must be a list of `fl.local.Phase`"),
+        (lambda: FedAvg(network=Tiny, phases=[1]), "phases must be a list of `fl.Phase`"),
         (lambda: FedAvg(network=Tiny, personal=3), "personal must be patterns"),
         (lambda: FedAvg(network=Tiny, personal=[3]), "personal must be patterns"),
         (lambda: FedAvg(network=Tiny, initial=torch.zeros(3)), "initial must be a state dict"),

@@ -32,7 +32,6 @@ from distillkit.privacy import (
 )
 from distillkit.rng import derive
 from fl import Entry, FedAvg, Holding, Run, simulate
-from fl.addon import AddOn
 from fl.addons import (
     DPSGD,
     MOON,
@@ -52,7 +51,8 @@ from fl.addons import (
     Scaffold,
     ServerMomentum,
 )
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.batches import Phase
 from fl.methods import fedrep
 from tests.fl import linear
 from tests.fl.laws import assert_same

@@ -10,9 +10,9 @@ import torch
 
 from distillkit.privacy import BatchStatistics, Ledger, PrivacyError
 from fl import FedAvg, Run, simulate
-from fl.addon import AddOn
 from fl.addons import DPSGD, MOON, Proximal
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.batches import Phase
 from tests.distillkit.privacy.odd import OCCASIONS, WAYS, Odd
 from tests.fl import linear, quadratic
 from tests.fl.small import images

@@ -16,9 +16,9 @@ from distillkit import LabeledImages
 from distillkit.generate import SmallDecoder, invert
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
-from fl.addon import AddOn
 from fl.addons import MOON, VHL, FedCOG, Proximal, Scaffold, ServerMomentum
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.batches import Phase
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation
 from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, toy, trained

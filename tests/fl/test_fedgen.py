@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from distillkit.networks import initialize
 from distillkit.rng import derive
 from fl import FedAvg, simulate
-from fl.addon import AddOn
 from fl.addons import SAM, FedGen, Nova, Proximal
-from fl.latent import LatentGenerator, diversity
+from fl.addons._latent import LatentGenerator, diversity
+from fl.averaging.addon import AddOn
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation, images
 

@@ -16,8 +16,8 @@ from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
 from fl import FedAvg, Holding, MultiLabel, simulate
-from fl.addon import AddOn
 from fl.addons import MOON, Anchors, Condensed, Nova, Proximal, Scaffold, ServerMomentum
+from fl.averaging.addon import AddOn
 from fl.message import Entry
 from fl.methods import FedDM, FedLGD, FedProto
 from fl.reduce import Like

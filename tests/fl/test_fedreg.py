@@ -12,8 +12,8 @@ from torch import nn
 
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
-from fl.addon import AddOn
 from fl.addons import SAM, FedReg, Nova, Proximal, Scaffold
+from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.laws import assert_lawful
 from tests.fl.released import InTurn, assert_released, wave, waves

@@ -25,8 +25,8 @@ from fl import (
     Server,
     simulate,
 )
-from fl.addon import AddOn
 from fl.addons import MOON, FineTune, Scaffold, ServerMomentum
+from fl.averaging.addon import AddOn
 from fl.message import Tensors
 from fl.reduce import Like, Reduced, Schema
 from tests.fl.laws import assert_same, network

@@ -16,7 +16,7 @@ import fl.addons
 from distillkit import LabeledImages
 from distillkit.data import load
 from fl import FedAvg, Holding, Run, simulate
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 from fl.methods import FedLGD, fedrep, single_image
 from fl.task import MultiLabel
 from tests.fl.laws import assert_same, tensors

@@ -14,9 +14,9 @@ from torch import nn
 from distillkit import LabeledImages
 from distillkit.fingerprint import set_fingerprint
 from fl import FedAvg, FedDM, Filtered, Holding, simulate
-from fl.client_dp import ClientDP
+from fl.engine.store import CheckpointError
+from fl.filters.client_dp import ClientDP
 from fl.methods import FedProto
-from fl.store import CheckpointError
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 
@@ -117,7 +117,7 @@ def test_without_a_folder_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> 
     def never(*_: Any, **__: Any) -> str:
         raise AssertionError
 
-    monkeypatch.setattr(sys.modules["fl.simulate"], "set_fingerprint", never)
+    monkeypatch.setattr(sys.modules["fl.engine.simulate"], "set_fingerprint", never)
     play()
 
 

@@ -10,8 +10,8 @@ import torch
 
 from distillkit import Normalization
 from fl import FedAvg, simulate
-from fl.addon import AddOn
 from fl.addons import LocalAccuracy, NaiveVHL, Nova, ServerMomentum, SharedPool
+from fl.averaging.addon import AddOn
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 

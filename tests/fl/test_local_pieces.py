@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from distillkit.rng import derive
 from fl import FedAvg, Holding, simulate
-from fl.addon import AddOn
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.batches import Phase
 from fl.message import Tensors
 from tests.fl.small import Tiny, federation, images
 

@@ -14,12 +14,12 @@ import torch
 
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
-from fl.addon import AddOn
-from fl.engine import Engine
+from fl.averaging.addon import AddOn
+from fl.engine.rounds import Engine
+from fl.engine.store import Store
 from fl.message import Entry, Message
 from fl.method import Client
 from fl.reduce import Reducer
-from fl.store import Store
 from tests.fl.small import Tiny, images
 
 

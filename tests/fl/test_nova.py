@@ -11,7 +11,7 @@ import torch
 
 from fl import FedAvg, simulate
 from fl.addons import FedExP, Nova, Proximal, Scaffold
-from fl.local import Phase
+from fl.batches import Phase
 from tests.fl import quadratic
 from tests.fl.laws import assert_lawful, network
 from tests.fl.small import Tiny, federation, images

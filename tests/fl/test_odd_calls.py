@@ -10,13 +10,13 @@ import torch
 
 import fl
 import fl.addons
-import fl.filters
+import fl.filters.filter
 import fl.methods
 from distillkit import LabeledImages
 from distillkit.privacy import Ledger
 from fl import Classification, ClientDP, Entry, FedAvg, FedDM, Filtered, Holding, Message, MultiLabel, Real, simulate
-from fl.client_dp import Adaptive
-from fl.local import Phase
+from fl.batches import Phase
+from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, PrivateFedDM, SummedFedDM, fedrep, single_image
 from tests.fl.small import Tiny, images, with_rows
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted

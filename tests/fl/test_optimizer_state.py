@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fl import FedAvg, simulate
 from fl.addons import Ditto, Nova, Proximal, Scaffold
-from fl.local import Phase
+from fl.batches import Phase
 from tests.fl import linear
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation

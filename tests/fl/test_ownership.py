@@ -16,9 +16,9 @@ from distillkit import owner
 from distillkit.owner import InUse
 from distillkit.privacy import Event, Ledger
 from fl import FedAvg, Filtered, simulate
-from fl.client_dp import ClientDP
-from fl.experiment import Experiment, processes
-from fl.store import CheckpointError
+from fl.engine.store import CheckpointError
+from fl.filters.client_dp import ClientDP
+from fl.study.experiment import Experiment, processes
 from tests.distillkit.test_owner import HOLD, TRY
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fl import FedAvg, simulate
-from fl.addon import AddOn
-from fl.local import Phase
-from fl.path import unit_path
+from fl.averaging.addon import AddOn
+from fl.averaging.path import unit_path
+from fl.batches import Phase
 from tests.fl.small import Tiny, federation
 
 

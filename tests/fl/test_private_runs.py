@@ -35,8 +35,8 @@ from fl import (
     simulate,
 )
 from fl.addons import DPSGD
+from fl.engine.private_door import EXACT_TESTS
 from fl.method import sums_like
-from fl.private_door import EXACT_TESTS
 from fl.reduce import Like, Schema
 from tests.fl.small import Tiny, images
 

@@ -12,8 +12,8 @@ import torch
 
 from distillkit.rng import derive
 from fl import FedAvg, FedDM, Filter, Filtered, Holding, Run, simulate
-from fl.addon import AddOn
 from fl.addons import FedDF, FedExP, FedGen, FineTune, Nova, Scaffold
+from fl.averaging.addon import AddOn
 from fl.codec import decode, encode
 from fl.message import Entry, Message
 from fl.method import Client, Method, Server

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fl import FedAvg, Run, simulate
-from fl.addon import AddOn
 from fl.addons import SAM, Proximal, Scaffold
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.batches import Phase
 from tests.fl import quadratic
 from tests.fl.laws import assert_lawful, assert_same, network
 from tests.fl.small import Tiny, federation

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fl import FedAvg, Run, simulate
-from fl.addon import AddOn, Batch
 from fl.addons import Proximal, Scaffold, ServerMomentum
-from fl.local import Phase
+from fl.averaging.addon import AddOn
+from fl.batches import Batch, Phase
 from tests.fl import quadratic
 from tests.fl.laws import assert_lawful, network
 from tests.fl.small import Tiny, federation

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fl import FedAvg, Run, simulate
-from fl.addon import AddOn
 from fl.addons import Nova, Proximal, ServerAdagrad, ServerAdam, ServerMomentum, ServerYogi
+from fl.averaging.addon import AddOn
 from tests.fl import quadratic
 from tests.fl.laws import assert_lawful, assert_same, network, tensors
 from tests.fl.small import Tiny, federation

@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 
 from distillkit import LabeledImages
 from fl import CheckpointError, FedAvg, FedDM, Holding, NoUsableReply, Real, simulate
-from fl.addon import AddOn
 from fl.addons import Proximal
+from fl.averaging.addon import AddOn
+from fl.engine.store import Store
 from fl.message import Entry
 from fl.reduce import Like
-from fl.store import Store
 from tests.fl.small import Tiny, federation, images
 
 SECONDS = ("seconds", "client_seconds", "server_seconds")

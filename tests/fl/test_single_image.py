@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-import fl.crops
+import fl.addons._crops
 from distillkit import LabeledImages, Normalization
 from distillkit.generate import Patches
 from distillkit.rng import derive
 from distillkit.select import prune_by_confidence, select
 from fl import FedAvg, MultiLabel, NoUsableReply, Run, simulate
-from fl.addon import AddOn
 from fl.addons import FedDF, Proximal, Scaffold, ServerMomentum, SharedImage
-from fl.crops import Crops, View
-from fl.distil import distill, due, falling_steps
+from fl.addons._crops import Crops, View
+from fl.addons._distil import distill, due, falling_steps
+from fl.averaging.addon import AddOn
 from fl.methods import ClippedCrossEntropy, single_image
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation, images
@@ -228,7 +228,7 @@ def test_selection_runs_once_a_round_whatever_the_number_of_clients(monkeypatch:
         calls.append(1)
         return select(*args, **options)
 
-    monkeypatch.setattr(fl.crops, "select", counted)
+    monkeypatch.setattr(fl.addons._crops, "select", counted)
     play(rounds=2)
     assert len(calls) == 3
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from fl import Classification, FedAvg, MultiLabel, simulate
-from fl.addon import AddOn
+from fl.averaging.addon import AddOn
 from tests.fl.small import Tiny, federation
 
 

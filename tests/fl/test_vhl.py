@@ -18,9 +18,9 @@ from distillkit.networks import split
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
-from fl.addon import AddOn
 from fl.addons import VFA, VFTL, VHL, NaiveVHL, Nova, Proximal, Scaffold
-from fl.step import outputs
+from fl.averaging.addon import AddOn
+from fl.averaging.step import outputs
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.released import InTurn, assert_released, wave, waves
 from tests.fl.small import Tiny, federation, images

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fl import history
+from fl.engine import history
 from fl.method import Server
 
 __all__ = ["Run"]

@@ -19,14 +19,14 @@ from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fin
 from distillkit.privacy import Ledger
 from distillkit.progress import bar
 from distillkit.sets import Images, LabeledImages
-from fl import door
-from fl.cohort import Pool
-from fl.engine import Engine
+from fl.engine import door
+from fl.engine.delivery import Holding
+from fl.engine.pool import Pool
+from fl.engine.private_door import open_ledger
+from fl.engine.rounds import Engine
+from fl.engine.run import Run
+from fl.engine.store import CheckpointError, Store
 from fl.method import Method, Server
-from fl.post import Holding
-from fl.private_door import open_ledger
-from fl.run import Run
-from fl.store import CheckpointError, Store
 from fl.task import Task
 
 __all__ = ["Holding", "Run", "simulate"]
@@ -96,7 +96,7 @@ def simulate(
         ValueError, TypeError: bad arguments. Every set is checked for one space, and the networks and whatever else
             the method was given are tried on noise, before round 1.
         NoUsableReply: a round left too little; raised after the state of the last good round is safe.
-        fl.store.CheckpointError: `out` is unusable, torn, or holds another run.
+        fl.CheckpointError: `out` is unusable, torn, or holds another run.
         distillkit.owner.InUse: another process runs in `out` or with the ledger; it is named.
         BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is safe.
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.

@@ -3,51 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
 from distillkit.sets import LabeledImages
+from fl.batches import Batch, Phase
 from fl.message import Message, Tensors
-from fl.method import Server
+from fl.method import Part, Server
 from fl.reduce import Reduced, Schema
 
 if TYPE_CHECKING:
-    from fl.core import Core
-    from fl.local import Local, Phase, Step
+    from fl.averaging.core import Core
+    from fl.averaging.local import Local
+    from fl.averaging.step import Step
 
-__all__ = ["SLOTS", "AddOn", "Batch", "fills", "installed"]
+__all__ = ["SLOTS", "AddOn", "fills", "installed"]
 
 SLOTS = ("dataset", "batches", "gradient", "normalise", "rescale", "server_step", "refine", "tested", "personal")
 """What does not commute: one add-on may fill each, a second is refused when the method is built."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Images that one step reads.
-
-    Attributes:
-        images: float [B, C, H, W].
-        labels: as the task's; an add-on's may be its own (virtual classes count from 0).
-        columns: what else belongs to each image.
-        joint: forwarded together with the real batch (shared batch statistics), or alone.
-    """
-
-    images: Tensor
-    labels: Tensor
-    columns: dict[str, Tensor] = field(default_factory=dict)
-    joint: bool = False
-
-    def rows(self, index: Tensor) -> Batch:
-        """Some of the images, with all that belongs to them."""
-        columns = {n: c.index_select(0, index) for n, c in self.columns.items()}
-        return replace(
-            self, images=self.images.index_select(0, index), labels=self.labels.index_select(0, index), columns=columns
-        )
-
-
-class AddOn:
+class AddOn(Part):
     """One idea on top of `FedAvg`: it overrides only what it needs. Add-ons are frozen and hold no run's state.
 
     Hooks run in the order of the add-ons' names, so the order of arguments changes nothing. Scratch values that
@@ -76,6 +53,10 @@ class AddOn:
     def name(self) -> str:
         """What it is called in messages; also its place in the order."""
         return type(self).__name__
+
+    def whole(self) -> str:
+        """Inside weight averaging."""
+        return f"FedAvg({type(self).__name__}(...), network=...)"
 
     @property
     def asks(self) -> bool:

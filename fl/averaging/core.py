@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.plausible import warn
 from distillkit.rng import derive
-from fl.addon import SLOTS, AddOn, fills, installed
+from fl.averaging.addon import SLOTS, AddOn, fills, installed
+from fl.averaging.options import learning_rate, local_phases, patterns, require_assigned, require_assignment
+from fl.averaging.trial import require_matches, try_augmentation, try_network, try_objective
+from fl.batches import Phase
 from fl.codec import digest
-from fl.local import Phase
 from fl.message import Entry, Tensors, declared
 from fl.method import Client, Method, Server, described
 from fl.networks import Factory, Templates
-from fl.options import learning_rate, local_phases, patterns, require_assigned, require_assignment
 from fl.schema import MOST
 from fl.task import Task
-from fl.trial import require_matches, try_augmentation, try_network, try_objective
 
 __all__ = ["Core"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from distillkit.losses import clip_logit_norm, knowledge_distillation
 from distillkit.networks.dropout import seed_dropout
-from fl.local import shuffled
+from fl.batches import shuffled
 from fl.message import Tensors
 from fl.method import Predictor, Server
 

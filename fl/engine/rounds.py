@@ -13,13 +13,13 @@ from distillkit import check
 from distillkit.privacy import BudgetExhausted
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl import history, testing
-from fl.cohort import Outcome, Pool
+from fl.engine import evaluation, history
+from fl.engine.delivery import Holding, Post
+from fl.engine.pool import Outcome, Pool
+from fl.engine.store import Memories, Store
 from fl.message import Entry, Message, Tensors, sizes
 from fl.method import Client, Interrupted, Method, NoUsableReply, Server
-from fl.post import Holding, Post
 from fl.reduce import BadReply, Like, Reducer, Schema, check_reply
-from fl.store import Memories, Store
 
 __all__ = ["Engine"]
 
@@ -166,8 +166,8 @@ class Engine:
             cpu = time.thread_time
             spent = self.pool.on_server(lambda: (cpu(), self.method.receive(server, row.pop("replies")), cpu()))
             row["server_seconds"] += spent[2] - spent[0]
-            row |= testing.on_server(self.post, self.test)
-            row |= testing.on_clients(self.post, evaluate) | self._spent()
+            row |= evaluation.on_server(self.post, self.test)
+            row |= evaluation.on_clients(self.post, evaluate) | self._spent()
             row = history.masked(row) if hidden else row
         except BaseException as error:
             server.state, server.round = before, self.post.committed

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from distillkit import check
 from distillkit.plausible import warn
-from fl.local import Phase
+from fl.batches import Phase
 
 __all__ = ["learning_rate", "local_phases", "patterns", "require_assigned", "require_assignment"]
 
@@ -35,9 +35,7 @@ def local_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] 
     given = tuple(phases) if isinstance(phases, Sequence) else (phases,)
     wrong = [type(p).__name__ for p in given if not isinstance(p, Phase)]
     if wrong or not given:
-        raise TypeError(
-            f"phases must be a list of `fl.local.Phase` objects, got {wrong[0] if wrong else 'an empty one'}"
-        )
+        raise TypeError(f"phases must be a list of `fl.Phase` objects, got {wrong[0] if wrong else 'an empty one'}")
     return given
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from distillkit.owner import end_with_parent, owned
-from fl import history
+from fl.engine import history
+from fl.engine.simulate import simulate
+from fl.engine.store import CheckpointError, read_history, write_atomically
 from fl.method import Method
-from fl.simulate import simulate
-from fl.store import CheckpointError, read_history, write_atomically
 
 __all__ = ["Experiment", "git_commit", "mean_std", "options", "processes", "show", "spark"]
 

@@ -7,11 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from distillkit.sets import LabeledImages
-from fl import history
+from fl.engine import history
+from fl.engine.delivery import Post
 from fl.message import Message, sizes
 from fl.method import Client
-from fl.post import Post
 from fl.reduce import BadReply, check_reply
+from fl.task import clients_accuracy
 
 __all__ = ["on_clients", "on_server"]
 
@@ -89,7 +90,7 @@ def on_clients(post: Post, evaluate: Any) -> dict[str, Any]:
                 found.setdefault(name, []).append(server.task.metrics(sums)["accuracy"])
     row: dict[str, Any] = {}
     for name, accuracies in found.items():
-        row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = history.clients_accuracy(accuracies)
+        row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = clients_accuracy(accuracies)
     if tested:
         row |= {"bytes_down_evaluation": bytes_down, "bytes_up_evaluation": bytes_up}
     if failed:

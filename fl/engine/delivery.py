@@ -13,10 +13,10 @@ from distillkit.privacy import Secret
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.codec import digest
-from fl.cohort import Pool
+from fl.engine.pool import Pool
+from fl.engine.store import Memories
 from fl.message import Entry, Message, sizes
 from fl.method import Client, Method, Server
-from fl.store import Memories
 
 __all__ = ["Holding", "Post", "holding"]
 

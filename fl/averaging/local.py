@@ -2,82 +2,31 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
 from distillkit.augment.contract import Augment
 from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl.addon import AddOn, Batch, fills
+from fl.averaging.addon import AddOn, fills
+from fl.averaging.moments import moments, resume
+from fl.averaging.path import unit_path
+from fl.averaging.step import Step
+from fl.batches import Batch, Phase, rows, shuffled
 from fl.message import Message, Tensors
 from fl.method import Client
-from fl.moments import moments, resume
-from fl.path import unit_path
-from fl.step import Output, Step
 
 if TYPE_CHECKING:
-    from fl.averaging import FedAvg
+    from fl.averaging.fedavg import FedAvg
 
-__all__ = ["Local", "Output", "Phase", "Step", "rows", "shuffled"]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One part of a local training: passes over the data (or a number of steps), and which parameters move.
-
-    `train` is a pattern of parameter names; "!pattern" means all others.
-
-    Raises:
-        TypeError, ValueError: a bad option, or `epochs` beside `steps`.
-    """
-
-    epochs: int = 1
-    steps: int | None = None
-    train: str = "*"
-
-    def __post_init__(self) -> None:
-        check.positive_int(self.epochs, "epochs")
-        if self.steps is not None:
-            check.positive_int(self.steps, "steps")
-            if self.epochs != 1:
-                raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
-        if not isinstance(self.train, str):
-            raise TypeError(f"train must be a pattern of parameter names, got {type(self.train).__name__}")
-
-    def moves(self, name: str) -> bool:
-        """Whether a parameter is trained in this phase."""
-        return fnmatch.fnmatch(name, self.train.removeprefix("!")) != self.train.startswith("!")
-
-
-def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None) -> Iterator[Tensor]:
-    """Index tensors: whole passes in fresh random orders, the last short batch kept; or exactly `steps` of them."""
-    done = 0
-    while done < epochs if steps is None else True:
-        for index in torch.randperm(count, generator=generator).split(batch):
-            if steps is not None:
-                if steps == 0:
-                    return
-                steps -= 1
-            yield index
-        done += 1
-
-
-def rows(data: LabeledImages, index: Tensor, device: torch.device) -> Batch:
-    """Some images of a set as a batch on a device."""
-
-    def taken(column: Tensor) -> Tensor:
-        return column.index_select(0, index.to(column.device)).to(device)
-
-    return Batch(taken(data.images), taken(data.labels), {n: taken(c) for n, c in data.columns.items()})
+__all__ = ["Local"]
 
 
 class Local:

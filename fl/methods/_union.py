@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
-from fl.local import shuffled
+from fl.batches import shuffled
 from fl.method import Server
 
 __all__ = ["train_on_union"]

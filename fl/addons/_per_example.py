@@ -11,14 +11,14 @@ from torch.nn import functional as F
 from distillkit.privacy.guards import public_trial, refuse_mixing_augmentation, refuse_mixing_loss
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl.addon import AddOn, fills
-from fl.local import Local
+from fl.averaging.addon import AddOn, fills
+from fl.averaging.local import Local
 from fl.method import Client, Server
 from fl.task import Task
 
 if TYPE_CHECKING:
-    from fl.averaging import FedAvg
-    from fl.core import Core
+    from fl.averaging.core import Core
+    from fl.averaging.fedavg import FedAvg
 
 __all__ = ["public_examples", "refuse_mixing_parts", "trial_locals", "unsound"]
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.networks.base import Network, SplitNetwork
-from fl.addon import AddOn, Batch
+from fl.averaging.addon import AddOn
+from fl.batches import Batch
 from fl.message import Tensors
 
 if TYPE_CHECKING:
-    from fl.local import Local
+    from fl.averaging.local import Local
 
 __all__ = ["Output", "Step", "outputs"]
 

@@ -17,7 +17,6 @@ __all__ = [
     "accuracy_best",
     "accuracy_last",
     "best_seed_mean",
-    "clients_accuracy",
     "global_metrics",
     "masked",
     "rounds_to",
@@ -38,18 +37,6 @@ def global_metrics(sums: Mapping[str, Tensor], task: Task) -> dict[str, Any]:
     if len(by_name) > 1:
         found["accuracy_by"] = {name: m["accuracy"] for name, m in by_name.items()}
     return found
-
-
-def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation, and the mean of the worst tenth (at least one) of per-client test accuracies."""
-    values = torch.tensor(sorted(accuracies), dtype=torch.float64)
-    worst = max(1, len(values) // 10)
-    return {
-        "mean": float(values.mean()),
-        "std": float(values.std(correction=0)),
-        "worst10": float(values[:worst].mean()),
-        "clients": len(values),
-    }
 
 
 def accuracy_last(rows: Sequence[Row]) -> float | None:

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 from distillkit.privacy import PrivacyError
 from fl.message import Entry, Message, declared
-from fl.method import Client, Method, Predictor, Server
+from fl.method import Client, Method, Part, Predictor, Server
 from fl.reduce import Reduced, Schema
 
 __all__ = ["Filter", "Filtered"]
 
 
-class Filter:
+class Filter(Part):
     """One link of the chain: clipping, noise, secure sums. It overrides only what it needs.
 
     Like a method it is frozen and lives on the server and on every client alike; it may declare entries of its own, as
@@ -26,10 +26,9 @@ class Filter:
 
     exact: ClassVar[bool] = False
 
-    @property
-    def name(self) -> str:
-        """What it is called in messages."""
-        return type(self).__name__
+    def whole(self) -> str:
+        """Around a method."""
+        return f"Filtered(FedAvg(...), {self!r})"
 
     @property
     def private(self) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fl.core import Core
-from fl.local import Local
+from fl.averaging.core import Core
+from fl.averaging.local import Local
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, NoUsableReply, Predictor, Server, sums_like
 from fl.reduce import Like, Reduced, Schema

@@ -15,10 +15,8 @@ from distillkit.plausible import warn
 from distillkit.privacy import Ledger
 from distillkit.privacy.guards import refuse_measured, require_given_classes
 from distillkit.sets import Images, LabeledImages, as_set
-from fl.addon import AddOn
-from fl.filters import Filter
-from fl.method import Method
-from fl.post import Holding
+from fl.engine.delivery import Holding
+from fl.method import Method, Part
 from fl.task import Classification, Task
 
 __all__ = [
@@ -42,14 +40,8 @@ def require_method(method: object) -> Method:
     """
     if isinstance(method, type):
         raise TypeError(f"method must be an object, got the class {method.__name__}: {method.__name__}(...)")
-    if isinstance(method, AddOn):
-        raise TypeError(
-            f"method is the add-on {method.name}: wrap it, FedAvg({type(method).__name__}(...), network=...)"
-        )
-    if isinstance(method, Filter):
-        raise TypeError(
-            f"method is the filter {method.name}: put it around a method, Filtered(FedAvg(...), {method!r})"
-        )
+    if isinstance(method, Part):
+        raise TypeError(f"{type(method).__name__} is part of a method and none by itself: give {method.whole()}")
     if not isinstance(method, Method):
         raise TypeError(f"method must be a federated method, as FedAvg(network=...), got {type(method).__name__}")
     return method

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy import PrivacyError
-from fl.addon import fills
-from fl.averaging import FedAvg
+from fl.averaging.addon import fills
+from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, declared
 from fl.method import Method
 from fl.reduce import Like, Schema

@@ -13,13 +13,13 @@ from torch import Tensor
 from distillkit import check
 from distillkit.plausible import warn
 from distillkit.privacy import CLIENT, EVERYONE, Event, Ledger, NotAccountable, PrivacyError
-from fl.averaging import FedAvg
-from fl.boundable import require_shapes, require_sums
-from fl.filters import Filter
+from fl.averaging.fedavg import FedAvg
+from fl.filters._boundable import require_shapes, require_sums
+from fl.filters._vectors import clipped, group, like
+from fl.filters.filter import Filter
 from fl.message import Entry, Message
 from fl.method import Client, Method, Server
 from fl.reduce import Like, Reduced, Schema
-from fl.vectors import clipped, group, like
 
 __all__ = ["Adaptive", "ClientDP"]
 

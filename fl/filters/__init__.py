@@ -1,0 +1,6 @@
+"""What stands between any method and the wire: clipping, noise, sums."""
+
+from fl.filters.client_dp import Adaptive, ClientDP
+from fl.filters.filter import Filter, Filtered
+
+__all__ = ["Adaptive", "ClientDP", "Filter", "Filtered"]
