@@ -62,7 +62,7 @@ class Phase:
         if not isinstance(self.train, str):
             raise TypeError(f"train must be a pattern of parameter names, got {type(self.train).__name__}")
 
-    def moves(self, name: str) -> bool:
+    def trains(self, name: str) -> bool:
         """Whether a parameter is trained in this phase."""
         return fnmatch.fnmatch(name, self.train.removeprefix("!")) != self.train.startswith("!")
 

@@ -173,7 +173,7 @@ class Method(ABC):
     """Base of every method. Method objects are frozen and live on the server and on every client alike.
 
     A subclass declares its entries as class attributes and writes `start`, `send`, `local`, `receive`, and `expect`,
-    which says what a reply looks like. One that overrides `setup` or `evaluate` says so in `expect_setup` or
+    which says what a reply looks like. One that overrides `answer` or `evaluate` says so in `expect_answer` or
     `expect_evaluation` too. These schemas are closed: a client whose reply is otherwise is named and left out.
     """
 
@@ -230,25 +230,25 @@ class Method(ABC):
 
     @property
     def asks(self) -> bool:
-        """Whether the server asks every client one question (`setup`) before round 1."""
+        """Whether the server asks every client one question (`answer`) before round 1."""
         return False
 
-    def setup(self, client: Client, message: Message) -> Message:
+    def answer(self, client: Client, message: Message) -> Message:
         """Answer that question."""
         return Message()
 
-    def expect_setup(self, server: Server, client: int) -> Schema:
+    def expect_answer(self, server: Server, client: int) -> Schema:
         """What the answer must look like."""
         return {}
 
-    def begin(self, server: Server, replies: Reduced) -> None:  # noqa: B027
-        """Take the replies to `setup`."""
+    def answered(self, server: Server, replies: Reduced) -> None:  # noqa: B027
+        """Take the clients' answers, reduced."""
 
     @abstractmethod
     def local(self, client: Client, message: Message) -> Message:
         """What the client does where its data lives; it sees nothing else."""
 
-    def digest(self, server: Server, reply: Message) -> Message:
+    def read_reply(self, server: Server, reply: Message) -> Message:
         """Further entries that the server derives from one reply before it is folded and forgotten.
 
         Pure: if it raises, this reply is left out, and nothing else may have changed.

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["public_examples", "refuse_mixing_parts", "trial_locals", "unsound"]
 
 _DERIVED = {
-    "setup": "asks the clients for statistics of their data, which have no noise",
+    "answer": "asks the clients for statistics of their data, which have no noise",
     "dataset": "trains on a set derived from the private images without noise",
-    "records": "adds records to the private set, so that other records are drawn than those accounted for",
-    "data": "adds images of its own to every step, whose gradient no per-example clip covers",
+    "extra_records": "adds records to the private set, so that other records are drawn than those accounted for",
+    "own_batches": "adds images of its own to every step, whose gradient no per-example clip covers",
 }
-_BESIDE_A_TERM = ("correct", "after", "normalise", "end")
+_BESIDE_A_TERM = ("correct_gradient", "after_step", "normalise", "end")
 
 
 def unsound(addon: AddOn) -> str:
     """Why an add-on would let private data out beside the noised gradients, or ""."""
     for hook, why in _DERIVED.items():
-        if fills(addon, hook) and (hook != "setup" or addon.asks):
+        if fills(addon, hook) and (hook != "answer" or addon.asks):
             return why
     if addon.reads == "batch":
         return "reads the images of a batch together, or more (reads = 'batch'): no clip bounds one record's part"
@@ -65,7 +65,7 @@ def trial_locals(core: FedAvg, server: Server, draws: torch.Generator) -> Iterat
         data = _noise(server.task, _like(server), draws)
         client = Client(number, data, None, server.task, 1, server.seed, device=server.device)
         message = core.send(server, number)
-        if any(a.previous for a in core.addons):
+        if any(a.keeps_previous for a in core.addons):
             client.memory[core.last] = core.state_for(client, message)
         local = Local(core, client, message)
         for addon in core.addons:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Shared"]
 
 _WEIGHTS = (FedAvg.update, FedAvg.buffers, FedAvg.counters)
-_AVERAGES = ("normalise", "rescale", "server_step", "tested")
+_AVERAGES = ("normalise", "rescale", "server_step", "tested_model")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -104,7 +104,7 @@ class Shared(AddOn):
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """Predict on the images; the weights stay at home unless it is their round (lines 9 and 10)."""
-        net, width = local.at(local.trained()), local.method.output_count(local.task.num_classes)
+        net, width = local.at(local.state()), local.method.output_count(local.task.num_classes)
         message, view = local.message, View.of(local.client)
         reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
         for entry in () if self.warm(local.round) else _WEIGHTS:

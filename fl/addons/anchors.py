@@ -119,20 +119,20 @@ class Anchors(AddOn):
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape), torch.ones(shape))
 
-    def setup(self, local: Local, reply: Message) -> None:
+    def answer(self, local: Local, reply: Message) -> None:
         """Mean and standard deviation of each owned class and channel."""
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1).cpu()
         reply[self.owned] = (local.counts > 0).float().cpu()
 
-    def expect_setup(self, server: Server, client: int, schema: Schema) -> None:
+    def expect_answer(self, server: Server, client: int, schema: Schema) -> None:
         """A row for each class, and whether it is owned."""
         dtype = next(t.dtype for t in server.state[FedAvg.model].values() if t.is_floating_point())
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=dtype)
         schema[self.statistics.key] = Like(blank)
         schema[self.owned.key] = Like(torch.zeros(len(blank)), least=0.0, most=1.0)
 
-    def begun(self, server: Server, replies: Reduced) -> None:
+    def answered(self, server: Server, replies: Reduced) -> None:
         """G from the clients' mean statistics."""
         if self.asks:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
@@ -154,13 +154,13 @@ class Anchors(AddOn):
     def _joins(self, round_number: int) -> bool:
         return self.joined == "always" or round_number not in self.selected
 
-    def records(self, local: Local) -> LabeledImages | None:
+    def extra_records(self, local: Local) -> LabeledImages | None:
         """G joins the client's own data (Eq. 3)."""
         if not self._joins(local.round):
             return None
         return local.message[self.anchors].to(local.data.images.device)
 
-    def data(self, local: Local) -> Iterator[Batch] | None:
+    def own_batches(self, local: Local) -> Iterator[Batch] | None:
         """All of G at every step of an unselected round."""
         if local.round in self.selected or not self.weight:
             return None
@@ -172,9 +172,9 @@ class Anchors(AddOn):
         if self.name not in step.own:
             return None
         if self.regulariser == "mmd":
-            return self.weight * rbf_mmd(step.out().embedding, step.out(self).embedding)
+            return self.weight * rbf_mmd(step.output().embedding, step.output(self).embedding)
         return self.weight * supervised_contrastive(
-            step.out().embedding, step.batch.labels, step.out(self).embedding, step.of(self).labels,
+            step.output().embedding, step.batch.labels, step.output(self).embedding, step.batch_of(self).labels,
             temperature=self.temperature, detach_other=False, reduction=self.reduction,
         )  # fmt: skip
 

@@ -51,7 +51,7 @@ class FedDecorr(AddOn):
 
     def loss(self, step: Step) -> Tensor | None:
         """beta * L_FedDecorr."""
-        embedding = step.out().embedding
+        embedding = step.output().embedding
         if len(embedding) < 2:
             return None
         return self.beta * feature_decorrelation(embedding, variant=self.variant)

@@ -67,7 +67,7 @@ class Ditto(AddOn):
             lambda net: proximal(net.parameters(), local.start.values(), self.lam),
         )
 
-    def personal(self, local: Local) -> Tensors:
+    def personal_model(self, local: Local) -> Tensors:
         """v_k."""
         own = local.memory.get(self.own, local.received)
         return {n: t.to(local.client.device) for n, t in own.items()}

@@ -125,7 +125,7 @@ class DPSGD(AddOn):
 
     @contextmanager
     def _collecting(self, local: Local, phase: Phase) -> Iterator[ExampleGradients]:
-        data, method, moved = local.data, local.method, local.moved(phase)
+        data, method, moved = local.data, local.method, local.trained_parameters(phase)
         refuse_half_precision(data.images, "a client's set")
         like = data.images[:0].to(local.client.device)
         chunk, sizes = examples_at_once(like, self.rate * self.size, self.chunk)
@@ -145,14 +145,14 @@ class DPSGD(AddOn):
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
         """Poisson batches, after they are paid for."""
-        client, method, moved = local.client, local.method, local.moved(phase)
+        client, method, moved = local.client, local.method, local.trained_parameters(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
         private = PrivateGradient(
             list(moved.values()), sigma=self.sigma, clip=self.clip, denominator=self.rate * self.size,
             secret=client.secret,
         )  # fmt: skip
         with self._collecting(local, phase) as gradients:
-            local.of(self).update(gradients=gradients, private=private)
+            local.scratch(self).update(gradients=gradients, private=private)
             client.spend("dp_sgd", self.sigma, rate=self.rate, count=steps)
             local.dropout.set_state(client.secret.generator().get_state())
             draws = client.secret.generator()
@@ -164,12 +164,12 @@ class DPSGD(AddOn):
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """The noised gradient of the examples, plus that of what is public."""
-        scratch, batch = step.local.of(self), step.batch
+        scratch, batch = step.local.scratch(self), step.batch
         private: PrivateGradient = scratch["private"]
         gradients: ExampleGradients = scratch["gradients"]
         held = [batch.images, batch.labels, *(batch.columns[n] for n in sorted(batch.columns))]
         for parts in zip(*(tensor.split(gradients.chunk) for tensor in held)):
             private.add(gradients(*parts))
         public = step.public_gradient()
-        noised = dict(zip(step.moved, private.take(), strict=True))
+        noised = dict(zip(step.trained, private.take(), strict=True))
         return {n: g + public[n] if n in public else g for n, g in noised.items()}

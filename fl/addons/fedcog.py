@@ -85,7 +85,7 @@ class FedCOG(AddOn):
     decoder: Callable[[tuple[int, int, int], int], nn.Module] | None = None
     latent: int = 256
     regenerate: bool = False
-    previous = True
+    keeps_previous = True
 
     def __post_init__(self) -> None:
         for name in ("start_round", "images"):
@@ -128,7 +128,7 @@ class FedCOG(AddOn):
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 
-    def data(self, local: Local) -> Iterator[Batch] | None:
+    def own_batches(self, local: Local) -> Iterator[Batch] | None:
         """Generate what the set that is trained on lacks (section 4.1)."""
         if local.round < self.start_round:
             return None
@@ -141,7 +141,7 @@ class FedCOG(AddOn):
             return None
         if local.previous is None:
             local.client.notes["FedCOG.first"] = 1
-        local.of(self)["weight"] = 1 - share if self.weight is None else self.weight
+        local.scratch(self)["weight"] = 1 - share if self.weight is None else self.weight
         local.weight *= share if self.weight is None else 1.0
         student = None if local.previous is None else local.at(local.previous)
         return self._batches(local, targets, self._generated(local, targets, student, "generate"))
@@ -171,7 +171,7 @@ class FedCOG(AddOn):
         half = local.planned // 2 if self.regenerate else None
         while True:
             if local.steps == half:
-                again = self._generated(local, targets, local.at(local.trained()), "generate again")
+                again = self._generated(local, targets, local.at(local.state()), "generate again")
                 stream = local.stream(self, again, batch=self.batch)
             yield next(stream)
 
@@ -179,9 +179,9 @@ class FedCOG(AddOn):
         """Distillation from the stored logits (section 4.2), or what they say as labels."""
         if self.name not in step.own:
             return None
-        task, logits, said = step.local.task, step.of(self).columns["logits"], step.out(self).logits
+        task, logits, said = step.local.task, step.batch_of(self).columns["logits"], step.output(self).logits
         if self.labels == "soft":
             distance = task.distill(said, logits)
         else:
             distance = task.loss(said, logits.argmax(1) if task.single_label else (logits > 0)[:, : task.num_classes])
-        return step.local.of(self)["weight"] * distance
+        return step.local.scratch(self)["weight"] * distance

@@ -103,7 +103,7 @@ class FedDF(AddOn):
         """The server must be able to run every client's model."""
         method.require_replied(self)
         for addon in method.addons:
-            if self.rate < 1 and any(fills(addon, slot) for slot in ("rescale", "server_step", "tested")):
+            if self.rate < 1 and any(fills(addon, slot) for slot in ("rescale", "server_step", "tested_model")):
                 raise ValueError(f"{addon.name} follows the average in every round: FedDF(rate=1)")
 
     def start(self, server: Server) -> None:
@@ -118,7 +118,7 @@ class FedDF(AddOn):
                 f"got {proxy.shape}, {proxy.normalization}"
             )
 
-    def digest(self, server: Server, reply: Message, out: Message) -> None:
+    def read_reply(self, server: Server, reply: Message, out: Message) -> None:
         """f(x_k): one client's logits on the proxy images."""
         net = cast(FedAvg, server.method).replied(server, reply).network
         images = server.data["proxy"].images.to(server.device)

@@ -84,7 +84,7 @@ class FedExP(AddOn):
         if server.round > 1:
             server.state[self.before] = old
 
-    def tested(self, server: Server) -> Tensors:
+    def tested_model(self, server: Server) -> Tensors:
         """The mean of the last two iterates; integer buffers are the last one's."""
         last = server.state[FedAvg.model]
         before = server.state.get(self.before, last)

@@ -129,17 +129,17 @@ class FedGen(AddOn):
 
     def begin(self, local: Local) -> None:
         """Count anew, and set up the received generator."""
-        local.of(self)["counts"] = torch.ones(local.task.num_classes)
+        local.scratch(self)["counts"] = torch.ones(local.task.num_classes)
         if self.generator in local.message:
             weights = local.message[self.generator]
             net = self._generator(local.task.num_classes, len(weights["out.bias"]))
             net.load_state_dict(weights)
-            local.of(self).update(net=net.to(local.client.device).eval(), draws=local.generator(self))
+            local.scratch(self).update(net=net.to(local.client.device).eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
         """alpha_t CE on generated embeddings, beta_t KL towards what is said of the generated twin of each image."""
         local, labels = step.local, step.batch.labels
-        scratch, factor = local.of(self), self.decay ** (local.round - 1)
+        scratch, factor = local.scratch(self), self.decay ** (local.round - 1)
         if "net" not in scratch:
             return None
         if scratch.get("step") is not step:
@@ -152,18 +152,18 @@ class FedGen(AddOn):
         classifier = local.network.classifier
         agreed = F.cross_entropy(classifier(scratch["z"]), scratch["drawn"])
         known = local.message[self.seen].to(labels.device)[labels]
-        said = knowledge_distillation(step.out().logits, classifier(scratch["twin"]).detach(), reduction="none")
+        said = knowledge_distillation(step.output().logits, classifier(scratch["twin"]).detach(), reduction="none")
         return factor * (self.alpha * agreed + self.beta * (known * said).mean())
 
-    def after(self, step: Step) -> None:
+    def after_step(self, step: Step) -> None:
         """Count the labels that the step has read."""
-        step.local.of(self)["counts"] += step.local.task.counts(step.batch.labels).cpu()
+        step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels).cpu()
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """The counts of each class."""
-        reply[self.counts] = local.of(self)["counts"][None]
+        reply[self.counts] = local.scratch(self)["counts"][None]
 
-    def digest(self, server: Server, reply: Message, out: Message) -> None:
+    def read_reply(self, server: Server, reply: Message, out: Message) -> None:
         """h_k: the classifier's part of the client's model."""
         if FedAvg.update not in reply:
             return

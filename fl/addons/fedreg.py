@@ -75,26 +75,26 @@ class FedReg(AddOn):
                 "FedReg's projections are defined for plain SGD: a momentum would bring back what they remove"
             )
         for addon in method.addons:
-            if fills(addon, "correct") or fills(addon, "normalise"):
+            if fills(addon, "correct_gradient") or fills(addon, "normalise"):
                 raise ValueError(f"FedReg cannot be combined with {addon.name}: its update is not a sum of gradients")
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """The gradient between the local and the received weights."""
         local = step.local
-        kept = {n: p.detach().clone() for n, p in local.params().items()}
+        kept = {n: p.detach().clone() for n, p in local.shared_parameters().items()}
         with torch.no_grad():
-            for name, param in local.params().items():
+            for name, param in local.shared_parameters().items():
                 param.copy_(self.gamma * kept[name] + (1 - self.gamma) * local.start[name])
         grads = compute()
         with torch.no_grad():
-            for name, param in local.params().items():
+            for name, param in local.shared_parameters().items():
                 param.copy_(kept[name])
         return grads
 
-    def after(self, step: Step) -> None:
+    def after_step(self, step: Step) -> None:
         """Remove from the drift what raises the loss on pseudo, then on perturbed images."""
-        local, scratch = step.local, step.local.of(self)
-        names = [n for n in step.moved if n in local.start]
+        local, scratch = step.local, step.local.scratch(self)
+        names = [n for n in step.trained if n in local.start]
         if not names:
             return
         if not scratch:
@@ -105,8 +105,8 @@ class FedReg(AddOn):
         places = dict(copy.named_parameters())
         with torch.no_grad():
             for name in names:
-                places[name].copy_(0.5 * (step.moved[name] + local.start[name]))
-        rest = [step.moved[n].detach() - local.start[n] for n in names]
+                places[name].copy_(0.5 * (step.trained[name] + local.start[name]))
+        rest = [step.trained[n].detach() - local.start[n] for n in names]
         for images, targets in ((pseudo, known), (perturbed, labels)):
             loss = F.cross_entropy(copy(images), targets)
             found = torch.autograd.grad(loss, [places[n] for n in names], allow_unused=True, materialize_grads=True)
@@ -114,7 +114,7 @@ class FedReg(AddOn):
             rest = [r - torch.as_tensor(raises).clamp_min(0) * g for r, g in zip(rest, found)]
         with torch.no_grad():
             for name, r in zip(names, rest):
-                step.moved[name].copy_(local.start[name] + r)
+                step.trained[name].copy_(local.start[name] + r)
 
     def _copy(self, local: Local) -> nn.Module:
         copy = local.method.network_at(local.client, local.received).train()

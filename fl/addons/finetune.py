@@ -46,6 +46,6 @@ class FineTune(AddOn):
         """The pattern must match."""
         require_matches([self.train], names, "FineTune(train=...)")
 
-    def personal(self, local: Local) -> Tensors:
+    def personal_model(self, local: Local) -> Tensors:
         """The received model after some training."""
         return local.fit(local.received, self, Phase(self.epochs, self.steps, self.train))

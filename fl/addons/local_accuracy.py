@@ -67,7 +67,7 @@ class LocalAccuracy(AddOn):
                 f"{data.num_classes} classes, labels {list(data.labels.shape)}"
             )
 
-    def digest(self, server: Server, reply: Message, out: Message) -> None:
+    def read_reply(self, server: Server, reply: Message, out: Message) -> None:
         """Test one client's model."""
         if server.round % self.every or FedAvg.update not in reply:
             return

@@ -41,7 +41,7 @@ class MOON(AddOn):
     mu: float = 1.0
     temperature: float = 0.5
 
-    previous = True
+    keeps_previous = True
     first_round = 2
     reads = "example"
 
@@ -62,4 +62,4 @@ class MOON(AddOn):
         with torch.no_grad():
             z_glob = split(local.at(local.start)).features(step.batch.images)
             z_prev = split(local.at(local.previous)).features(step.batch.images)
-        return self.mu * model_contrastive(step.out().embedding, z_glob, z_prev, temperature=self.temperature)
+        return self.mu * model_contrastive(step.output().embedding, z_glob, z_prev, temperature=self.temperature)

@@ -47,4 +47,4 @@ class Proximal(AddOn):
     def loss(self, step: Step) -> Tensor:
         """(mu / 2) ||w - w_t||^2."""
         local = step.local
-        return proximal(local.params().values(), local.start.values(), self.mu)
+        return proximal(local.shared_parameters().values(), local.start.values(), self.mu)

@@ -52,9 +52,9 @@ class SAM(AddOn):
         grads = compute()
         norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
         reach = torch.where(norm > 0, self.rho / norm, 0.0)
-        kept = [(t, t.detach().clone()) for t in (*step.moved.values(), *local.net.buffers())]
+        kept = [(t, t.detach().clone()) for t in (*step.trained.values(), *local.net.buffers())]
         with torch.no_grad():
-            for name, param in step.moved.items():
+            for name, param in step.trained.items():
                 param.add_(grads[name] * reach)
         local.dropout.set_state(masks)
         grads = compute()

@@ -73,20 +73,20 @@ class Scaffold(AddOn):
         c = local.method.part(local.message[self.control], local.method.architecture(local.client.id))
         own: Tensors = local.memory.get(self.own, {})
         zeros = {n: torch.zeros_like(p) for n, p in local.start.items()}
-        scratch = local.of(self)
+        scratch = local.scratch(self)
         scratch["c"] = {n: c[n].to(z.device) if n in c else z for n, z in zeros.items()}
         scratch["own"] = {n: own[n].to(z.device) if n in own else z for n, z in zeros.items()}
         scratch["shift"] = {n: scratch["c"][n] - scratch["own"][n] for n in zeros}
 
-    def correct(self, step: Step, grads: Tensors) -> None:
+    def correct_gradient(self, step: Step, grads: Tensors) -> None:
         """The corrected gradient, g - c_i + c."""
-        for name, shift in step.local.of(self)["shift"].items():
+        for name, shift in step.local.scratch(self)["shift"].items():
             if name in grads:
                 grads[name] = grads[name] + shift
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """Line 12, option II; the change of c_i goes out."""
-        c, own = local.of(self)["c"], local.of(self)["own"]
+        c, own = local.scratch(self)["c"], local.scratch(self)["own"]
         drift = {
             n: -c[n] - delta / local.paths[n] if local.paths[n] > 0 else torch.zeros_like(delta)
             for n, delta in local.delta.items()

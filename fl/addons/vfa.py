@@ -85,12 +85,12 @@ class VFA(AddOn):
         """This training's own stream of features."""
         method = local.method
         means = method.part(local.message[self.means], method.architecture(local.client.id))["mean"]
-        local.of(self).update(means=means.cpu(), generator=local.generator(self))
+        local.scratch(self).update(means=means.cpu(), generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:
         """SupCon over real and drawn features."""
-        real, labels = step.out().embedding, step.batch.labels
-        means, generator = (step.local.of(self)[key] for key in ("means", "generator"))
+        real, labels = step.output().embedding, step.batch.labels
+        means, generator = (step.local.scratch(self)[key] for key in ("means", "generator"))
         each = self.per_class or len(labels) // len(means) + 1
         noise = torch.randn(each * len(means), means.shape[1], generator=generator)
         drawn = means.repeat(each, 1) + self.std * noise

@@ -103,7 +103,7 @@ class VHL(AddOn):
         check.one_of(self.empty, "empty", ("drop", "zero"))
 
     @property
-    def outputs(self) -> int:  # type: ignore[override]
+    def extra_outputs(self) -> int:  # type: ignore[override]
         """The virtual classes."""
         return self.classes
 
@@ -141,7 +141,7 @@ class VHL(AddOn):
         """The virtual set; its body travels once to each client."""
         message[self.noise] = server.state[self.noise]
 
-    def data(self, local: Local) -> Iterator[Batch]:
+    def own_batches(self, local: Local) -> Iterator[Batch]:
         """Virtual batches, augmented in their own space."""
         noise = local.message[self.noise]
         change = local.method.augment if isinstance(self.augment, str) else self.augment
@@ -150,10 +150,10 @@ class VHL(AddOn):
 
     def loss(self, step: Step) -> Tensor:
         """The three terms."""
-        real, virtual, labels = step.out(), step.out(self), step.of(self).labels
+        real, virtual, labels = step.output(), step.output(self), step.batch_of(self).labels
         x, v = (o.embedding if self.layer is None else o.inner[self.layer] for o in (real, virtual))
         contrast = partial(supervised_contrastive, temperature=self.temperature, empty=self.empty)
-        total = self.cross_entropy * F.cross_entropy(virtual.logits, labels + step.local.offset(self))
+        total = self.cross_entropy * F.cross_entropy(virtual.logits, labels + step.local.first_output(self))
         if self.calibration:
             near = contrast(x, step.batch.labels, v, labels, detach_other=True)
             total = total + self.calibration * near

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["SLOTS", "AddOn", "fills", "installed"]
 
-SLOTS = ("dataset", "batches", "gradient", "normalise", "rescale", "server_step", "refine", "tested", "personal")
+SLOTS = (
+    "dataset",
+    "batches",
+    "gradient",
+    "normalise",
+    "rescale",
+    "server_step",
+    "refine",
+    "tested_model",
+    "personal_model",
+)
 """What does not commute: one add-on may fill each, a second is refused when the method is built."""
 
 
@@ -28,12 +38,12 @@ class AddOn(Part):
     """One idea on top of `FedAvg`: it overrides only what it needs. Add-ons are frozen and hold no run's state.
 
     Hooks run in the order of the add-ons' names, so the order of arguments changes nothing. Scratch values that
-    live for one local training go to `local.of(self)`, a dict.
+    live for one local training go to `local.scratch(self)`, a dict.
 
     Attributes:
-        outputs: extra rows of the classifier; `local.offset(self)` is the first one's index.
-        previous: wants this client's last trained weights, `local.previous`.
-        layers: names of modules of the network whose outputs it reads, `step.out(...).inner[name]` [B, m].
+        extra_outputs: extra rows of the classifier; `local.first_output(self)` is the first one's index.
+        keeps_previous: wants this client's last trained weights, `local.previous`.
+        layers: names of modules of the network whose outputs it reads, `step.output(...).inner[name]` [B, m].
         damping: strength of a pull to the start of the round, which enters `local.path`.
         reads: what it reads of private data besides trained weights, in its loss terms and for what it sends:
             "nothing"; in its terms alone, one "example" at a time; or anything, the "batch" together.
@@ -41,8 +51,8 @@ class AddOn(Part):
         first_round: the first round that it can change anything in; a run with fewer rounds says so.
     """
 
-    outputs: int = 0
-    previous: bool = False
+    extra_outputs: int = 0
+    keeps_previous: bool = False
     layers: tuple[str, ...] = ()
     damping: float = 0.0
     reads: Literal["nothing", "example", "batch"] = "batch"
@@ -60,8 +70,8 @@ class AddOn(Part):
 
     @property
     def asks(self) -> bool:
-        """Whether it has a question for the clients before round 1 (`setup`)."""
-        return fills(self, "setup")
+        """Whether it has a question for the clients before round 1 (`answer`)."""
+        return fills(self, "answer")
 
     @property
     def off(self) -> bool:
@@ -91,23 +101,23 @@ class AddOn(Part):
     def expect(self, server: Server, client: int, schema: Schema) -> None:
         """Say what the add-on's part of the reply must look like; an entry without a line is refused."""
 
-    def setup(self, local: Local, reply: Message) -> None:
+    def answer(self, local: Local, reply: Message) -> None:
         """Answer the one question before round 1 (class statistics, say)."""
 
-    def expect_setup(self, server: Server, client: int, schema: Schema) -> None:
+    def expect_answer(self, server: Server, client: int, schema: Schema) -> None:
         """Say what the add-on's part of the answer must look like."""
 
-    def begun(self, server: Server, replies: Reduced) -> None:
-        """Take the replies to `setup`."""
+    def answered(self, server: Server, replies: Reduced) -> None:
+        """Take the clients' answers, reduced."""
 
     def begin(self, local: Local) -> None:
         """Prepare a local training."""
 
-    def records(self, local: Local) -> LabeledImages | None:
+    def extra_records(self, local: Local) -> LabeledImages | None:
         """Images that join the loader's set for this training."""
         return None
 
-    def data(self, local: Local) -> Iterator[Batch] | None:
+    def own_batches(self, local: Local) -> Iterator[Batch] | None:
         """An endless stream of this add-on's own batches, one a step."""
         return None
 
@@ -115,16 +125,16 @@ class AddOn(Part):
         """A term to add to the loss of this step."""
         return None
 
-    def correct(self, step: Step, grads: Tensors) -> None:
+    def correct_gradient(self, step: Step, grads: Tensors) -> None:
         """Change the gradient in place, after everything that computes it and before the optimiser."""
 
-    def after(self, step: Step) -> None:
+    def after_step(self, step: Step) -> None:
         """Change the parameters after the optimiser's step."""
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """Add to the reply; `update` is what goes out, `local.delta` the raw change."""
 
-    def digest(self, server: Server, reply: Message, out: Message) -> None:
+    def read_reply(self, server: Server, reply: Message, out: Message) -> None:
         """Derive further entries from one reply on the server, before it is forgotten. Pure: it may raise."""
 
     def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
@@ -160,16 +170,16 @@ class AddOn(Part):
         """The averaged model, which `server.state` holds, improved on the server (distillation); `old` as above."""
         raise LookupError(f"{self.name} does not fill the slot 'refine'")
 
-    def tested(self, server: Server) -> Tensors:
+    def tested_model(self, server: Server) -> Tensors:
         """The weights to test instead of the current ones."""
-        raise LookupError(f"{self.name} does not fill the slot 'tested'")
+        raise LookupError(f"{self.name} does not fill the slot 'tested_model'")
 
-    def personal(self, local: Local) -> Tensors:
+    def personal_model(self, local: Local) -> Tensors:
         """The personal model of a client (parameters and buffers) to test beside the global one; memory is read-only.
 
         `local` is a training that is not begun: what was received, the client's memory, and `local.fit`.
         """
-        raise LookupError(f"{self.name} does not fill the slot 'personal'")
+        raise LookupError(f"{self.name} does not fill the slot 'personal_model'")
 
 
 def fills(addon: AddOn, hook: str) -> bool:

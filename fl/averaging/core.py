@@ -129,10 +129,10 @@ class Core(Method):
                 raise ValueError(f"{' and '.join(filling)} cannot be combined: both fill the slot {slot!r}")
         for addon in self.addons:
             addon.check(self)
-        silent = [a.name for a in self.addons if fills(a, "setup") and not fills(a, "expect_setup")]
+        silent = [a.name for a in self.addons if fills(a, "answer") and not fills(a, "expect_answer")]
         if silent:
             raise ValueError(
-                f"{silent[0]}.setup answers, but nothing says what the answer looks like: write expect_setup"
+                f"{silent[0]}.answer answers, but nothing says what the answer looks like: write expect_answer"
             )
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
@@ -161,7 +161,7 @@ class Core(Method):
                     f"personal={self.personal} keeps every parameter{where} with its client: none is averaged"
                 )
             for phase in self.phases:
-                if not any(phase.moves(n) for n in names):
+                if not any(phase.trains(n) for n in names):
                     raise ValueError(f"{phase} trains no parameter{where}: its pattern takes all of them out")
         self._require_initial(
             {n: t for a, net in templates.items() for n, t in self.named(dict(net.state_dict()), a).items()}
@@ -226,13 +226,13 @@ class Core(Method):
         """The add-on that fills a slot, if one does."""
         return next((a for a in self.addons if fills(a, name)), None)
 
-    def offset(self, addon: AddOn, num_classes: int) -> int:
+    def first_output(self, addon: AddOn, num_classes: int) -> int:
         """The index of an add-on's first extra output."""
-        return num_classes + sum(a.outputs for a in self.addons[: self.addons.index(addon)])
+        return num_classes + sum(a.extra_outputs for a in self.addons[: self.addons.index(addon)])
 
     def output_count(self, num_classes: int) -> int:
         """How many outputs the network has: the classes, and the add-ons' extra rows."""
-        return num_classes + sum(a.outputs for a in self.addons)
+        return num_classes + sum(a.extra_outputs for a in self.addons)
 
     def objective_of(self, task: Task) -> Objective:
         """The base objective."""

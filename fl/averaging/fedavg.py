@@ -109,26 +109,26 @@ class FedAvg(Core):
         """Whether an add-on has a question before round 1."""
         return any(a.asks for a in self.addons)
 
-    def setup(self, client: Client, message: Message) -> Message:
+    def answer(self, client: Client, message: Message) -> Message:
         """Answer the add-ons' questions."""
         local, reply = Local(self, client, message), Message()
         for addon in self.addons:
             if addon.asks:
-                addon.setup(local, reply)
+                addon.answer(local, reply)
         return reply
 
-    def expect_setup(self, server: Server, client: int) -> Schema:
+    def expect_answer(self, server: Server, client: int) -> Schema:
         """The add-ons' parts of the answer."""
         schema: Schema = {}
         for addon in self.addons:
             if addon.asks:
-                addon.expect_setup(server, client, schema)
+                addon.expect_answer(server, client, schema)
         return schema
 
-    def begin(self, server: Server, replies: Reduced) -> None:
+    def answered(self, server: Server, replies: Reduced) -> None:
         """Give the answers to the add-ons."""
         for addon in self.addons:
-            addon.begun(server, replies)
+            addon.answered(server, replies)
 
     def local(self, client: Client, message: Message) -> Message:
         """Train from the received weights on the client's data; reply with the change."""
@@ -138,14 +138,14 @@ class FedAvg(Core):
         slot = self.slot("dataset")
         local.data = slot.dataset(local) if slot else client.data
         samples = float(len(local.data)) if self.weights == "samples" else 1.0
-        joined = [r for r in (a.records(local) for a in self.addons) if r is not None]
+        joined = [r for r in (a.extra_records(local) for a in self.addons) if r is not None]
         if joined:
             local.data = type(local.data).concatenate([local.data, *joined])
         local.train()
 
         slot = self.slot("normalise")
         update = slot.normalise(local, local.delta) if slot else local.delta
-        architecture, state = self.architecture(client.id), local.trained()
+        architecture, state = self.architecture(client.id), local.state()
         reply = Message({self.samples: samples, self.update: self.named(update, architecture)})
         for entry, names in self._sent_buffers(local.net):
             reply[entry] = self.named({n: state[n] for n in names}, architecture)
@@ -154,19 +154,19 @@ class FedAvg(Core):
         kept = self.kept_by_client(local.net)
         if kept:
             client.memory[self.own] = {n: state[n] for n in kept}
-        if any(a.previous for a in self.addons):
+        if any(a.keeps_previous for a in self.addons):
             client.memory[self.last] = state
         return reply
 
-    def digest(self, server: Server, reply: Message) -> Message:
+    def read_reply(self, server: Server, reply: Message) -> Message:
         """What the add-ons derive from one reply."""
         out = Message()
         for addon in self.addons:
-            addon.digest(server, reply, out)
+            addon.read_reply(server, reply, out)
         return out
 
     def replied(self, server: Server, reply: Message) -> Predictor:
-        """The model that one client trained, from its reply, in eval mode; for an add-on's `digest`.
+        """The model that one client trained, from its reply, in eval mode; for an add-on's `read_reply`.
 
         An add-on that asks for it calls `require_replied` in its `check`.
         """
@@ -203,8 +203,8 @@ class FedAvg(Core):
     # Testing.
 
     def _tested(self, server: Server) -> Tensors:
-        slot = self.slot("tested")
-        return slot.tested(server) if slot else server.state[self.model]
+        slot = self.slot("tested_model")
+        return slot.tested_model(server) if slot else server.state[self.model]
 
     def _outputs(self, num_classes: int) -> int | None:
         return num_classes if self.predict == "real" else None
@@ -229,9 +229,9 @@ class FedAvg(Core):
         if client.test is None or not len(client.test):
             return Message()
         states = {"global": self.state_for(client, message)}
-        slot = self.slot("personal")
+        slot = self.slot("personal_model")
         if slot:
-            states["personal"] = {**states["global"], **slot.personal(Local(self, client, message))}
+            states["personal"] = {**states["global"], **slot.personal_model(Local(self, client, message))}
         elif self.personal or self.buffer_rule == "local":
             states = {"personal": states["global"]}
         noised = self.private and slot is None
@@ -247,7 +247,7 @@ class FedAvg(Core):
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
         """Sums of the models that `evaluate` tests."""
-        personal = self.slot("personal") is not None
+        personal = self.slot("personal_model") is not None
         alone = not personal and (bool(self.personal) or self.buffer_rule == "local")
         names = ["personal"] if alone else ["global", "personal"] if personal else ["global"]
         return {self.tested.key: sums_like(server.task, *names)}

@@ -38,7 +38,7 @@ class Local:
         start: the received parameters, by name.
         previous: this client's last trained state (parameters and buffers), if an add-on asked for it and there is one.
         net: the network in training (`network` is its features/classifier view, `layers` the inner ones that add-ons
-            read); `params()` are the parameters that are shared with the server.
+            read); `shared_parameters()` are the parameters that are shared with the server.
         data: the set that is trained on.
         counts: images of each class in the client's own data, int64 [K].
         weight: factor of the base objective; an add-on may change it in `begin`.
@@ -67,21 +67,21 @@ class Local:
         self._twins: dict[int, tuple[Mapping[str, Tensor], nn.Module]] = {}
         self._phases: list[tuple[frozenset[str], int]] = []
 
-    def params(self) -> dict[str, nn.Parameter]:
+    def shared_parameters(self) -> dict[str, nn.Parameter]:
         """The shared parameters in training, by name."""
         return self._shared
 
-    def moved(self, phase: Phase) -> dict[str, nn.Parameter]:
+    def trained_parameters(self, phase: Phase) -> dict[str, nn.Parameter]:
         """The parameters that a phase trains, by name."""
-        return {n: p for n, p in self._named.items() if p.requires_grad and phase.moves(n)}
+        return {n: p for n, p in self._named.items() if p.requires_grad and phase.trains(n)}
 
-    def of(self, addon: AddOn) -> dict[str, Any]:
+    def scratch(self, addon: AddOn) -> dict[str, Any]:
         """An add-on's scratch values for this training."""
         return self._scratch.setdefault(addon.name, {})
 
-    def offset(self, addon: AddOn) -> int:
+    def first_output(self, addon: AddOn) -> int:
         """The index of the add-on's first extra output."""
-        return self.method.offset(addon, self.task.num_classes)
+        return self.method.first_output(addon, self.task.num_classes)
 
     def generator(self, addon: AddOn, purpose: str = "") -> torch.Generator:
         """An add-on's own generator for this round and client."""
@@ -140,11 +140,11 @@ class Local:
 
     def train(self) -> None:
         """Run every phase; `net` then holds the trained weights."""
-        streams = {a.name: a.data(self) for a in self.method.addons if fills(a, "data")}
+        streams = {a.name: a.own_batches(self) for a in self.method.addons if fills(a, "own_batches")}
         streams = {name: stream for name, stream in streams.items() if stream is not None}
         slot, kept = self.method.slot("batches"), cast("Tensors", {})
         for number, phase in enumerate(self.method.phases):
-            moved = self.moved(phase)
+            moved = self.trained_parameters(phase)
             optimizer = self.optimizer(list(moved.values()))
             if self.method.optimizer_state == "client":
                 resume(optimizer, [f"{number}/{n}" for n in moved], self.memory.get(self.method.moments) or {})
@@ -174,7 +174,7 @@ class Local:
             return state
         net = self.method.network_at(self.client, state)
         seed_dropout(net, self.generator(owner, "dropout"))
-        moved = [p for n, p in net.named_parameters() if p.requires_grad and phase.moves(n)]
+        moved = [p for n, p in net.named_parameters() if p.requires_grad and phase.trains(n)]
         optimizer, objective = self.optimizer(moved), self.method.objective_of(self.task)
         net.train()
         for batch in self.batches(self.data, phase, owner.name):
@@ -221,6 +221,6 @@ class Local:
         """Trained minus received, for every shared parameter; read it after `train`."""
         return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
 
-    def trained(self) -> Tensors:
+    def state(self) -> Tensors:
         """A copy of the trained state: parameters and buffers."""
         return {n: t.detach().clone() for n, t in self.net.state_dict().items()}

@@ -63,14 +63,14 @@ class Step:
     """One optimiser step: forward, loss, gradient, correction, optimiser, after."""
 
     def __init__(self, local: Local, batch: Batch, own: Mapping[str, Batch], moved: Mapping[str, nn.Parameter]) -> None:
-        self.local, self.batch, self.own, self.moved = local, batch, own, moved
+        self.local, self.batch, self.own, self.trained = local, batch, own, moved
         self._outputs: dict[str, Output] = {}
 
-    def out(self, addon: AddOn | None = None) -> Output:
+    def output(self, addon: AddOn | None = None) -> Output:
         """What the network says of the real batch, or of an add-on's own batch."""
         return self._outputs["" if addon is None else addon.name]
 
-    def of(self, addon: AddOn) -> Batch:
+    def batch_of(self, addon: AddOn) -> Batch:
         """The add-on's own batch of this step."""
         return self.own[addon.name]
 
@@ -107,12 +107,12 @@ class Step:
         total = self._sum(torch.zeros(()), [a for a in self.local.method.addons if a.reads == "nothing"])
         if not total.requires_grad:
             return {}
-        names, params = list(self.moved), list(self.moved.values())
+        names, params = list(self.trained), list(self.trained.values())
         grads = torch.autograd.grad(total, params, allow_unused=True)
         return {n: g for n, g in zip(names, grads) if g is not None}
 
     def _objective(self) -> Tensor:
-        total = self.local.method.objective_of(self.local.task)(self.out().logits, self.batch.labels)
+        total = self.local.method.objective_of(self.local.task)(self.output().logits, self.batch.labels)
         return total if self.local.weight == 1.0 else self.local.weight * total
 
     def _sum(self, total: Tensor, addons: Iterable[AddOn]) -> Tensor:
@@ -124,7 +124,7 @@ class Step:
 
     def compute(self) -> Tensors:
         """The gradient of `loss` at the network's current weights; a parameter that it does not reach gets zeros."""
-        names, params = list(self.moved), list(self.moved.values())
+        names, params = list(self.trained), list(self.trained.values())
         grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
         return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}
 
@@ -135,9 +135,9 @@ class Step:
         compute: Callable[[], Tensors] = self.compute
         grads = slot.gradient(self, compute) if slot else compute()
         for addon in method.addons:
-            addon.correct(self, grads)
-        for name, param in self.moved.items():
+            addon.correct_gradient(self, grads)
+        for name, param in self.trained.items():
             param.grad = grads[name]
         optimizer.step()
         for addon in method.addons:
-            addon.after(self)
+            addon.after_step(self)

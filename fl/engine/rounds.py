@@ -48,7 +48,7 @@ class Engine:
         transcript: bool = False,
         secret: int | None = None,
     ) -> None:
-        for verb, schema in (("setup", "expect_setup"), ("evaluate", "expect_evaluation")):
+        for verb, schema in (("answer", "expect_answer"), ("evaluate", "expect_evaluation")):
             kind = type(method.inner)
             if getattr(kind, verb) is not getattr(Method, verb) and getattr(kind, schema) is getattr(Method, schema):
                 raise ValueError(
@@ -73,7 +73,7 @@ class Engine:
             client = self.post.client(number)
             if self.post.absent(client):
                 return client, None
-            return client, self.method.setup(client, self.post.message(number))
+            return client, self.method.answer(client, self.post.message(number))
 
         reducer = Reducer(self.entries)
         bytes_up: dict[str, int] = {}
@@ -87,7 +87,7 @@ class Engine:
             elif outcome.reply is not None:
                 bytes_up.update({key: bytes_up.get(key, 0) + n for key, n in sizes(outcome.reply).items()})
         self._enough(reducer, failed, min_replies)
-        self.pool.on_server(lambda: self.method.begin(self.server, reducer.result()))
+        self.pool.on_server(lambda: self.method.answered(self.server, reducer.result()))
         self.server.notes["setup"] = {"bytes_up": sum(bytes_up.values()), "up": bytes_up, "failed": failed}
 
     def _fold(self, reducer: Reducer, number: int, outcome: Outcome, setup: bool = False) -> str | None:
@@ -95,7 +95,7 @@ class Engine:
 
         def work() -> str | None:
             method, server = self.method, self.server
-            schema = method.expect_setup(server, number) if setup else method.expect(server, number)
+            schema = method.expect_answer(server, number) if setup else method.expect(server, number)
             try:
                 reply = self._usable(outcome, schema, setup)
                 reducer.require(reply)
@@ -116,7 +116,7 @@ class Engine:
         if wrong:
             raise BadReply(f"its note {wrong[0]!r} is no finite number")
         reply = check_reply(outcome.reply, self.entries, schema)
-        further = Message() if setup else self.method.digest(self.server, reply)
+        further = Message() if setup else self.method.read_reply(self.server, reply)
         if not len(further):
             return reply
         derived = {key: Like(value) for key, value in further.items()}

@@ -41,15 +41,15 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
         raise PrivacyError("clients with several architectures have a public denominator each: take one network")
     if isinstance(method, FedAvg) and method.weights == "samples":
         raise PrivacyError("how many images a client has is private: give weights='uniform'")
-    reads = [a.name for a in addons if fills(a, "digest")]
-    if not reads and type(method).digest not in (Method.digest, FedAvg.digest):
+    reads = [a.name for a in addons if fills(a, "read_reply")]
+    if not reads and type(method).read_reply not in (Method.read_reply, FedAvg.read_reply):
         reads = [name]
     if reads:
-        raise PrivacyError(f"{reads[0]} reads single replies on the server (digest), where they have no noise")
+        raise PrivacyError(f"{reads[0]} reads single replies on the server (read_reply), where they have no noise")
     for key, entry in held.items():
         if entry.reduce == "union":
             raise PrivacyError(f"{key} holds each client's rows apart, without a sum to noise: leave its owner out")
-    for addon in (a for a in addons if not fills(a, "setup")):
+    for addon in (a for a in addons if not fills(a, "answer")):
         for entry in declared(addon):
             if entry.reduce != "first" and entry not in clips and entry.key not in weights:
                 raise PrivacyError(_unclipped(entry))

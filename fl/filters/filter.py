@@ -168,24 +168,24 @@ class Filtered(Method):
 
     @property
     def asks(self) -> bool:
-        """Whether the method asks; answers to `setup` pass no filter, so a filter may refuse such a method."""
+        """Whether the method asks; answers pass no filter, so a filter may refuse such a method."""
         return self.method.asks
 
-    def setup(self, client: Client, message: Message) -> Message:
+    def answer(self, client: Client, message: Message) -> Message:
         """The method's answer."""
-        return self.method.setup(client, message)
+        return self.method.answer(client, message)
 
-    def expect_setup(self, server: Server, client: int) -> Schema:
+    def expect_answer(self, server: Server, client: int) -> Schema:
         """As the method says."""
-        return self.method.expect_setup(server, client)
+        return self.method.expect_answer(server, client)
 
-    def begin(self, server: Server, replies: Reduced) -> None:
+    def answered(self, server: Server, replies: Reduced) -> None:
         """Give the answers to the method."""
-        self.method.begin(server, replies)
+        self.method.answered(server, replies)
 
-    def digest(self, server: Server, reply: Message) -> Message:
+    def read_reply(self, server: Server, reply: Message) -> Message:
         """What the method derives from one reply as it arrived."""
-        return self.method.digest(server, reply)
+        return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:
         """The method's test."""

@@ -174,7 +174,7 @@ def test_averaged_running_statistics_are_the_weighted_mean() -> None:
 
     class Peek(AddOn):
         def end(self, local: Any, update: Any, reply: Any) -> None:
-            nets[local.client.id] = local.trained()["body.1.running_var"]
+            nets[local.client.id] = local.state()["body.1.running_var"]
 
     run = simulate(FedAvg(Peek(), network=lambda k: Tiny(k, norm=True)), clients, rounds=1, progress=False)
     n = [len(c) for c in clients]

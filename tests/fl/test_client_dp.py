@@ -498,7 +498,7 @@ def test_more_methods_that_are_refused_when_built() -> None:
         rows = Entry[Tensor]("union")
 
     class Digests(Sums):
-        def digest(self, server: Server, reply: Message) -> Message:
+        def read_reply(self, server: Server, reply: Message) -> Message:
             return Message()
 
     refused: list[tuple[Method, Any, str]] = [

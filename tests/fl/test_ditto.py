@@ -122,7 +122,7 @@ def test_refusals() -> None:
         Ditto(steps=0)
     with pytest.raises(ValueError, match="Ditto needs a whole global model"):
         FedAvg(Ditto(), network=Tiny, personal="classifier.*")
-    with pytest.raises(ValueError, match="both fill the slot 'personal'"):
+    with pytest.raises(ValueError, match="both fill the slot 'personal_model'"):
         FedAvg(Ditto(), FineTune(), network=Tiny)
 
 

@@ -116,8 +116,11 @@ def test_private_methods_without_noise_say_so(make: Any) -> None:
     ("method", "error"),
     [
         (FedAvg, r"got the class FedAvg: FedAvg\(\.\.\.\)"),
-        (Proximal(0.1), r"the add-on Proximal: wrap it, FedAvg\(Proximal\(\.\.\.\), network=\.\.\.\)"),
-        (ClientDP(1.0, 1.0, 1.0), r"the filter ClientDP: put it around a method, Filtered\(FedAvg"),
+        (
+            Proximal(0.1),
+            r"Proximal is part of a method and none by itself: give FedAvg\(Proximal\(\.\.\.\), network=\.\.\.\)",
+        ),
+        (ClientDP(1.0, 1.0, 1.0), r"ClientDP is part of a method and none by itself: give Filtered\(FedAvg"),
         (Tiny, r"got the class Tiny"),
         (Tiny(3), "method must be a federated method.*got Tiny"),
     ],

@@ -280,7 +280,7 @@ class Broken(AddOn):
     def __repr__(self) -> str:
         return "Broken()"
 
-    def after(self, step: Any) -> None:
+    def after_step(self, step: Any) -> None:
         local = step.local
         if self.how and (local.round, local.client.id, local.steps) == (2, 1, 2):
             if self.how == "kill":
@@ -414,7 +414,7 @@ class Terms(AddOn):
         self.reads = reads
 
     def loss(self, step: Any) -> torch.Tensor:
-        return step.out().logits.square().mean()
+        return step.output().logits.square().mean()
 
 
 class Sends(Terms):
@@ -425,12 +425,12 @@ class Sends(Terms):
 
 
 class Records(Terms):
-    def records(self, local: Any) -> LabeledImages:
+    def extra_records(self, local: Any) -> LabeledImages:
         return CLIENTS[0]
 
 
 class Asks(Terms):
-    def setup(self, local: Any, reply: Any) -> None:
+    def answer(self, local: Any, reply: Any) -> None:
         """Asks."""
 
 

@@ -65,7 +65,7 @@ class Mixes(AddOn):
         return "Mixes()"
 
     def loss(self, step: Any) -> torch.Tensor:
-        z = step.out().embedding
+        z = step.output().embedding
         return (z - z.mean(0)).square().mean()
 
 

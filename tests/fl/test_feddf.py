@@ -189,7 +189,7 @@ def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPa
 
     class Peek(AddOn):
         def end(self, local: Any, update: Any, reply: Any) -> None:
-            trained[local.client.id] = local.at(local.trained())
+            trained[local.client.id] = local.at(local.state())
 
     monkeypatch.setattr("fl.addons.feddf.distill_models", record)
     networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}

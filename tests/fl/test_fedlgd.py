@@ -166,18 +166,18 @@ def test_statistics_are_asked_once_and_averaged_over_owners(whole: bool) -> None
 
 def test_noise_is_left_alone_when_somebody_else_asks() -> None:
     class Asking(AddOn):
-        answer = Entry[float]("sum")
+        said = Entry[float]("sum")
 
-        def setup(self, local: Any, reply: Any) -> None:
-            reply[self.answer] = 1.0
+        def answer(self, local: Any, reply: Any) -> None:
+            reply[self.said] = 1.0
 
-        def expect_setup(self, server: Any, client: int, schema: Any) -> None:
-            schema[self.answer.key] = Like(1.0)
+        def expect_answer(self, server: Any, client: int, schema: Any) -> None:
+            schema[self.said.key] = Like(1.0)
 
     anchors = Anchors(ipc=2, selected=())
     runs = [played(anchors, *others, rounds=1) for others in ((), (Asking(),))]
     assert_same(*runs)
-    assert runs[1].rows[0]["setup"]["up"] == {"Asking.answer": 5 * 8}
+    assert runs[1].rows[0]["setup"]["up"] == {"Asking.said": 5 * 8}
 
 
 # Condensed.

@@ -129,13 +129,15 @@ def test_the_drift_does_not_raise_the_loss_on_pseudo_images() -> None:
     angles = []
 
     class Peek(FedReg):
-        def after(self, step: Any) -> None:
-            super().after(step)
-            local, net = step.local, step.local.of(self)["copy"]
-            images, targets = step.local.of(self)["batches"][local.steps % len(step.local.of(self)["batches"])][2:]
+        def after_step(self, step: Any) -> None:
+            super().after_step(step)
+            local, net = step.local, step.local.scratch(self)["copy"]
+            images, targets = step.local.scratch(self)["batches"][
+                local.steps % len(step.local.scratch(self)["batches"])
+            ][2:]
             loss = torch.nn.functional.cross_entropy(net(images), targets)
             grads = torch.autograd.grad(loss, list(net.parameters()))
-            drift = [p.detach() - local.start[n] for n, p in local.params().items()]
+            drift = [p.detach() - local.start[n] for n, p in local.shared_parameters().items()]
             angles.append(float(sum((d * g).sum() for d, g in zip(drift, grads))))
 
     simulate(FedAvg(Peek(), network=Tiny, lr=0.1, epochs=2), federation(), rounds=2, progress=False)

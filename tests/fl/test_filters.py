@@ -112,16 +112,16 @@ class Everything(AddOn):
     length = Entry[float]("sum")
     seen = Entry[float]("first")
 
-    def setup(self, local: Any, reply: Message) -> None:
+    def answer(self, local: Any, reply: Message) -> None:
         reply[self.total] = float(len(local.client.data))
 
-    def expect_setup(self, server: Server, client: int, schema: Schema) -> None:
+    def expect_answer(self, server: Server, client: int, schema: Schema) -> None:
         schema[self.total.key] = Like(1.0)
 
-    def begun(self, server: Server, replies: Reduced) -> None:
+    def answered(self, server: Server, replies: Reduced) -> None:
         server.state[self.seen] = replies[self.total]
 
-    def digest(self, server: Server, reply: Message, out: Message) -> None:
+    def read_reply(self, server: Server, reply: Message, out: Message) -> None:
         out[self.length] = float(sum(t.square().sum() for t in reply[FedAvg.update].values()))
 
     def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:

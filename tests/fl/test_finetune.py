@@ -21,8 +21,8 @@ class Seen(FineTune):
 
     found: dict[tuple[int, int], Any] = {}  # noqa: RUF012
 
-    def personal(self, local: Any) -> Any:
-        tuned = super().personal(local)
+    def personal_model(self, local: Any) -> Any:
+        tuned = super().personal_model(local)
         self.found[local.round, local.client.id] = tuned
         return tuned
 

@@ -53,7 +53,7 @@ REFUSED: dict[tuple[str, str], str] = {
     **{("DPSGD", name): TOGETHER for name in ("FedDecorr", "FedGen", "VFA")},
     ("DPSGD", "FedReg"): SLOT.format("gradient"),
     ("DPSGD", "SAM"): SLOT.format("gradient"),
-    ("Ditto", "FineTune"): SLOT.format("personal"),
+    ("Ditto", "FineTune"): SLOT.format("personal_model"),
     ("FedDF", "Nova"): "needs the clients' models",
     ("FedDF", "SharedImage"): SLOT.format("refine"),
     ("FedDF", "SharedPool"): SLOT.format("refine"),

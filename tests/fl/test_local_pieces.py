@@ -26,7 +26,7 @@ class Second(AddOn):
         half = lambda net: 0.5 * sum(p.square().sum() for p in net.parameters())  # noqa: E731
         self.seen[local.client.id] = local.fit(local.received, self, Phase(epochs=2), half)
 
-    def personal(self, local: Any) -> Tensors:
+    def personal_model(self, local: Any) -> Tensors:
         return {n: torch.zeros_like(t) for n, t in local.received.items()}
 
 
@@ -80,5 +80,5 @@ def test_personal_parameters_do_not_travel_down_and_start_as_drawn() -> None:
 @pytest.mark.parametrize(("train", "moved"), [("*", 4), ("classifier.*", 2), ("!classifier.*", 2), ("!*", 0)])
 def test_a_phase_names_what_it_trains_or_what_it_does_not(train: str, moved: int) -> None:
     names = ["body.0.weight", "body.0.bias", "classifier.weight", "classifier.bias"]
-    assert sum(Phase(train=train).moves(n) for n in names) == moved
-    assert not Phase(train="!classifier.*").moves("classifier.bias")
+    assert sum(Phase(train=train).trains(n) for n in names) == moved
+    assert not Phase(train="!classifier.*").trains("classifier.bias")

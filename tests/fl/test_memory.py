@@ -73,7 +73,7 @@ class Watched(FedAvg):
 class Remembers(AddOn):
     """Keeps the client's last weights."""
 
-    previous = True
+    keeps_previous = True
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -312,6 +312,13 @@ NOT_CALLED = {
     "Run": "a record that `simulate` makes",
     "Method": "an abstract base: what a subclass does is its author's",
     "Filter": "an abstract base, without arguments",
+    "AddOn": "an abstract base, without arguments",
+    "Batch": "a record that the engine and add-ons make",
+    "Reduced": "a record that the engine makes",
+    "Predictor": "a record that methods make",
+    "Like": "a record that methods make; `check_reply` reads it",
+    "sums_like": "a record that methods make",
+    "history": "a module",
 }
 """Public names without odd calls, and why."""
 

@@ -55,7 +55,7 @@ class Hostile(Filtered):
 
     def __init__(self, method: Method, answer: Callable[[str, Message, Any, Method], Any]) -> None:
         super().__init__(method, Filter())
-        self.answer = answer
+        self.how = answer
         self.server: Any = None
 
     def send(self, server: Server, client: int) -> Message:
@@ -63,13 +63,13 @@ class Hostile(Filtered):
         return super().send(server, client)
 
     def _answer(self, verb: str, client: Client, honest: Message, due: Any) -> Any:
-        return self.answer(verb, honest, due(self.server, client.id), self) if client.id == 1 else honest
+        return self.how(verb, honest, due(self.server, client.id), self) if client.id == 1 else honest
 
     def local(self, client: Client, message: Message) -> Message:
         return self._answer("local", client, super().local(client, message), self.expect)
 
-    def setup(self, client: Client, message: Message) -> Message:
-        return self._answer("setup", client, super().setup(client, message), self.expect_setup)
+    def answer(self, client: Client, message: Message) -> Message:
+        return self._answer("setup", client, super().answer(client, message), self.expect_answer)
 
     def evaluate(self, client: Client, message: Message) -> Message:
         return self._answer("evaluate", client, super().evaluate(client, message), self.expect_evaluation)
@@ -237,10 +237,10 @@ def test_a_test_that_cannot_be_is_not_counted(place: int) -> None:
 class Fragile(FedAvg):
     """The server's own code fails on some replies."""
 
-    def digest(self, server: Server, reply: Message) -> Message:
+    def read_reply(self, server: Server, reply: Message) -> Message:
         if float(reply[FedAvg.update]["classifier.bias"].abs().max()) > 100:
             raise ZeroDivisionError("too far")
-        return super().digest(server, reply)
+        return super().read_reply(server, reply)
 
 
 def test_a_reply_on_which_digest_fails_is_left_out_by_name() -> None:
@@ -325,14 +325,14 @@ def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
 
 def test_what_answers_must_say_what_the_answer_looks_like() -> None:
     class Asks(AddOn):
-        def setup(self, local: Any, reply: Any) -> None:
+        def answer(self, local: Any, reply: Any) -> None:
             """Asks."""
 
     class Tests(FedDM):
         evaluate = FedDM.evaluate
         expect_evaluation = Method.expect_evaluation
 
-    with pytest.raises(ValueError, match=r"Asks\.setup answers.*write expect_setup"):
+    with pytest.raises(ValueError, match=r"Asks\.answer answers.*write expect_answer"):
         FedAvg(Asks(), network=Tiny)
     with pytest.raises(ValueError, match=r"Tests\.evaluate answers.*write expect_evaluation"):
         play(Tests(network=Tiny, **DM), 1)

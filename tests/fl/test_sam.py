@@ -71,7 +71,7 @@ def test_the_weights_come_back_bit_by_bit() -> None:
     class Still(AddOn):
         """Takes the gradient away, so that nothing may move."""
 
-        def correct(self, step: Any, grads: Any) -> None:
+        def correct_gradient(self, step: Any, grads: Any) -> None:
             for name in grads:
                 grads[name] = torch.zeros_like(grads[name])
 
@@ -86,7 +86,9 @@ def test_only_what_is_in_training_is_perturbed() -> None:
 
     class Zoom(AddOn):
         def loss(self, step: Any) -> None:
-            moved = [(p.detach() - step.local.start[n]).square().sum() for n, p in step.local.params().items()]
+            moved = [
+                (p.detach() - step.local.start[n]).square().sum() for n, p in step.local.shared_parameters().items()
+            ]
             seen.append(float(torch.stack(moved).sum().sqrt()))
 
     play(SAM(0.5), Zoom(), phases=[Phase(steps=1, train="classifier.*")], lr=1e-9)

@@ -70,8 +70,8 @@ def test_the_variate_of_a_constant_gradient_is_that_gradient(momentum: float, mu
     """20 steps of gradient (1, 1): dividing by K lr would give 6.05 instead of 1 at momentum 0.9."""
 
     class Constant(AddOn):
-        def correct(self, step: Any, grads: Any) -> None:
-            pull = mu * (step.moved["w"] - step.local.start["w"])
+        def correct_gradient(self, step: Any, grads: Any) -> None:
+            pull = mu * (step.trained["w"] - step.local.start["w"])
             grads["w"] = torch.ones(2) + pull.detach()
 
     run = quadratic.run(Constant(), Proximal(mu), Scaffold(), rounds=1, steps=20, momentum=momentum)

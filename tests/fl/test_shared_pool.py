@@ -66,7 +66,7 @@ def test_the_global_model_selects_what_the_clients_then_say(space: Normalization
         def end(self, local: Any, update: Any, reply: Any) -> None:
             super().end(local, update, reply)
             index = local.message[self.index].long()
-            own = local.at(local.trained())(space.encode(PICTURES[index].float() / 255))
+            own = local.at(local.state())(space.encode(PICTURES[index].float() / 255))
             seen.append((own - reply[self.logits]).abs().max())
 
     run = play(Peek(PICTURES, **SMALL), simulation={"clients": clients}, rounds=2)

@@ -92,7 +92,7 @@ def test_so_many_virtual_images_a_step(batch: int | None, sizes: list[int]) -> N
     seen = []
 
     class Peek(AddOn):
-        def after(self, step: Any) -> None:
+        def after_step(self, step: Any) -> None:
             seen.append(len(step.own["VHL"].images))
 
     played(VHL(VIRTUAL, 3, batch=batch), Peek(), clients=[toy(5, 1)], network=Small, rounds=1, batch=5, steps=3)
@@ -110,7 +110,7 @@ def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
             return "A"
 
         def end(self, local: Any, update: Any, reply: Any) -> None:
-            seen.append((local.offset(local.method.addons[1]), local.net.classifier.out_features))
+            seen.append((local.first_output(local.method.addons[1]), local.net.classifier.out_features))
 
     played(Before(), VHL(VIRTUAL, 3), clients=[toy(5, 1)], network=Small, rounds=1)
     assert seen == [(5, 8)]
