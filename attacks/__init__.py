@@ -1,4 +1,8 @@
-"""Evaluators that try to break privacy."""
+"""Evaluators that try to break privacy: who was trained on, what an image gives away, whether a claim of DP holds.
+
+They work on plain tensors (scores, images, logits) that any model made. Here are the numbers that every report needs;
+the attacks themselves are in `attacks.membership`, the audits of a differential-privacy claim in `attacks.audit`.
+"""
 
 from attacks.metrics import MissingWeights, lpips, psnr, ssim
 from attacks.stats import Point, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc

@@ -1,5 +1,9 @@
 """Does a mechanism keep the (epsilon, delta) it claims? Statistical tests on its outcomes, with and without one record.
 
+You run the mechanism many times, half of the runs with a record and half without it, let an attack give each run one
+score, and hand the two rows of scores to `refutes` (is this claim false?) or `many_run` (how large is epsilon at
+least?). Where a run is too dear to repeat, `one_run` takes a single run with many planted records.
+
 An audit can refute a claim; it can never prove one. Every function says with which confidence it speaks.
 """
 
@@ -26,15 +30,17 @@ _SIDES = (("inside", "at least"), ("inside", "below"), ("outside", "at least"), 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an audit found; see `refutes`.
+    """What `refutes` found: whether the claim fell, and the one event and the two bounds that decided it.
+
+    Printed, it is a sentence for a report.
 
     Attributes:
         refuted: whether the claim is refuted, wrongly so with probability at most 1 - `confidence`.
         epsilon, delta: the point of the claimed profile that was put to the test.
-        event: the event in words, as `"inside scores at least 1.3"`.
+        event: the event in words, as `"inside scores at least 1.3"`: of the runs inside, those that score so.
         likely, unlikely: lower bound of the event's probability in the world that makes it likelier, upper bound in the
             other. The claim says likely <= e^epsilon * unlikely + delta.
-        confidence: of both bounds together.
+        confidence: with which both bounds hold together.
     """
 
     refuted: bool
@@ -62,7 +68,10 @@ def refutes(
     confidence: float = 0.99,
     generator: int | torch.Generator = 0,
 ) -> Verdict:
-    """Test a claimed privacy profile on fresh runs with a record (`inside`) and without it (`outside`).
+    """Test whether a mechanism is as private as it claims, on fresh runs with a record (`inside`) and without it.
+
+    This is the test to run on an implementation of differential privacy: it finds bugs (noise too small, a clip that
+    does not clip) that reading the code may miss.
 
     Under (epsilon, delta) every event S has P(S | one world) <= e^epsilon P(S | other world) + delta. One half of the
     runs chooses the event (scores on one side of a threshold), the direction and the point of the profile that look
@@ -77,8 +86,11 @@ def refutes(
         inside, outside: one score a run, [n] and [m], at least two each, higher where the record seems present. Each
             run draws everything afresh: resampling one pool of runs makes any claim look false.
         claim: pairs of epsilon >= 0 and delta in [0, 1), all of which the mechanism claims to satisfy.
-        confidence: a true claim is refuted with probability at most 1 - confidence.
-        generator: which runs choose and which test.
+        confidence: in (0, 1); a true claim is refuted with probability at most 1 - confidence.
+        generator: a seed or a generator, which draws the runs that choose and those that test.
+
+    Returns:
+        The verdict, with the event and the bounds it rests on.
 
     Raises:
         TypeError, ValueError: scores that are NaN or too few, an empty claim, numbers out of range.
@@ -87,7 +99,7 @@ def refutes(
     if not isinstance(claim, Sequence) or any(not isinstance(p, Sequence) or len(p) != 2 for p in claim):
         raise TypeError(f"claim must be a list of pairs (epsilon, delta), got {claim!r:.60}")
     if not claim:
-        raise ValueError("claim must hold at least one (epsilon, delta)")
+        raise ValueError("claim must hold at least one (epsilon, delta), as [(1.0, 1e-5)], got an empty one")
     for epsilon, delta in claim:
         check.real_number(epsilon, "epsilon of the claim", least=0.0)
         check.real_number(delta, "delta of the claim", least=0.0, below=1.0)
@@ -126,23 +138,24 @@ def _worst(
 def many_run(
     inside: Tensor, outside: Tensor, delta: float, *, confidence: float = 0.95, generator: int | torch.Generator = 0
 ) -> float:
-    """A lower bound on epsilon at `delta`, from fresh runs with a record and without it.
+    """How large epsilon is at least, at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
 
-    One half of the runs chooses the event that gives the largest bound, the other half computes it, so the bound is
-    above the truth with probability at most 1 - confidence. Print `ceiling` beside it: with so many runs nothing larger
-    can be found, whatever the mechanism does. To test a claim use `refutes`, which sees far more.
+    The number to print beside a claimed epsilon, which is a bound from above: the truth lies between them. One half of
+    the runs chooses the event that gives the largest bound, the other half computes it, so the bound is above the truth
+    with probability at most 1 - confidence. Print `ceiling` beside it: with so many runs nothing larger can be found,
+    whatever the mechanism does. To test a claim use `refutes`, which sees far more.
 
     Args:
-        inside, outside: as for `refutes`.
-        delta: in [0, 1).
-        confidence: of the bound.
-        generator: which runs choose and which are counted.
+        inside, outside: as for `refutes`: one score a run, [n] and [m], at least two each.
+        delta: at which epsilon is bounded, in [0, 1).
+        confidence: in (0, 1), with which the bound holds.
+        generator: a seed or a generator, which draws the runs that choose and those that are counted.
 
     Returns:
-        Epsilon, at least 0.
+        Epsilon, at least 0; 0 where nothing was found.
 
     Raises:
-        TypeError, ValueError: as `refutes`.
+        TypeError, ValueError: scores that are NaN or too few, numbers out of range.
     """
     delta = check.real_number(delta, "delta", least=0.0, below=1.0)
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
@@ -157,38 +170,53 @@ def many_run(
 
 
 def ceiling(runs: int, *, confidence: float = 0.95) -> float:
-    """The largest epsilon that `many_run` can state with `runs` runs in each world, if the worlds never overlap."""
+    """The largest epsilon that `many_run` can state with `runs` runs in each world, if the worlds never overlap.
+
+    Print it beside what `many_run` states: 2 below a ceiling of 2.1 says that the runs were too few, 2 below a ceiling
+    of 6 says something about the mechanism.
+
+    Args:
+        runs: in each of the two worlds, at least 2; half of them are counted.
+        confidence: in (0, 1), that of `many_run`.
+
+    Raises:
+        TypeError, ValueError: numbers out of range.
+    """
     half = check.positive_int(runs, "runs", least=2) // 2
     return math.log(clopper_pearson(half, half, confidence)[0] / clopper_pearson(0, half, confidence)[1])
 
 
 def one_run(scores: Tensor, included: Tensor, guesses: int, delta: float, *, confidence: float = 0.95) -> float:
-    """A lower bound on epsilon from a *single* run with many canaries, each included by a coin of its own.
+    """How large epsilon is at least, from a *single* run with many canaries, each included by a coin of its own.
 
-    The attacker guesses "included" for the highest scores and "left out" for the lowest, `guesses` in all, and abstains
-    on the rest. More right guesses than epsilon allows bound epsilon from below.
+    For mechanisms that are too dear to run twice. A canary is a record that is made for the audit; for each, a fair
+    coin decides before the run whether it is among the training records. The attacker guesses "included" for the
+    highest scores and "left out" for the lowest, `guesses` in all, and abstains on the rest. More right guesses than
+    epsilon allows bound epsilon from below.
 
     Paper: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (NeurIPS 2023), theorem 5.2 with
-        the
-    delta term as in their appendix D. It is far weaker than many runs: with 1,000 ideal canaries it states about .3,
-    1.5 and 3 for true epsilons of 1, 4 and 8.
+        the delta term as in their appendix D.
+
+    It is far weaker than many runs: with 1,000 ideal canaries it states about .3, 1.5 and 3 for true epsilons of 1, 4
+    and 8.
 
     Args:
-        scores: one a canary [m], higher if it seems included.
+        scores: one a canary, floats [m], higher if it seems included.
         included: bool [m], the coins.
         guesses: how many to guess, 1 to m, half of them (rounded up) "included"; fixed before looking at the scores.
-        delta: in [0, 1).
-        confidence: of the bound.
+        delta: at which epsilon is bounded, in [0, 1).
+        confidence: in (0, 1), with which the bound holds.
 
     Returns:
-        Epsilon, at least 0.
+        Epsilon, at least 0; 0 where the right guesses are as luck explains.
 
     Raises:
         TypeError, ValueError: scores that are NaN, coins that are no bool, numbers out of range.
     """
     scores = _scores(scores, "scores", least=1)
     if not isinstance(included, Tensor) or included.dtype != torch.bool or included.shape != scores.shape:
-        raise ValueError(f"included must be a bool tensor of the scores' shape {list(scores.shape)}")
+        got = f"{included.dtype} {list(included.shape)}" if isinstance(included, Tensor) else type(included).__name__
+        raise ValueError(f"included must be a bool tensor of the scores' shape {list(scores.shape)}, got {got}")
     guesses = check.positive_int(guesses, "guesses", most=len(scores))
     delta = check.real_number(delta, "delta", least=0.0, below=1.0)
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
@@ -254,5 +282,8 @@ def _scores(scores: Tensor, name: str, least: int) -> Tensor:
     if scores.ndim != 1 or len(scores) < least:
         raise ValueError(f"{name} must be a row of at least {least} scores, got shape {list(scores.shape)}")
     if bool(scores.isnan().any()):
-        raise ValueError(f"{name} must not be NaN, but {int(scores.isnan().sum())} are")
+        raise ValueError(
+            f"{name} must not be NaN, but {int(scores.isnan().sum())} are, of {len(scores)}: the attack failed there; "
+            "leaving those runs out would bias the test"
+        )
     return scores.detach().double().cpu()

@@ -24,7 +24,13 @@ _TRUNKS = {"alex": ("alexnet", 31), "vgg": ("vgg16", 16), "squeeze": ("squeezene
 
 
 class MissingWeights(FileNotFoundError):
-    """The pretrained weights of a metric are not on this machine.
+    """The pretrained weights of a metric are not on this machine, and it was not allowed to fetch them.
+
+    The message says how to get them. Raised by `lpips`.
+
+    Args:
+        net: the network whose weights are missing, as `lpips` takes it.
+        file, url: as the attributes.
 
     Attributes:
         file: where they are looked for.
@@ -43,7 +49,8 @@ class MissingWeights(FileNotFoundError):
 def psnr(images: Tensor, references: Tensor) -> Tensor:
     """Peak signal-to-noise ratio of each pair in decibels, 10 log10(1 / MSE); infinite where a pair is equal.
 
-    Per image: the mean over a batch of these numbers is not the PSNR of the pooled error, which libraries that
+    The plainest measure of how well an attack rebuilt an image: pixel by pixel, blind to a shift of one pixel. A number
+    for each image: the mean over a batch of these numbers is not the PSNR of the pooled error, which libraries that
     return one number a batch report.
 
     Args:
@@ -63,8 +70,10 @@ def psnr(images: Tensor, references: Tensor) -> Tensor:
 def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
     """Structural similarity of each pair (Wang et al., 2004), the mean over positions and channels, by kornia.
 
-    The paper's constants: Gaussian window with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1, only positions where
-    the window lies inside the image. Equal images give exactly 1. Colour images are scored channel by channel.
+    It compares means, contrasts and patterns in small windows, so that an image whose brightness is off still counts as
+    rebuilt where `psnr` says it is not. The paper's constants: Gaussian window with sigma 1.5, K1 = 0.01, K2 = 0.03,
+    data range 1, only positions where the window lies inside the image. Equal images give exactly 1. Colour images are
+    scored channel by channel.
 
     Args:
         images: float [N, C, H, W] in [0, 1].
@@ -100,8 +109,9 @@ def lpips(
 ) -> Tensor:
     """Learned perceptual distance of each pair (Zhang et al., CVPR 2018), version 0.1, by the authors' package.
 
-    That package ships the linear heads only; the trunk's ImageNet weights are torchvision's, in torch.hub's folder.
-    They are loaded from there, and fetched only if `download` asks for it. No gradient; computed in float32.
+    How different two images look to a person, as a network trained on people's judgements says. The authors' package
+    ships the linear heads only; the trunk's ImageNet weights are torchvision's, in torch.hub's folder. They are loaded
+    from there, and fetched only if `download` asks for it. No gradient; computed in float32.
 
     Args:
         images: float [N, C, H, W] in [0, 1], C in {1, 3}; grey is repeated. (Scaled to [-1, 1] inside.)
@@ -109,8 +119,8 @@ def lpips(
         net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
         resize: pixels; both images are first resized to this square (bilinear with antialiasing). Needed where they
             are smaller than the trunk takes: 31, 16 and 17 pixels. Report it: it changes the values.
-        chunk: pairs a forward pass.
-        download: fetch missing weights.
+        chunk: how many pairs go through the network at once; memory, not values, depends on it.
+        download: fetch missing weights from the network; otherwise nothing is fetched.
 
     Returns:
         Float [N]; *lower* is closer, 0 at equality.

@@ -25,16 +25,20 @@ FEW = 10
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """The exact two-sided interval for a probability, after `hits` of `trials` independent tries.
 
-    Whatever the true probability is, the interval contains it with at least `confidence`. The tries must have been
-    decided on beforehand: for a threshold that was picked on the very scores it is reported on see `Roc.at`.
+    For every counted rate in a report: 3 hits of 10 are no 30 %, they are 7 to 65 %. Whatever the true probability is,
+    the interval contains it with at least `confidence`. The tries must have been decided on beforehand: for a threshold
+    that was picked on the very scores it is reported on see `Roc.at`.
 
     Paper: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial"
     (Biometrika 1934), as quantiles of the beta distribution.
 
     Args:
-        hits: 0 to `trials`.
-        trials: at least 1.
-        confidence: in (0, 1).
+        hits: how many tries succeeded, 0 to `trials`.
+        trials: how many there were, at least 1.
+        confidence: in (0, 1), of the interval.
+
+    Returns:
+        The interval's ends (low, high), shares in [0, 1].
 
     Raises:
         TypeError, ValueError: numbers out of range.
@@ -52,7 +56,15 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
 def bonferroni(confidence: float, tried: int) -> float:
     """The confidence that each of `tried` intervals needs, so that all of them hold together with `confidence`.
 
-    Use it when the best of several attacks is quoted: the best of many has luck on its side.
+    Use it when the best of several attacks is quoted: the best of many has luck on its side. It is
+    1 - (1 - confidence) / tried (Bonferroni's inequality), whatever the attacks have in common.
+
+    Args:
+        confidence: wanted for all together, in (0, 1).
+        tried: how many attacks were tried, at least 1, the ones not shown included.
+
+    Raises:
+        TypeError, ValueError: numbers out of range.
     """
     check.real_number(confidence, "confidence", above=0.0, below=1.0)
     return 1 - (1 - confidence) / check.positive_int(tried, "tried")
@@ -63,9 +75,9 @@ class Rate:
     """A share that was counted, `hits` of `trials`, and the interval that its true value lies in.
 
     Attributes:
-        hits, trials: the counts.
-        low, high: the interval at `confidence`.
-        confidence: of the interval.
+        hits, trials: how many were counted, and of how many.
+        low, high: the interval's ends, shares in [0, 1].
+        confidence: with which the interval holds the true share.
     """
 
     hits: int
@@ -76,7 +88,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """The share itself."""
+        """The share that was counted, hits / trials, without its interval."""
         return self.hits / self.trials
 
     def __str__(self) -> str:
@@ -89,7 +101,7 @@ def _rate(hits: int, trials: int, confidence: float) -> Rate:
 
 @dataclass(frozen=True)
 class Point:
-    """What an attack achieves at one threshold.
+    """What an attack achieves at one threshold: a row of a report's table. Made by `Roc.at` and `at_threshold`.
 
     Attributes:
         threshold: records with a score of at least this are called members.
@@ -108,15 +120,16 @@ class Point:
 
 
 def at_threshold(scores: Tensor, member: Tensor, threshold: float, *, confidence: float = 0.95) -> Point:
-    """True- and false-positive rate at a threshold that was fixed without looking at these scores.
+    """What an attack finds at a threshold that was fixed without looking at these scores.
 
-    Take it from other shadow models, or from theory. The intervals are exact only then.
+    Take the threshold from other shadow models, or from theory. The intervals are exact only then; to choose it on the
+    scores at hand use `roc(...).at(...)`, whose intervals know that.
 
     Args:
-        scores: [n], higher for members; infinities are allowed, NaN is not.
+        scores: one a record, floats [n], higher for members; infinities are allowed, NaN is not.
         member: bool [n], the truth; at least one of each.
         threshold: records that score at least this are called members.
-        confidence: of both intervals, each by itself.
+        confidence: of both intervals, each by itself, in (0, 1).
 
     Raises:
         TypeError, ValueError: bad scores or truth, or a threshold that is NaN.
@@ -125,7 +138,7 @@ def at_threshold(scores: Tensor, member: Tensor, threshold: float, *, confidence
     if isinstance(threshold, bool) or not isinstance(threshold, Real):
         raise TypeError(f"threshold must be a number, got {type(threshold).__name__}")
     if math.isnan(threshold):
-        raise ValueError("threshold must be a number, got nan")
+        raise ValueError("threshold must be a number, got nan, to which no score compares")
     hits, false = (int((side >= threshold).sum()) for side in (inside, outside))
     return Point(
         float(threshold), _rate(hits, len(inside), confidence), _rate(false, len(outside), confidence), false < FEW
@@ -134,7 +147,9 @@ def at_threshold(scores: Tensor, member: Tensor, threshold: float, *, confidence
 
 @dataclass(frozen=True)
 class Roc:
-    """Every threshold that makes a difference, from the strictest on; made by `roc`.
+    """The ROC curve of an attack as counts: every threshold that makes a difference, from the strictest on.
+
+    Made by `roc`. Read it by `at` (one row of a table), `auc` (one number), or `fpr` and `tpr` (a plot).
 
     Attributes:
         thresholds: float64 [t], falling; the first is infinite and calls nobody a member.
@@ -150,17 +165,21 @@ class Roc:
 
     @property
     def tpr(self) -> Tensor:
-        """Float64 [t]."""
+        """At each threshold the share of members that are called members, float64 [t]: the plot's height."""
         return self.hits.double() / self.members
 
     @property
     def fpr(self) -> Tensor:
-        """Float64 [t]."""
+        """At each threshold the share of non-members that are called members, float64 [t]: the plot's abscissa."""
         return self.false.double() / self.others
 
     @property
     def auc(self) -> float:
-        """The chance that a random member scores above a random non-member, ties counting half."""
+        """The area under the curve: the chance that a random member scores above a random non-member, ties half.
+
+        0.5 is guessing. An attack that is sure of a few records only hardly moves it: quote `at` a small false-positive
+        rate beside it.
+        """
         return float(torch.trapezoid(self.tpr, self.fpr))
 
     def at(self, fpr: float, *, confidence: float = 0.95) -> Point:
@@ -173,11 +192,12 @@ class Roc:
         with at least `confidence`, in general more.
 
         Args:
-            fpr: in (0, 1].
-            confidence: of the interval of `tpr`, and of that of `fpr` by itself.
+            fpr: the largest share of non-members that may be called members, in (0, 1].
+            confidence: of the interval of `tpr`, and of that of `fpr` by itself, in (0, 1).
 
         Raises:
-            ValueError: `fpr` below 1 / the number of non-members, where nothing can be measured.
+            TypeError, ValueError: numbers out of range, or `fpr` below 1 / the number of non-members, where nothing can
+                be measured.
         """
         check.real_number(fpr, "fpr", above=0.0, most=1.0)
         if fpr * self.others < 1:
@@ -218,11 +238,11 @@ def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int
 def roc(scores: Tensor, member: Tensor) -> Roc:
     """The curve of true against false positives over all thresholds, as the steps it is, without smoothing or hull.
 
-    Records with equal scores cannot be told apart, so they change sides together (a curve that splits ties depends on
-    the order of the records).
+    What a membership attack's scores are turned into before anything is claimed of them. Records with equal scores
+    cannot be told apart, so they change sides together (a curve that splits ties depends on the order of the records).
 
     Args:
-        scores: [n], higher for members; infinities are allowed, NaN is not.
+        scores: one a record, floats [n], higher for members; infinities are allowed, NaN is not.
         member: bool [n], the truth; at least one of each.
 
     Raises:
@@ -241,10 +261,15 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
 
 
 def ppv(tpr: float, fpr: float, prior: float) -> float:
-    """The chance that a record called a member is one, where a share `prior` of the candidates are members.
+    """What a hit is worth: the chance that a record called a member is one, where few of the candidates are members.
 
-    An attack with 10 % true at 1 % false positives is right ten times in eleven where half of the candidates are
-    members, and once in eleven where one in a hundred is.
+    The positive predictive value, prior tpr / (prior tpr + (1 - prior) fpr). An attack with 10 % true at 1 % false
+    positives is right ten times in eleven where half of the candidates are members, and once in eleven where one in a
+    hundred is.
+
+    Args:
+        tpr, fpr: the attack's true- and false-positive rates, in [0, 1], as `Point` has them.
+        prior: the share of the candidates that are members, in (0, 1).
 
     Raises:
         TypeError, ValueError: numbers out of range, or both rates zero (nobody is called a member).
@@ -254,7 +279,7 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
     check.real_number(prior, "prior", above=0.0, below=1.0)
     called = prior * tpr + (1 - prior) * fpr
     if not called:
-        raise ValueError("tpr and fpr must not both be 0: nobody is called a member")
+        raise ValueError("tpr and fpr must not both be 0: nobody is called a member; take a looser threshold")
     return prior * tpr / called
 
 

@@ -14,7 +14,10 @@ def finite_scores(scores: Tensor, name: str) -> Tensor:
         got = getattr(scores, "dtype", type(scores).__name__)
         raise TypeError(f"{name} must be a floating-point tensor, got {got}")
     if not bool(scores.isfinite().all()):
-        raise ValueError(f"{name} must be finite; stable_logit keeps confident scores apart")
+        raise ValueError(
+            f"{name} must be finite, but {int((~scores.isfinite()).sum())} of {scores.numel()} values are not; where "
+            "probabilities of 0 or 1 made them infinite, take stable_logit, which keeps confident scores apart"
+        )
     return scores.detach().double()
 
 

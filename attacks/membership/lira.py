@@ -23,9 +23,10 @@ def lira(
 ) -> Tensor:
     """The likelihood-ratio attack (Carlini et al., "Membership inference attacks from first principles", S&P 2022).
 
-    Shadow models are trained as the target was, each on a random half of the candidates. For every record a
-    distribution is fitted to the scores of the shadows that were trained without it (and, online, to those trained with
-    it).
+    It asks of every record whether the target model's score of it is what models trained without the record give, or
+    rather what models trained with it give. Shadow models are trained as the target was, each on a random half of the
+    candidates. For every record a distribution is fitted to the scores of the shadows that were trained without it
+    (and, online, to those trained with it).
 
     * Offline (section VI.C): the log odds of the *one-sided* tail, P(score of a model without the record < the
       target's). Members score higher, so only a high score speaks for membership; the two-sided density that several
@@ -39,8 +40,8 @@ def lira(
         target: the target model's scores [n], best `stable_logit`s, which are nearly Gaussian.
         inside: bool [S, n], whether shadow s was trained on record i. Random halves, the same sizes for every record.
         shadows: their scores [S, n].
-        online: as above.
-        variance: of each record's scores, around that record's own mean:
+        online: False for the offline attack above, True for the online one.
+        variance: how the spread of each record's scores is estimated, around that record's own mean:
             `"pooled"`: one number for all records (the paper's choice below 64 shadows, there called fixed variance);
             `"example"`: each record's own; `"conjugate"`: each record's own, drawn towards the pooled one as far as the
             records agree (an inverse-gamma prior fitted to them by moments; Smyth, "Linear models and empirical Bayes

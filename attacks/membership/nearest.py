@@ -13,11 +13,11 @@ _CHUNK = 1024
 
 
 def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-    """1 - d1 / d2 for each candidate, with its distances to the nearest and the second nearest published image.
+    """Score each candidate by how much closer one published image is to it than the next: 1 - d1 / d2.
 
-    No model, no shadows: a set that was learned from real images often still lies beside the records it started from,
-    and then one image is far closer to the record than any other. Try it on every set, and on every image that a server
-    saw.
+    d1 and d2 are its distances (l2, over all pixels) to the nearest and the second nearest published image. No model,
+    no shadows: a set that was learned from real images often still lies beside the records it started from, and then
+    one image is far closer to the record than any other. Try it on every set, and on every image that a server saw.
 
     Args:
         images: the published or intercepted images [M, C, H, W], at least two (a class, with labels).

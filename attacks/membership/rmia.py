@@ -25,7 +25,9 @@ def rmia(
     a: float = 0.3,
     gamma: float = 1.0,
 ) -> Tensor:
-    """The relative membership attack.
+    """The relative membership attack: does the target fit a record better than it fits records nobody used?
+
+    For when few shadow models can be paid for: `lira` fits a distribution to each record and needs many.
 
     Paper: Zarifzadeh, Liu and Shokri, "Low-cost high-power membership inference attacks" (ICML 2024).
 
@@ -42,10 +44,11 @@ def rmia(
     over targets.
 
     Args:
-        target, inside, shadows: as for `lira`; scores must be `stable_logit`s, from which the probabilities follow.
+        target, inside, shadows: as for `lira`: floats [n], bool [S, n] and floats [S, n]; the scores must be
+            `stable_logit`s, from which the probabilities follow.
         z_target: stable logits of population records under the target [Z]; records that nobody trained on.
         z_shadows: the same under the shadows [S, Z].
-        online: as above.
+        online: whether shadows that were trained on x count too, as above.
         a: in [0, 1]: how far a model's confidence on a record without training on it tells that with it. 0.3 is the
             paper's for CIFAR-10; fit it on shadows, never on the target.
         gamma: > 0, how much likelier x must be than z.

@@ -12,13 +12,13 @@ __all__ = ["loss", "margin", "stable_logit"]
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Minus the cross-entropy of each record: a model has a smaller loss on what it was trained on.
+    """The plainest score, minus the cross-entropy of each record: a model has a smaller loss on what it was trained on.
 
     The weakest score, and the one to show beside better ones (Yeom et al., "Privacy risk in machine learning", CSF
     2018).
 
     Args:
-        logits: [n, K], of any floating-point type.
+        logits: what the model gives for each record, [n, K], of any floating-point type.
         labels: class indices int [n].
 
     Returns:
@@ -32,13 +32,21 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
-    """log(p / (1 - p)) of the true class's probability p: nearly Gaussian over models, so that LiRA may fit Gaussians.
+    """The score that `lira` and `rmia` want: log(p / (1 - p)) of the true class's probability p.
 
-    Carlini et al., "Membership inference attacks from first principles" (S&P 2022), section V.B. Computed as the logit
-    of the true class minus the log-sum-exp of the *others*, in float64: through p, all confident records would tie at
-    infinity. log p is `-softplus(-score)`.
+    Over models it is nearly Gaussian, so that LiRA may fit Gaussians. Carlini et al., "Membership inference attacks
+    from first principles" (S&P 2022), section V.B. Computed as the logit of the true class minus the log-sum-exp of the
+    *others*, in float64: through p, all confident records would tie at infinity. log p is `-softplus(-score)`.
 
-    Args, returns, raises: as `loss`; any sign. One class alone is refused, as nothing stands against it.
+    Args:
+        logits: what the model gives for each record, [n, K], of any floating-point type, K at least 2.
+        labels: class indices int [n].
+
+    Returns:
+        Float64 [n], of any sign; above 0 where p is above a half.
+
+    Raises:
+        TypeError, ValueError: bad logits or labels; one class alone, as nothing stands against it.
     """
     logits, labels = _checked(logits, labels)
     own, others = _apart(logits, labels)
@@ -46,9 +54,19 @@ def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """The logit of the true class minus the largest other one: the stable logit without its tail.
+    """How clearly the model prefers the true class: its logit minus the largest other one.
 
-    Args, returns, raises: as `stable_logit`.
+    The stable logit without its tail: of the other classes only the strongest counts.
+
+    Args:
+        logits: what the model gives for each record, [n, K], of any floating-point type, K at least 2.
+        labels: class indices int [n].
+
+    Returns:
+        Float64 [n]; above 0 where the record is classified rightly.
+
+    Raises:
+        TypeError, ValueError: as `stable_logit`.
     """
     logits, labels = _checked(logits, labels)
     own, others = _apart(logits, labels)
@@ -58,7 +76,9 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 def _apart(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The logit of the true class [n], and all with that one at minus infinity [n, K]."""
     if logits.shape[1] < 2:
-        raise ValueError("logits must have at least 2 columns: with one class there is nothing to compare")
+        raise ValueError(
+            f"logits must have at least 2 columns, got {list(logits.shape)}: with one class there is nothing to compare"
+        )
     own = logits.gather(1, labels[:, None]).squeeze(1)
     return own, logits.scatter(1, labels[:, None], -torch.inf)
 
