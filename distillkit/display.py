@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import html
 import io
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["as_html", "as_png", "shown"]
+__all__ = ["as_html", "as_png", "sheet", "shown"]
 
 _CLASSES, _EACH, _PADDING = 10, 10, 1
 
@@ -23,6 +24,23 @@ def shown(classes: Tensor) -> list[Tensor]:
     return [(classes == c).nonzero().flatten()[:_EACH] for c in classes.unique()[:_CLASSES]]
 
 
+def sheet(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
+    """Batches of pixels [n, C, H, W], a row of the picture each, side by side on white: [C, H', W'].
+
+    Args:
+        rows: at least one; none holds more than `columns` images.
+        columns: images that fit into a row.
+        padding: white pixels around each image.
+    """
+    c, h, w = rows[0].shape[1:]
+    picture = rows[0].new_ones(c, len(rows) * (h + padding) + padding, columns * (w + padding) + padding)
+    for i, row in enumerate(rows):
+        for j, image in enumerate(row):
+            top, left = padding + i * (h + padding), padding + j * (w + padding)
+            picture[:, top : top + h, left : left + w] = image
+    return picture
+
+
 def as_png(rows: list[Tensor]) -> bytes:
     """A PNG with a row for each batch of pixels float [n, C, H, W] in [0, 1]; grey unless C is 1 or 3.
 
@@ -33,18 +51,13 @@ def as_png(rows: list[Tensor]) -> bytes:
 
     if not rows:
         raise ValueError("an empty set has no picture")
-    across = max(len(row) for row in rows)
-    c, h, w = rows[0].shape[1:]
-    channels = c if c in (1, 3) else 1
-    sheet = torch.ones(channels, len(rows) * (h + _PADDING) + _PADDING, across * (w + _PADDING) + _PADDING)
-    for i, row in enumerate(rows):
-        pixels = row.detach().cpu().float()
-        for j, one in enumerate(pixels if channels == c else pixels.mean(1, keepdim=True)):
-            top, left = _PADDING + i * (h + _PADDING), _PADDING + j * (w + _PADDING)
-            sheet[:, top : top + h, left : left + w] = one
-    array = (sheet * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    pixels = [row.detach().cpu().float() for row in rows]
+    c = pixels[0].shape[1]
+    pixels = pixels if c in (1, 3) else [row.mean(1, keepdim=True) for row in pixels]
+    picture = sheet(pixels, max(len(row) for row in rows), _PADDING)
+    array = (picture * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     file = io.BytesIO()
-    Image.fromarray(array[..., 0] if channels == 1 else array).save(file, "PNG", optimize=True)
+    Image.fromarray(array[..., 0] if len(picture) == 1 else array).save(file, "PNG", optimize=True)
     return file.getvalue()
 
 

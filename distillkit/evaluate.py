@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from distillkit import check
-from distillkit.condense.initialization import class_rows, random_rows
 from distillkit.networks.base import NetworkFactory, build, require_factory
 from distillkit.progress import bar
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, as_set
+from distillkit.sets.classes import class_rows, random_rows
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
-__all__ = ["CLASSIC", "Evaluation", "Protocol", "Row", "accuracy", "evaluate", "train"]
+__all__ = ["Evaluation", "Row", "evaluate"]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit import check
-from distillkit.augment import augmented, require_augmentation, require_space
+from distillkit.augment import Augmentation, augmented, require_augmentation, require_space
 from distillkit.chunks import chunk_size, forward_chunks
-from distillkit.condense.distribution import Augmentation
 from distillkit.networks.door import evaluating, require_network, try_network
 from distillkit.networks.dropout import seeded_dropout
 from distillkit.networks.samplers import uses_batch_statistics
@@ -21,7 +20,7 @@ from distillkit.progress import bar
 from distillkit.rng import as_generator
 from distillkit.sets import Images, as_set
 
-__all__ = ["CLASSIC", "Protocol", "accuracy", "train"]
+__all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,13 @@ from distillkit import LabeledImages
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.data import load
-from distillkit.evaluate import Protocol, evaluate
+from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import Normalization
 from distillkit.owner import owned
 from distillkit.privacy import Ledger, condense_private, image_sgd, plan
 from distillkit.rng import derive
+from distillkit.training import Protocol
 from fl.engine.store import write_atomically
 from fl.study.experiment import git_commit, mean_std, processes, show
 from fl.study.experiment import options as common_options

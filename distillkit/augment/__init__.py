@@ -1,7 +1,17 @@
 """Augmentation: differentiable Siamese (six families, one draw for real and synthetic images), and crop-flip-cutout."""
 
-from distillkit.augment.contract import augmented, require_augmentation, require_space
+from distillkit.augment.contract import Augmentation, augmented, require_augmentation, require_space
 from distillkit.augment.crop_flip import CropFlip, in_space
 from distillkit.augment.dsa import DIGITS, DSA, NATURAL
 
-__all__ = ["DIGITS", "DSA", "NATURAL", "CropFlip", "augmented", "in_space", "require_augmentation", "require_space"]
+__all__ = [
+    "DIGITS",
+    "DSA",
+    "NATURAL",
+    "Augmentation",
+    "CropFlip",
+    "augmented",
+    "in_space",
+    "require_augmentation",
+    "require_space",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,18 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.normalization import Normalization
 
-__all__ = ["Augment", "augmented", "require_augmentation", "require_space"]
+__all__ = ["Augment", "Augmentation", "augmented", "require_augmentation", "require_space"]
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""What the federated layer calls; condensers pass `siamese=` too."""
+"""An augmentation as the federated layer calls it, image by image; what works class by class passes `siamese=` too."""
+
+
+class Augmentation(Protocol):
+    """What `augment=` takes, for instance `DSA()`."""
+
+    def __call__(self, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
+        """Images [N, C, H, W], transformed; with `siamese`, equal generator states give all N, any N, one transform."""
+        ...
 
 
 def require_augmentation(augment: Any, normalization: Normalization | None = None, *, siamese: bool = True) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.augment import augmented
-from distillkit.condense.distribution import Augmentation
+from distillkit.augment import Augmentation, augmented
 from distillkit.condense.parameter_gradient import parameter_gradient
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import uses_batch_statistics

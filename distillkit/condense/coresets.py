@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
-from distillkit.condense.initialization import class_rows
 from distillkit.networks.base import Network, frozen, split
 from distillkit.networks.door import require_network, try_network
 from distillkit.normalization import Normalization
@@ -18,6 +17,7 @@ from distillkit.progress import bar
 from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.sets.classes import class_rows
 
 __all__ = ["herding", "k_center", "random_subset"]
 

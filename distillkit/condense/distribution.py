@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.augment import augmented, require_augmentation
+from distillkit.augment import Augmentation, augmented, require_augmentation
 from distillkit.condense.descent import Descent
-from distillkit.condense.initialization import class_rows, initial_images
+from distillkit.condense.initialization import initial_images
 from distillkit.condense.means import MATCHES, embedding_means, groups, matching_gradient
 from distillkit.condense.state import Progress, Resume, identity_of, named
 from distillkit.networks.base import Network
@@ -23,16 +22,9 @@ from distillkit.progress import bar
 from distillkit.provenance import provenance
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.sets.classes import class_rows
 
-__all__ = ["MATCHES", "Augmentation", "distribution_matching"]
-
-
-class Augmentation(Protocol):
-    """What `augment=` takes, for instance `distillkit.augment.DSA()`."""
-
-    def __call__(self, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-        """Images [N, C, H, W], transformed; with `siamese`, equal generator states give all N, any N, one transform."""
-        ...
+__all__ = ["distribution_matching"]
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.augment import augmented, require_augmentation
+from distillkit.augment import Augmentation, augmented, require_augmentation
 from distillkit.condense._inner import fix_statistics, matched, train, trainable
 from distillkit.condense.descent import Descent
-from distillkit.condense.distribution import Augmentation
-from distillkit.condense.initialization import class_rows, initial_images
+from distillkit.condense.initialization import initial_images
 from distillkit.condense.parameter_gradient import Metric, distance_gradient, parameter_gradient
 from distillkit.condense.state import Progress, Resume, identity_of, named
 from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
@@ -28,6 +27,7 @@ from distillkit.progress import bar
 from distillkit.provenance import provenance
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.sets.classes import class_rows
 
 __all__ = ["gradient_matching", "loops_for", "match_gradient"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -12,44 +12,11 @@ from distillkit import check
 from distillkit.plausible import look_at_counts
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages, as_set
+from distillkit.sets.classes import class_indices, class_rows, random_rows
 
-__all__ = ["INITS", "class_rows", "class_statistics", "images_from_statistics", "initial_images", "random_rows"]
+__all__ = ["INITS", "class_statistics", "images_from_statistics", "initial_images"]
 
 INITS = ("real", "noise", "statistics", "statistics-whole-set")
-
-
-def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Which images belong to which class: class -> row numbers int64 [n_c], ascending, on the CPU.
-
-    Args:
-        real: a set with class indices.
-        classes: the classes wanted; default all that own an image.
-
-    Raises:
-        ValueError: labels are rows, the set is empty, or `classes` is empty, repeats one, is out of range or
-            names a class without images.
-    """
-    if real.labels.ndim != 1:
-        raise ValueError(f"labels must be class indices [N], got rows of shape {list(real.labels.shape)}")
-    if not len(real):
-        raise ValueError("images must hold at least one image, got an empty set")
-    labels = real.labels.cpu()
-    counts = torch.bincount(labels, minlength=real.num_classes)
-    rows = torch.argsort(labels, stable=True).split(counts.tolist())
-    owned = [c for c in range(real.num_classes) if len(rows[c])]
-    wanted = owned if classes is None else _checked_classes(classes, real.num_classes)
-    absent = sorted(set(wanted) - set(owned))
-    if absent:
-        raise ValueError(f"classes must own at least one image, but {absent} have none; the data has {owned}")
-    return {c: rows[c] for c in wanted}
-
-
-def _checked_classes(classes: Sequence[int], num_classes: int) -> list[int]:
-    listed = check.several(classes, "classes", "class indices")
-    chosen = sorted(check.positive_int(int(c) if isinstance(c, Tensor) else c, "classes", least=0) for c in listed)
-    if not chosen or len(set(chosen)) != len(chosen) or chosen[-1] >= num_classes:
-        raise ValueError(f"classes must be distinct and in [0, {num_classes}), at least one, got {list(classes)}")
-    return chosen
 
 
 def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
@@ -106,28 +73,6 @@ def images_from_statistics(
     return (means.view(k, 1, c, 1, 1) + noise * stds.view(k, 1, c, 1, 1)).flatten(0, 1)
 
 
-def random_rows(
-    rows: Mapping[int, Tensor], counts: Sequence[int], generator: torch.Generator
-) -> tuple[Tensor, list[int]]:
-    """Draw `counts` images of each class without replacement; one that has fewer gives all and repeats random ones.
-
-    Args:
-        rows: what `class_rows` returns.
-        counts: images wanted of each of these classes, in their order.
-        generator: a CPU generator, which is advanced.
-
-    Returns:
-        row numbers int64 [sum of counts], class by class, and the classes whose images repeat.
-    """
-    chosen, short = [], []
-    for (c, own), count in zip(rows.items(), counts, strict=True):
-        chosen.append(own[torch.randperm(len(own), generator=generator)[:count]])
-        if len(own) < count:
-            short.append(c)
-            chosen.append(own[torch.randint(len(own), (count - len(own),), generator=generator)])
-    return torch.cat(chosen), short
-
-
 def initial_images(
     real: LabeledImages,
     ipc: int,
@@ -166,7 +111,7 @@ def initial_images(
         return _given(real, init, classes, info)
     check.one_of(init, "init", INITS)
     if init == "noise" and classes is not None:
-        chosen = _checked_classes(classes, real.num_classes)
+        chosen = class_indices(classes, real.num_classes)
     else:
         chosen = list(rows := class_rows(real, classes))
     c, h, w = real.shape

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit.files import read_tensors, write_tensors
 from distillkit.fingerprint import network_identity, set_fingerprint
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
@@ -88,18 +89,12 @@ def identity_of(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:
-    """Write a condenser's state to one `.safetensors` file, atomically; return its path."""
-    from safetensors.torch import save_file
+    """Write a condenser's state to one `.safetensors` file, as a whole or not at all; return its path.
 
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-        save_file(contiguous, temporary, metadata={"format": _FORMAT})
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    Raises:
+        OSError: the folder is missing, unwritable or full; a file that was there before is left as it was.
+    """
+    return write_tensors(path, state, {"format": _FORMAT})
 
 
 def load_state(path: str | os.PathLike[str]) -> State:
@@ -109,19 +104,7 @@ def load_state(path: str | os.PathLike[str]) -> State:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, or is something else than a condenser's state.
     """
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no condenser state at {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            found = (file.metadata() or {}).get("format")
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
-    if found != _FORMAT:
-        raise ValueError(f"{path} is not a condenser's state (format {found!r}, want {_FORMAT!r})")
-    return state
+    return read_tensors(path, kind=_FORMAT, what="a condenser's state")[0]
 
 
 def resumed(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:

@@ -17,7 +17,7 @@ from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
-__all__ = ["Split"]
+__all__ = ["HOLD_OUT_SEED", "Split", "assemble", "hold_out", "to_pixels"]
 
 HOLD_OUT_SEED = 20_211
 """Which images a dataset without a test split of its own holds back: part of the dataset's definition, no option."""

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 from distillkit.networks._draws import draw_own, seed_of, seeded
 from distillkit.rng import as_generator
 
-__all__ = ["AsMade", "Network", "NetworkFactory", "Redraw", "build", "frozen", "initialize", "split"]
+__all__ = [
+    "AsMade",
+    "Network",
+    "NetworkFactory",
+    "Redraw",
+    "SplitNetwork",
+    "build",
+    "frozen",
+    "initialize",
+    "require_factory",
+    "split",
+]
 
 NetworkFactory = Callable[[], nn.Module]
 Redraw = Callable[[nn.Module, torch.Generator], object]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.condense.distribution import Augmentation
+from distillkit.augment import Augmentation
 from distillkit.networks.base import NetworkFactory
 from distillkit.networks.convnet import ConvNet
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from distillkit import check
+from distillkit.augment import Augmentation
 from distillkit.chunks import chunk_size
-from distillkit.condense.distribution import Augmentation
 from distillkit.networks.base import NetworkFactory
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization

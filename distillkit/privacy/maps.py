@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.augment import require_space
+from distillkit.augment import Augmentation, require_space
 from distillkit.chunks import chunk_size
-from distillkit.condense.distribution import MATCHES, Augmentation
+from distillkit.condense.means import MATCHES
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy.apart import require_rows_apart

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from distillkit import check
-from distillkit.augment import DSA, require_augmentation
-from distillkit.condense import Augmentation, distribution_matching
+from distillkit.augment import DSA, Augmentation, require_augmentation
+from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.plausible import without_warnings

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from distillkit import files
 from distillkit.owner import owned
 from fl.codec import decode, encode
 from fl.message import Message
@@ -29,14 +29,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         CheckpointError: the folder is unwritable or the disk is full; the old file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        files.write_atomically(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
 
 

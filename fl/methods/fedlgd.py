@@ -8,8 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from distillkit import check
-from distillkit.augment import DSA
-from distillkit.condense import Augmentation
+from distillkit.augment import DSA, Augmentation
 from fl.addons.anchors import Anchors
 from fl.addons.condensed import SELECTED, Condensed
 from fl.averaging.addon import AddOn

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit.chunks import chunk_size, forward_chunks
-from distillkit.evaluate import Evaluation, Protocol, Row, accuracy, evaluate, train
+from distillkit.evaluate import Evaluation, Row, evaluate
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
+from distillkit.training import Protocol, accuracy, train
 
 SHAPE = (1, 8, 8)
 SHORT = Protocol(epochs=8, lr=0.1, batch=8)

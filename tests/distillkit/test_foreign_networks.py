@@ -19,11 +19,12 @@ from distillkit.condense import (
     match_gradient,
     random_subset,
 )
-from distillkit.evaluate import Protocol, evaluate
+from distillkit.evaluate import evaluate
 from distillkit.generate import invert
 from distillkit.losses import BatchNormPrior
 from distillkit.networks import FixedNetwork, NetworkBall, RandomNetworks, build, split
 from distillkit.select import select
+from distillkit.training import Protocol
 
 
 class Mine(nn.Module):

@@ -32,7 +32,7 @@ from distillkit.condense import (
 )
 from distillkit.data import clients, load
 from distillkit.data import partition as pa
-from distillkit.evaluate import Protocol, accuracy, evaluate, train
+from distillkit.evaluate import evaluate
 from distillkit.generate import (
     NoiseDecoder,
     Patches,
@@ -71,6 +71,7 @@ from distillkit.plot import partition as plot_partition
 from distillkit.rng import derive
 from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
 from distillkit.sets import as_set
+from distillkit.training import Protocol, accuracy, require_protocol, train
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
 
 PACKAGES = (
@@ -87,6 +88,7 @@ PACKAGES = (
     "distillkit.plot",
     "distillkit.select",
     "distillkit.sets",
+    "distillkit.training",
     "attacks",
     "attacks.audit",
     "attacks.membership",
@@ -244,6 +246,7 @@ CALLS: dict[str, Call] = {
         train, lambda n: finite(n(data().images)), network=made, data=data, protocol=Protocol(epochs=1), chunk=4
     ),
     "accuracy": C(accuracy, network=made, data=data, chunk=4),
+    "require_protocol": C(require_protocol, lambda none: None, protocol=Protocol(epochs=1)),
     "Protocol": C(Protocol, lambda p: finite(train(made(), data(), p)(data().images)), epochs=1, batch=4),
     # Networks
     "ConvNet": C(ConvNet, answers, **NETS),

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from distillkit import LabeledImages, Normalization, plot
 from distillkit.augment import DSA, require_augmentation
 from distillkit.condense import distribution_matching, gradient_matching, herding, random_subset
-from distillkit.evaluate import Protocol, evaluate
+from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY
 from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.select import select
 from distillkit.sets import as_set
+from distillkit.training import Protocol
 
 HALF = Normalization([0.5], [0.25])
 COLOUR = Normalization([0.49, 0.48, 0.45], [0.25, 0.24, 0.26])

@@ -27,11 +27,12 @@ from distillkit.condense import (
     random_subset,
 )
 from distillkit.data import load_folder
-from distillkit.evaluate import Protocol, evaluate, train
+from distillkit.evaluate import evaluate
 from distillkit.generate import Patches, cnn_noise, invert, separability, stylegan_noise, upsampled_gaussian
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import condense_private, image_sgd, train_private
 from distillkit.rng import derive
+from distillkit.training import Protocol, train
 
 SET = LabeledImages(torch.rand(12, 1, 8, 8, generator=derive(0)), torch.arange(12) % 3)
 SHORT = Protocol(epochs=1)

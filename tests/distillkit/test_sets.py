@@ -123,7 +123,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_files_that_are_no_saved_set_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no set at"):
+    with pytest.raises(FileNotFoundError, match="should hold a saved LabeledImages"):
         LabeledImages.load(tmp_path / "none.safetensors")
     path = make().save(tmp_path / "set.safetensors")
     whole = path.read_bytes()

@@ -22,9 +22,10 @@ from torch.utils.data import (
 
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import herding, random_subset
-from distillkit.evaluate import Protocol, evaluate
+from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import as_set
+from distillkit.training import Protocol
 
 HALF = Normalization([0.5], [0.25])
 PIXELS = torch.arange(6 * 2 * 4 * 4).view(6, 2, 4, 4).float() / 200

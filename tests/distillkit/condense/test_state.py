@@ -37,7 +37,7 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
 
 
 def test_foreign_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no condenser state at"):
+    with pytest.raises(FileNotFoundError, match="should hold a condenser's state"):
         load_state(tmp_path / "nothing")
     foreign = tmp_path / "foreign"
     save_file({"images": torch.zeros(1)}, foreign)

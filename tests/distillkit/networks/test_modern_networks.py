@@ -13,10 +13,11 @@ from torch import nn
 from distillkit import LabeledImages
 from distillkit.condense import distribution_matching, gradient_matching, herding, match_gradient
 from distillkit.condense.parameter_gradient import distance_gradient, parameter_gradient
-from distillkit.evaluate import Protocol, accuracy, evaluate, train
+from distillkit.evaluate import evaluate
 from distillkit.generate import invert
 from distillkit.networks import AsMade, ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
 from distillkit.rng import derive
+from distillkit.training import Protocol, accuracy, train
 
 SHAPE, CLASSES = (3, 16, 16), 3
 

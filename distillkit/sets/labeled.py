@@ -7,27 +7,22 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
-import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from distillkit import check, plausible, sources
+from distillkit.display import as_html, sheet, shown
+from distillkit.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
+from distillkit.sets.parts import checked_columns, checked_images, checked_info
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch.utils.data import DataLoader, Dataset
+__all__ = ["LabeledImages", "Labels", "confirmed", "from_arrays", "from_source", "within_a_set"]
 
-__all__ = ["Images", "LabeledImages", "Labels", "as_set"]
-
-Images: TypeAlias = (
-    "LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | list[Any]"
-)
-"""What every component takes as images: see `as_set`."""
-
-Labels: TypeAlias = "Tensor | NDArray[Any] | Sequence[int]"
+Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 """Class indices [N] or rows [N, K]."""
 
 _FORMAT = "distillkit.LabeledImages/1"
@@ -83,42 +78,20 @@ class LabeledImages:
         info: Mapping[str, Any] | None = None,
         classes_given: bool | None = None,
     ) -> None:
-        given: Any = sources.as_tensor(images, "images")
-        marks: Any = sources.as_tensor(labels, "labels", lists=True)
-        empty = isinstance(given, Tensor) and given.ndim == 4 and len(given) == 0 and given.is_floating_point()
-        self.images: Tensor = given if empty else check.batch_of_images(given)
+        self.images: Tensor
         self.labels: Tensor
-        n = len(given)
-        if isinstance(marks, Tensor) and marks.ndim == 2 and marks.is_floating_point():
-            if len(marks) != n or not bool(torch.isfinite(marks).all()):
-                raise ValueError(f"labels must be {n} finite rows, one an image, got shape {list(marks.shape)}")
-            if num_classes is not None and marks.shape[1] != num_classes:
-                raise ValueError(f"labels have {marks.shape[1]} columns, but num_classes={num_classes}")
-            self.labels, self.num_classes = marks, marks.shape[1]
-        else:
-            if num_classes is None and n == 0:
-                raise ValueError("num_classes must be given for an empty set")
-            self.labels = check.class_labels(marks, n, num_classes)
-            self.num_classes = int(self.labels.max()) + 1 if num_classes is None else num_classes
-        self.num_classes = check.positive_int(self.num_classes, "num_classes")
+        self.images, self.labels, self.num_classes = checked_images(images, labels, num_classes)
         known = num_classes is not None or self.labels.ndim == 2
         self.classes_given = known if classes_given is None else bool(classes_given)
         if not isinstance(normalization, Normalization):
             came = type(normalization).__name__
             raise TypeError(f"normalization must be a Normalization(mean, std), got {came}")
-        if len(normalization.mean) not in (1, given.shape[1]):
-            raise ValueError(f"images have {given.shape[1]} channels, normalization has {len(normalization.mean)}")
+        c = self.images.shape[1]
+        if len(normalization.mean) not in (1, c):
+            raise ValueError(f"images have {c} channels, normalization has {len(normalization.mean)}")
         self.normalization = normalization
-        self.columns = dict(columns or {})
-        for name, column in self.columns.items():
-            if not isinstance(column, Tensor):
-                raise TypeError(f"column {name!r} must be a torch.Tensor, got {type(column).__name__}")
-            if column.ndim == 0 or len(column) != n:
-                raise ValueError(f"column {name!r} must have {n} rows, one an image, got shape {list(column.shape)}")
-        try:
-            self.info: dict[str, Any] = json.loads(json.dumps(dict(info or {}), default=_plain))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"info must be a mapping of JSON values: {error}") from error
+        self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(self.images))
+        self.info: dict[str, Any] = checked_info(info or {})
 
     @staticmethod
     def _made(**parts: Any) -> LabeledImages:
@@ -184,7 +157,10 @@ class LabeledImages:
         """
         if not sources.is_dataset(dataset):
             raise TypeError(f"dataset must be a torch.utils.data.Dataset or DataLoader, got {type(dataset).__name__}")
-        return as_set(dataset, num_classes=num_classes, normalization=normalization, name="dataset", progress=progress)
+        whole = within_a_set(dataset)
+        if isinstance(whole, LabeledImages):
+            return confirmed(whole, "dataset", num_classes, normalization)
+        return from_source(dataset, "dataset", num_classes, normalization, progress=progress)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -314,14 +290,7 @@ class LabeledImages:
             raise ValueError("an empty set has no grid")
         columns = min(len(self), 10) if columns is None else check.positive_int(columns, "columns")
         check.positive_int(padding, "padding", least=0)
-        pixels = self.pixels().detach().cpu()
-        rows = -(-len(pixels) // columns)
-        c, h, w = self.shape
-        sheet = pixels.new_ones(c, rows * (h + padding) + padding, columns * (w + padding) + padding)
-        for i, image in enumerate(pixels):
-            top, left = padding + (i // columns) * (h + padding), padding + (i % columns) * (w + padding)
-            sheet[:, top : top + h, left : left + w] = image
-        return sheet
+        return sheet(self.pixels().detach().cpu().split(columns), columns, padding)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The set as named tensors and JSON values, for files and messages; `from_parts` puts it together again."""
@@ -355,21 +324,8 @@ class LabeledImages:
         Raises:
             OSError: the folder is missing, unwritable or full; a file that was there before is left as it was.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        path = Path(path)
-        tensors, meta = self.parts()
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            contiguous = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-            save_file(contiguous, temporary, metadata={"format": _FORMAT, "set": json.dumps(meta)})
-            os.replace(temporary, path)
-        except SafetensorError as error:
-            raise OSError(f"cannot write {path}: {error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-        return path
+        tensors, facts = self.parts()
+        return write_tensors(path, tensors, {"format": _FORMAT, "set": json.dumps(facts)})
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> LabeledImages:
@@ -379,20 +335,9 @@ class LabeledImages:
             FileNotFoundError: there is no such file.
             ValueError: the file is damaged, or is not a saved set.
         """
-        from safetensors import SafetensorError, safe_open
-
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"no set at {path}")
+        tensors, facts = read_tensors(path, kind=_FORMAT, what="a saved LabeledImages")
         try:
-            with safe_open(path, framework="pt") as file:
-                meta = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
-        if meta.get("format") != _FORMAT:
-            raise ValueError(f"{path} is not a saved LabeledImages (format {meta.get('format')!r}, want {_FORMAT!r})")
-        try:
-            return LabeledImages.from_parts(tensors, json.loads(meta["set"]))
+            return LabeledImages.from_parts(tensors, json.loads(facts["set"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
@@ -414,87 +359,55 @@ class LabeledImages:
         return f"LabeledImages({'; '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        from distillkit.display import as_html, shown
-
         classes = self.labels if self.labels.ndim == 1 else self.labels.argmax(1)
         return as_html(repr(self), [self[rows].pixels() for rows in shown(classes)], len(classes.unique()))
 
 
-def _plain(value: Any) -> Any:
-    """A NumPy number as Python's, for JSON."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+def within_a_set(images: Any) -> Any:
+    """What a `torch.utils.data.Subset` of a set selects, as a set, whose space a copy item by item would lose.
 
-
-def as_set(
-    images: Images,
-    labels: Labels | None = None,
-    *,
-    num_classes: int | None = None,
-    normalization: Normalization | None = None,
-    name: str = "images",
-    progress: bool = True,
-) -> LabeledImages:
-    """Return the set that a component was called with; everything that takes images goes through here.
-
-    Args:
-        images: a `LabeledImages`; or images float [N, C, H, W] in the normalised space, a tensor or a NumPy array,
-            with `labels`; or anything that holds both: a pair `(images, labels)`, a `torch.utils.data.Dataset` of such
-            pairs (a lazy one is read once, into memory, with a bar), a `DataLoader` of one (its dataset is read).
-            Images of uint8 and PIL pictures are pixels in 0..255 and are normalised here; floats never are. A
-            `torch.utils.data.Subset` of a `LabeledImages` keeps its space.
-        labels: class indices [N] or rows float [N, K], a tensor, an array or a list; with a bare tensor or array only.
-        num_classes: K. Default: the number of class names that a dataset states (`classes`), else as `LabeledImages`.
-        normalization: how float images came from pixels. Default: they are pixels in [0, 1].
-        name: the argument's name, for messages.
-        progress: whether long reading shows a bar.
-
-    A `num_classes` given here takes the place of one that the set derived from its labels.
-
-    Raises:
-        TypeError, ValueError: labels missing, or given beside what has its own; a class count or normalisation that
-            contradicts the set's; items that are no pairs of an image and a label.
+    Anything else is given back as it is.
     """
-    images = _within_a_set(images)
-    if isinstance(images, LabeledImages):
-        if labels is not None:
-            raise TypeError(f"labels must be left out when {name} is a LabeledImages (it has its own)")
-        if num_classes is not None and not images.classes_given:
-            images = images.replace(num_classes=num_classes)
-        if num_classes not in (None, images.num_classes):
-            raise ValueError(f"num_classes={num_classes}, but the set has {images.num_classes}")
-        if normalization not in (None, images.normalization):
-            raise ValueError(f"normalization is {normalization}, but the set's is {images.normalization}")
-        if not math.isfinite(float(images.images.detach().sum())):
-            check.batch_of_images(images.images, name)  # somebody wrote into the tensor after the set was made
-        return images
-    if sources.is_source(images):
-        if labels is not None:
-            raise TypeError(f"labels must be left out when {name} is a {type(images).__name__} (it has its own)")
-        num_classes = sources.class_names(images) if num_classes is None else num_classes
-        images, labels = sources.read(images, name, progress=progress)
-    elif labels is None:
-        raise TypeError(
-            f"labels must be given with {name} that have none ({type(images).__name__}); a LabeledImages, a pair "
-            "(images, labels), a Dataset and a DataLoader have their own"
-        )
-    return _from_arrays(images, labels, name, num_classes=num_classes, normalization=normalization)
-
-
-def _within_a_set(images: Any) -> Any:
-    """What a `torch.utils.data.Subset` of a set selects, as a set, whose space a copy item by item would lose."""
-    from torch.utils.data import Subset
-
     if not isinstance(images, Subset):
         return images
-    whole = _within_a_set(images.dataset)
+    whole = within_a_set(images.dataset)
     return whole[torch.as_tensor(images.indices)] if isinstance(whole, LabeledImages) else images
 
 
-def _from_arrays(images: Any, labels: Any, name: str, **options: Any) -> LabeledImages:
+def confirmed(
+    data: LabeledImages, name: str, num_classes: int | None, normalization: Normalization | None
+) -> LabeledImages:
+    """A set beside which its class count or normalisation was said again: refused if they contradict it.
+
+    Raises:
+        ValueError: they do; or its images, which somebody wrote into after it was made, are no longer finite.
+    """
+    if num_classes is not None and not data.classes_given:
+        data = data.replace(num_classes=num_classes)
+    if num_classes not in (None, data.num_classes):
+        raise ValueError(f"num_classes={num_classes}, but the set has {data.num_classes}")
+    if normalization not in (None, data.normalization):
+        raise ValueError(f"normalization is {normalization}, but the set's is {data.normalization}")
+    if not math.isfinite(float(data.images.detach().sum())):
+        check.batch_of_images(data.images, name)
+    return data
+
+
+def from_source(
+    source: Any, name: str, num_classes: int | None, normalization: Normalization | None, *, progress: bool
+) -> LabeledImages:
+    """Read a dataset, a loader or a pair into a set; a dataset's class names say K where nobody else does."""
+    num_classes = sources.class_names(source) if num_classes is None else num_classes
+    images, labels = sources.read(source, name, progress=progress)
+    return from_arrays(images, labels, name, num_classes, normalization)
+
+
+def from_arrays(
+    images: Any, labels: Any, name: str, num_classes: int | None, normalization: Normalization | None
+) -> LabeledImages:
+    """A set of arrays or tensors; images of uint8 are pixels in 0..255, floats are in the normalised space."""
     images, labels = sources.as_tensor(images, name), sources.as_tensor(labels, "labels", lists=True)
     if isinstance(images, Tensor) and images.dtype == torch.uint8:
-        normalization = options.pop("normalization")
-        return LabeledImages.from_pixels(images, labels, normalization=normalization or IDENTITY, **options)
-    return LabeledImages(images, labels, **options)
+        normalization = IDENTITY if normalization is None else normalization
+        return LabeledImages.from_pixels(images, labels, num_classes=num_classes, normalization=normalization)
+    return LabeledImages(images, labels, num_classes=num_classes, normalization=normalization)

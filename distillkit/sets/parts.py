@@ -1,0 +1,74 @@
+"""What a set is made of, checked at its door: images with their labels, columns, and JSON values about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distillkit import check, sources
+
+__all__ = ["checked_columns", "checked_images", "checked_info"]
+
+
+def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
+    """A set's images float [N, C, H, W], its labels (int64 [N] or rows [N, K]) and K, of what `LabeledImages` takes.
+
+    Raises:
+        TypeError, ValueError: what is wrong with which of them.
+    """
+    images = sources.as_tensor(images, "images")
+    labels = sources.as_tensor(labels, "labels", lists=True)
+    empty = isinstance(images, Tensor) and images.ndim == 4 and len(images) == 0 and images.is_floating_point()
+    images = images if empty else check.batch_of_images(images)
+    n = len(images)
+    if isinstance(labels, Tensor) and labels.ndim == 2 and labels.is_floating_point():
+        if len(labels) != n or not bool(torch.isfinite(labels).all()):
+            raise ValueError(f"labels must be {n} finite rows, one an image, got shape {list(labels.shape)}")
+        if num_classes is not None and labels.shape[1] != num_classes:
+            raise ValueError(f"labels have {labels.shape[1]} columns, but num_classes={num_classes}")
+        num_classes = labels.shape[1]
+    else:
+        if num_classes is None and n == 0:
+            raise ValueError("num_classes must be given for an empty set")
+        labels = check.class_labels(labels, n, num_classes)
+        num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
+    return images, labels, check.positive_int(num_classes, "num_classes")
+
+
+def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
+    """Named tensors of `n` rows each.
+
+    Raises:
+        TypeError, ValueError: what is no tensor, or has another number of rows; the column is named.
+    """
+    found = dict(columns)
+    for name, column in found.items():
+        if not isinstance(column, Tensor):
+            raise TypeError(f"column {name!r} must be a torch.Tensor, got {type(column).__name__}")
+        if column.ndim == 0 or len(column) != n:
+            raise ValueError(f"column {name!r} must have {n} rows, one an image, got shape {list(column.shape)}")
+    return found
+
+
+def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `info` as JSON gives it back: tuples as lists, NumPy numbers as Python's.
+
+    Raises:
+        TypeError: no mapping, or a value that JSON does not have.
+    """
+    try:
+        copied: dict[str, Any] = json.loads(json.dumps(dict(info), default=_plain))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"info must be a mapping of JSON values: {error}") from error
+    return copied
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no JSON value")
