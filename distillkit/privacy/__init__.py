@@ -1,4 +1,11 @@
-"""Differential privacy for synthetic sets and for models, with a ledger of what was spent."""
+"""Differential privacy for synthetic sets and for models, with a ledger of what was spent.
+
+Three calls make something private from private images: `condense_private` (a set from noised class means, the best
+place to start), `image_sgd` (a set by noised gradient steps, FedDM's way) and `train_private` (a model, by DP-SGD).
+Each charges a `Ledger` before it draws noise and returns what the ledger guarantees. `plan` says beforehand how much
+noise a wanted epsilon costs; `release`, `private_histogram` and `PrivateGradient` are the pieces for a mechanism of
+one's own.
+"""
 
 from distillkit.privacy.accounting import Bound, compose
 from distillkit.privacy.assumed import ASSUMED, FACTS

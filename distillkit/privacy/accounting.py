@@ -1,4 +1,4 @@
-"""Epsilon of Gaussian releases: closed form at rate 1, Opacus' accountants below."""
+"""What Gaussian releases cost together, as an epsilon: in closed form at rate 1, by Opacus' accountants below it."""
 
 from __future__ import annotations
 
@@ -36,18 +36,27 @@ _PRV_EPSILON = 100.0
 
 @dataclass(frozen=True)
 class Bound:
-    """An epsilon and how it was computed (`"exact"`, `"rdp"`, `"prv"` or `"pld"`): an upper bound each."""
+    """What `compose` found: an epsilon, which is an upper bound however it was computed, and by what.
+
+    Attributes:
+        epsilon: at the delta that was asked for; infinite where something was released without noise.
+        accountant: `"exact"` (closed form), `"rdp"`, `"prv"` or `"pld"`.
+    """
 
     epsilon: float
     accountant: str
 
 
 def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") -> Bound:
-    """Epsilon of all `spends` together, for neighbours that differ by one added or removed record.
+    """What several noised releases of the same records cost together: one epsilon at a given delta.
+
+    `Ledger` calls it for you; call it yourself to account releases that no ledger saw, or to compare accountants.
+    Neighbours differ by one added or removed record.
 
     Args:
-        spends: (sigma, rate, count) each; below rate 1 the records must have been drawn by Poisson sampling.
-        delta: in (0, 1).
+        spends: (sigma, rate, count) each: noise standard deviation / sensitivity, the probability with which a record
+            takes part, and how many such releases; below rate 1 the records must have been drawn by Poisson sampling.
+        delta: in (0, 1), well below one over the number of records.
         accountant: `"auto"`: the closed form if every rate is 1; otherwise RDP, and PRV where that is smaller and
             affordable (RDP epsilon below 100, at most 1.5 million points), or where it is not, PLD if dp-accounting is
             installed. `"rdp"`, `"prv"` or `"pld"` to insist.
@@ -56,8 +65,12 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") 
     larger one counts; Opacus' own accountant does the removed one only. RDP takes orders from 1.01 to 512, beyond
     Opacus' own on either side; it lies 5 to 26 per cent above the truth where it was compared with PLD.
 
+    Returns:
+        Epsilon, and the accountant that gave it.
+
     Raises:
-        NotAccountable: PRV asked for where it would not fit into memory; PLD where dp-accounting is missing.
+        NotAccountable: delta outside (0, 1); PRV asked for where it would not fit into memory; PLD where dp-accounting
+            is missing.
         TypeError, ValueError: numbers out of range.
     """
     check.one_of(accountant, "accountant", ("auto", "rdp", "prv", "pld"))

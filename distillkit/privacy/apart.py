@@ -19,11 +19,14 @@ __all__ = ["require_rows_apart", "untouched"]
 
 @contextmanager
 def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[None]:
-    """Refuse a block that draws from a global random state, or changes a tensor that the modules hold; undo both.
+    """A `with` block whose code must leave no trace: it draws from no global random state and changes no held tensor.
+
+    Both would be a way past the clip, by which one record could act on another. They are looked for after the block,
+    undone, and refused.
 
     Args:
-        what: names the thing in the message.
-        modules: their parameters, buffers, and tensors that are plain attributes.
+        what: names the code on trial in the message.
+        modules: whose tensors must stay as they are: parameters, buffers, and tensors that are plain attributes.
         device: whose random state is watched beside the CPU's, NumPy's and `random`'s.
 
     Raises:
@@ -101,15 +104,17 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def require_rows_apart(
     function: Callable[[Tensor], Tensor], images: Tensor, what: str, *modules: nn.Module, sizes: Sequence[int] = ()
 ) -> None:
-    """Refuse a function that makes something of an image, at any place of a batch, that it would not make of it alone.
+    """Refuse a function in which the images of a batch meet: each row must be what its image alone would give.
 
-    Tried on all images together, on a few, at other batch sizes, and with some of them replaced.
+    Called before private images go through a network or an augmentation, because the sensitivity of a sum rests on it:
+    one record may change its own row and no other, wherever it stands. Tried on all images together, on a few, at other
+    batch sizes, and with some of them replaced.
 
     Args:
         function: maps images [N, C, H, W] to N rows of anything, without draws of its own.
-        images: public ones, at least two.
-        what: names it in the message.
-        modules: hold no tensor that it may change.
+        images: public ones to try it on, float [N, C, H, W], at least two.
+        what: names the function in the message.
+        modules: what the function uses; it must change no tensor that they hold.
         sizes: further batch sizes; larger batches hold the images several times, in random places.
 
     Raises:

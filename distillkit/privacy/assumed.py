@@ -1,4 +1,8 @@
-"""What each private entry point takes to be public: epsilon covers the records, never these."""
+"""What each private entry point takes to be public: epsilon covers the records, never these.
+
+A ledger writes the facts of the entry points that charged it beside its epsilon (`Guarantee.assumed`), so that whoever
+reads the number can check them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ FACTS = {
     "taking part": "which clients take part in which round",
     "disjoint": "that no record lies with two clients",
 }
-"""The facts by name, and what each means."""
+"""The facts that an entry point may assume: name -> what exactly is taken to be public."""
 
 _SET = ("classes", "space", "size", "budget", "clip", "networks", "start", "augment", "seed", "options")
 _RUN = ("clients", "taking part", "disjoint")
@@ -36,4 +40,4 @@ ASSUMED: dict[str, tuple[str, ...]] = {
     "SummedFedDM": (*_SET, "model", *_RUN),
     "ClientDP": ("classes", "space", "budget", "clip", "model", "seed", "options", "clients"),
 }
-"""Entry point -> the names of what it assumes."""
+"""Entry point -> the names (in `FACTS`) of what it takes to be public."""

@@ -1,4 +1,8 @@
-"""Release noised class sums of public embeddings once; everything after that is free."""
+"""Release noised class sums of public embeddings once; everything after that is free.
+
+The three steps of `condense_private`, to be used one by one: `class_sums` of the private images, `release` of the sums
+with noise, and `match_sums`, which fits images to what was released.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,15 @@ __all__ = ["class_sums", "match_sums", "matching_step", "release"]
 def class_sums(
     images: Tensor, labels: Tensor, maps: PublicMaps, *, num_classes: int, chunk: int | None = None
 ) -> Tensor:
-    """Sums of v(x) over the records of every class and for every map. **Private: pass them to `release`.**
+    """Embed the private images and add up their vectors v(x), class by class, for every map.
+
+    **What it returns is private: pass it to `release`, and use nothing but what that returns.**
 
     Args:
-        images: float [N, C, H, W]; N may be 0.
-        labels: class indices int [N].
-        maps: the public maps.
-        num_classes: K_c, a public number; a class without records has zeros.
+        images: the private images, float [N, C, H, W]; N may be 0.
+        labels: class indices int [N] in [0, num_classes).
+        maps: the public maps v, one after the other.
+        num_classes: a public number; a class without records has zeros.
         chunk: images per forward pass; default by device and size.
 
     Returns:
@@ -59,28 +65,31 @@ def release(
     round: int = 0,
     secret: Secret | int | None = None,
 ) -> Tensor:
-    """Add noise to class sums, once: N(0, (sigma * sensitivity)^2) on every entry of every class.
+    """Make class sums public: charge the ledger, then add Gaussian noise to every entry, once.
 
-    Keep what this returns and read it as often as you like. To noise the same sums again is another release and is
-    charged again (a cache of *clean* sums that is noised at each of k reads has only sigma / sqrt(k)).
+    The noise is N(0, (sigma * sensitivity)^2), for classes that nobody holds too. Keep what this returns and read it as
+    often as you like. To noise the same sums again is another release and is charged again (a cache of *clean* sums
+    that is noised at each of k reads has only sigma / sqrt(k)).
 
     A record adds a vector of length `sensitivity` at most to one class of each of G maps, so this is G Gaussian
     releases of rate 1, and their composition is exact.
 
     Args:
-        sums: float64 [G, K, F] from `class_sums`, all classes.
-        sigma: noise standard deviation / sensitivity of each of the G releases; see `plan(count=G)`.
-        sensitivity: `maps.sensitivity`.
+        sums: float64 [G, K, F] from `class_sums`: G maps, all K classes, vectors of length F.
+        sigma: noise standard deviation / sensitivity of each of the G releases; see `plan(count=G)`. 0 adds no noise,
+            which the ledger records as no guarantee.
+        sensitivity: `maps.sensitivity`, the most that one record adds to the sums of one map.
         ledger: charged before the noise is drawn.
-        client, round: for the ledger.
+        client, round: whose records these are and when, for the ledger.
         secret: where the noise comes from; see `Secret`.
 
     Returns:
-        float64 [G, K, F].
+        The noised sums, float64 [G, K, F], which may be published.
 
     Raises:
         BudgetExhausted, NotAccountable: see `Ledger.spend`.
         PrivacyError: noise asked for with an infinite sensitivity.
+        ValueError: sums of another shape.
     """
     if sums.ndim != 3:
         raise ValueError(f"sums must be [maps, classes, F], got shape {list(sums.shape)}")
@@ -94,13 +103,19 @@ def release(
 
 
 def matching_step(images: Tensor, maps: PublicMaps, k: int, target: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Gradient of sum_c ||target_c - mean_j v(s_cj)||^2 in the images, with map k; class groups one after the other.
+    """One step's gradient of distribution matching: how to change the images so that their class means meet `target`.
+
+    The gradient in the images s of sum_c ||target_c - mean_j v(s_cj)||^2, with v the map `maps[k]`. `match_sums` calls
+    it; call it yourself for an optimiser of your own. Only a few classes are in memory at once.
 
     Args:
-        images: float [classes, ipc, C, H, W].
-        maps, k: the map of the release that `target` came from.
+        images: the synthetic images, float [classes, ipc, C, H, W].
+        maps, k: the maps of the release, and the number of the one that `target` came from.
         target: float [classes, F], the noised class means.
         chunk: images per backward pass; default by device and size. Classes are never cut.
+
+    Returns:
+        The gradient, of the shape of `images`.
     """
     embed, ipc = maps[k], images.shape[1]
     group = max(1, chunk_size(images[0], chunk) // ipc)
@@ -123,22 +138,26 @@ def match_sums(
     chunk: int | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Fit images to released class means: SGD with momentum and a cosine schedule, map t mod G at step t.
+    """Fit synthetic images to released class means, so that their embeddings have these means under every map.
 
-    Post-processing: it sees no private data, so it may run for as long as wanted and be repeated.
+    Post-processing: it sees no private data, so it may run for as long as wanted and be repeated. SGD with momentum and
+    a cosine schedule, map t mod G at step t.
 
     Args:
-        start: float [K * ipc, C, H, W], class by class, public.
+        start: the images to begin with, float [K * ipc, C, H, W], class by class, public.
         maps: the G maps of the release.
         targets: float [G, K, F], the noised sums divided by public or noised class sizes.
-        steps: of SGD.
+        steps: of SGD; 0 gives `start` back.
         lr: at the first step; large, because unit vectors of many dimensions have small gradients.
-        momentum: in [0, 1).
+        momentum: of SGD, in [0, 1).
         chunk: images per backward pass; default by device and size.
         progress: whether the steps show a bar where somebody watches.
 
     Returns:
-        float [K * ipc, C, H, W].
+        The fitted images, float [K * ipc, C, H, W].
+
+    Raises:
+        TypeError, ValueError: options out of range, or targets of another number of maps.
     """
     check.positive_int(steps, "steps", least=0)
     check.real_number(lr, "lr", above=0.0)

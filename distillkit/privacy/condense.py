@@ -68,10 +68,11 @@ def condense_private(
 ) -> LabeledImages:
     """Condense a private set to `ipc` images per class that are (epsilon, delta) differentially private.
 
-    Each image is embedded by `networks` public random networks; the embedding minus a public centre is divided by its
-    norm, so that one record moves one class sum by exactly 1 at most and there is no clip to tune. The sums of all
-    classes get Gaussian noise once. Images are then fitted to the noised means by distribution matching, which costs
-    no more privacy. Neighbours differ by one added or removed record.
+    The set that it returns may be published and trained on like any other. Each image is embedded by `networks` public
+    random networks; the embedding minus a public centre is divided by its norm, so that one record moves one class sum
+    by exactly 1 at most and there is no clip to tune. The sums of all classes get Gaussian noise once. Images are then
+    fitted to the noised means by distribution matching, which costs no more privacy. Neighbours differ by one added or
+    removed record.
 
     This is done twice. A first, rough set takes `first_share` of the budget and is centred on smooth noise; the second
     goes on from it, and its centre is the mean embedding of the first. What all images have in common then no longer
@@ -94,18 +95,21 @@ def condense_private(
             too, of noise.
         size: a public number of records, or an upper bound; delta is compared with it, and nothing else.
         ipc: images per class.
-        network: a factory of networks that are re-drawn, or a sampler; it must owe nothing to the private data.
+        network: makes or draws the networks that embed the images (a factory of networks, which are re-drawn, or a
+            sampler); it must owe nothing to the private data.
             Default: ConvNet of width 128, of depth 3 or what the image size allows.
         networks: how many maps are released in each later pass; sigma grows with its root.
-        match: `"embedding"`, or `"embedding+logits"`.
+        match: what is matched of each image: `"embedding"`, or `"embedding+logits"`, the two in a row.
         augment: an augmentation such as `DSA()`, one draw per map for private and synthetic images.
         clip: None for unit vectors; a number clips centred embeddings instead (a clip tuned on the private data is
             not covered by epsilon: tell the ledger with `remark`).
-        sizes: public records per class [K]. Default: one noised histogram, paid from epsilon.
-        histogram_share: share of the Gaussian budget (sum of 1 / sigma^2) that goes to the histogram.
-        first_share: likewise, share that goes to the first pass; 0 for none, and the centre is smooth noise.
+        sizes: how many records each class has [K], where that is public. Default: one noised histogram, paid from
+            epsilon.
+        histogram_share: share of the Gaussian budget (sum of 1 / sigma^2) that goes to the histogram, in (0, 0.5].
+        first_share: share that goes to the first pass, in [0, 0.5]; 0 for none, and the centre is smooth noise.
         first_networks, first_steps: as `networks` and `steps`, of the first pass.
-        passes: with the first; the later ones share the rest of the budget equally, each with `networks` and `steps`.
+        passes: how many, the first included, at least 2; the later ones share the rest of the budget equally, each with
+            `networks` and `steps`.
         train: how the networks of every later pass are trained, on the set of the pass before (`TrainedNetworks`);
             `network` must then be a factory. None for random networks throughout. Trained ones embed far better where
             the noise is small, as with thousands of records a class; where it is large they learn it.
@@ -216,7 +220,13 @@ def condense_private(
 
 
 def network_factory(network: NetworkFactory | NetworkSampler | None, like: LabeledImages) -> NetworkFactory | None:
-    """What makes a network: a factory as it is, by default ConvNet as large as the images allow; None for a sampler."""
+    """Read the option `network` of a private component as a factory, if it is one.
+
+    Args:
+        network: a factory, which is returned as it is; a sampler, which gives None; or None, for a ConvNet of width 128
+            and depth 3, or the depth that the images allow.
+        like: gives shape, class count, device and dtype of that ConvNet, and nothing else.
+    """
     if network is None:
         depth = min(3, min(like.shape[1:]).bit_length() - 1)
         shape, classes, place = like.shape, max(2, like.num_classes), like.images
@@ -225,6 +235,12 @@ def network_factory(network: NetworkFactory | NetworkSampler | None, like: Label
 
 
 def network_sampler(network: NetworkFactory | NetworkSampler | None, like: LabeledImages) -> NetworkSampler:
-    """Where the networks come from: a sampler as it is, or a factory's, re-drawn."""
+    """Read the option `network` of a private component as a sampler, which draws the network of each map.
+
+    Args:
+        network: a sampler, which is returned as it is; a factory, whose networks are re-drawn; or None, for the default
+            of `network_factory`.
+        like: as for `network_factory`.
+    """
     factory = network_factory(network, like)
     return cast(NetworkSampler, network) if factory is None else RandomNetworks(factory)

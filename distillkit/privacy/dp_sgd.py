@@ -37,10 +37,14 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def without_batch_norm(model: nn.Module) -> nn.Module:
-    """A copy of `model` with the replacements of Opacus' validator: batch norm becomes group norm (up to 32 groups),
-    instance norm loses its running statistics.
+    """A copy of `model` without layers that keep or use statistics of a batch, which private training refuses.
 
-    It is another model with fresh norm layers: train it from scratch, or fine-tune.
+    For when `train_private` refuses a model as `BatchStatistics`. The replacements are those of Opacus' validator:
+    batch norm becomes group norm (up to 32 groups), instance norm loses its running statistics. It is another model
+    with fresh norm layers: train it from scratch, or fine-tune.
+
+    Args:
+        model: any network; it is not changed.
     """
     from opacus.validators import ModuleValidator
 
@@ -80,7 +84,10 @@ def train_private(
     gradients: Ways = "auto",
     public_statistics: bool = False,
 ) -> Ledger:
-    """Train `model` in place by DP-SGD: Poisson batches, clipped examples, noise, and a ledger that is charged first.
+    """Train `model` in place so that its weights are differentially private, by DP-SGD.
+
+    Every step draws records by Poisson sampling, clips the gradient of each, adds them up, adds noise and hands the
+    result to an ordinary optimiser. All steps are charged to the ledger before the first.
 
     Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Per-example gradients are
     Opacus' where its hooks serve; the batches and the noise come from `secret`, and so do the draws of `nn.Dropout`. It
@@ -96,16 +103,16 @@ def train_private(
         size: the public number of records: gradients are divided by rate * size, not by the batch, and delta is
             compared with it.
         epsilon: for all steps of this call, from which sigma follows; or give `sigma`.
-        sigma: noise standard deviation / clip.
+        sigma: noise standard deviation / clip; 0 adds no noise, which the ledger records as no guarantee.
         delta: below 1 / size; that of the ledger, if one is given.
-        clip: l2 norm of one example's gradient over all parameters.
-        rate: probability with which a record takes part in a step.
-        steps: all are charged before the first.
-        lr: of plain SGD.
-        optimizer: instead, `optimizer(parameters)` gives any `torch.optim` optimiser.
-        loss: losses [n] of logits [n, K] and labels. Default cross-entropy.
-        ledger: default a new one.
-        client, round: for the ledger.
+        clip: the largest l2 norm of one example's gradient over all parameters; longer ones are scaled down to it.
+        rate: probability with which a record takes part in a step; rate * size records are expected in one.
+        steps: how many; all are charged before the first.
+        lr: step length of plain SGD, > 0.
+        optimizer: in place of plain SGD: `optimizer(parameters)` gives any `torch.optim` optimiser.
+        loss: `loss(logits [n, K], labels)` gives losses [n], each of its own row alone. Default cross-entropy.
+        ledger: what is charged; default a new one in memory.
+        client, round: whose records these are and when, for the ledger.
         secret: where batches and noise come from; see `Secret`.
         chunk: the most examples whose gradients are held at once; default by device, image size and rate * size.
         progress: whether the steps show a bar where somebody watches.
@@ -113,7 +120,7 @@ def train_private(
         public_statistics: the set's normalisation was measured, but on public images.
 
     Returns:
-        The ledger.
+        The ledger; `.guarantee(client)` is what now holds for the records.
 
     Raises:
         BudgetExhausted: before the first step; `.fits` of the steps would do.
@@ -126,7 +133,9 @@ def train_private(
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
     if (epsilon is None) == (sigma is None):
-        raise PrivacyError("give either epsilon, from which sigma follows, or sigma")
+        raise PrivacyError(
+            "give either epsilon, from which sigma follows, or sigma; got " + ("neither" if sigma is None else "both")
+        )
     if sigma is None:
         assert epsilon is not None
         sigma = plan(epsilon, delta, count=steps, rate=rate).sigma

@@ -1,4 +1,8 @@
-"""What the privacy components refuse, one type for each reason."""
+"""What the privacy components refuse, one type for each reason.
+
+All are `PrivacyError`, so that one `except` catches them. What can be known before a run is refused before anything is
+charged.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,15 @@ __all__ = [
 
 
 class PrivacyError(ValueError):
-    """A request that would void a privacy guarantee, or that cannot be accounted for."""
+    """A request that would void a privacy guarantee, or that cannot be accounted for; the message gives the remedy."""
 
 
 class BudgetExhausted(PrivacyError):
-    """The next release would exceed the budget; nothing was released and nothing was charged.
+    """The next release would exceed the ledger's budget; nothing was released and nothing was charged.
+
+    Args:
+        message: what would have been spent, and by whom.
+        fits: as the attribute.
 
     Attributes:
         fits: how many of the event's repetitions the budget still allows.
@@ -30,20 +38,20 @@ class BudgetExhausted(PrivacyError):
 
 
 class NotAccountable(PrivacyError):
-    """No accountant here gives a sound epsilon for this event or mixture of events."""
+    """No accountant here gives a sound epsilon for what was asked: odd sampling, mixed relations, a delta too large."""
 
 
 class NotSeparable(PrivacyError):
-    """The loss is not a sum over real examples, so a single example's contribution cannot be bounded."""
+    """The loss is not a sum over real examples, so a single example has no contribution that a clip could bound."""
 
 
 class BatchStatistics(PrivacyError):
-    """The network or augmentation mixes the examples of a batch, so they have no contribution of their own."""
+    """The network or augmentation mixes the examples of a batch, as batch norm does: none has a share of its own."""
 
 
 class PrivateStatistics(PrivacyError):
-    """A number that was measured on the private data would enter the release without noise."""
+    """A number that was measured on the private data, as their mean pixel, would enter the release without noise."""
 
 
 class PrivateInitialization(PrivacyError):
-    """Private images would be the starting point of a set that is released."""
+    """Private images would be the starting point of a set that is released, and show in it whatever is added later."""

@@ -1,4 +1,4 @@
-"""What a ledger records, and what it can promise."""
+"""What a ledger records (`Event`), and what it can promise (`Guarantee`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _SAMPLINGS = ("everything", "poisson")
 
 
 def identity(client: int | str) -> str:
-    """The one form in which a ledger knows a client: 1 and "1" are the same.
+    """The one form in which a ledger knows a client, a string: 1 and "1" are the same.
+
+    Args:
+        client: a number or a name.
 
     Raises:
         TypeError: neither an integer nor a string.
@@ -33,7 +36,10 @@ def identity(client: int | str) -> str:
 
 @dataclass(frozen=True)
 class Event:
-    """`count` Gaussian releases of the same kind.
+    """What a ledger is charged: `count` Gaussian releases of the same kind, described by what decides their cost.
+
+    The components here make their own; make one for a mechanism of your own, and hand it to `Ledger.spend` before the
+    noise is drawn.
 
     Args:
         mechanism: what released, for the reader.
@@ -88,13 +94,16 @@ class Event:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What a ledger can promise.
+    """What a ledger can promise for somebody's records: an epsilon at a delta, or why there is none.
+
+    Made by `Ledger.guarantee`. Printed, it is a sentence for a report.
 
     Attributes:
         epsilon: the guarantee, or None where none holds.
         reason: why none holds, or "".
         nominal: epsilon of the noise as it was scaled, secret or not; for planning and for budgets.
-        delta, relation: that it refers to. The relation is "" if nothing was spent.
+        delta, relation: what epsilon refers to: its delta, and which data sets count as neighbours ("" if nothing was
+            spent).
         accountant: how epsilon was computed, an upper bound each; see `compose`.
         remarks: what the reader must know besides, such as tuning on the private data.
         assumed: what is taken to be public, by entry point (`ASSUMED`); epsilon does not cover it.
@@ -110,7 +119,7 @@ class Guarantee:
     assumed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def info(self) -> dict[str, Any]:
-        """JSON values for a set's `info` or a run's history: what holds, or why nothing does."""
+        """The guarantee as JSON values, for a set's `info` or a run's history: what holds, or why nothing does."""
         values: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
         if self.epsilon is None:
             nominal = self.nominal if math.isfinite(self.nominal) else None

@@ -13,14 +13,21 @@ from distillkit.privacy.errors import NotSeparable, PrivacyError
 __all__ = ["ExampleGradients", "Losses", "Unserved", "folds"]
 
 Losses = Callable[..., Tensor]
+"""`losses(images, labels, ...)`: the loss of each of n examples, float [n]."""
 
 
 class Unserved(Exception):
-    """One way of collecting gradients does not serve this parameter."""
+    """One way of collecting gradients does not serve this parameter; the next way is tried. Never reaches a user."""
 
 
 def folds(parameter: str, rows: int, examples: int) -> str:
-    """What is wrong with a layer that is given other rows than examples, and the remedy."""
+    """The message for a network that folds the views or patches of an example into the batch, with the remedy.
+
+    Args:
+        parameter: the name of a parameter of the layer where it was seen.
+        rows: how many rows that layer was given.
+        examples: how many examples went in.
+    """
     return (
         f"the layer of parameter {parameter} is given {rows} rows for {examples} examples: the network folds views or "
         "patches of an example into the batch (or has the batch elsewhere), and each would be clipped by itself. Keep "
@@ -29,7 +36,15 @@ def folds(parameter: str, rows: int, examples: int) -> str:
 
 
 class ExampleGradients:
-    """What `per_example_gradients` yields: called with n examples, n <= chunk, it gives n rows for each parameter.
+    """The function that `per_example_gradients` hands out: call it with examples, get the gradient of each.
+
+    Called with n examples, n <= chunk, it gives n rows for each parameter. The way in which it finds them was chosen by
+    the trial; the methods `by_...` are the ways themselves.
+
+    Args:
+        model: the network, in training mode.
+        losses: the loss of each example, by `model`.
+        trained, chunk: as the attributes.
 
     Attributes:
         engine: "hooks", "vmap" or "loop".
@@ -43,7 +58,14 @@ class ExampleGradients:
         self._wrapped: nn.Module | None = None
 
     def __call__(self, *examples: Tensor) -> list[Tensor]:
-        """The gradients, for each parameter [n, *parameter.shape]."""
+        """The gradients of these examples, for each parameter in the order of `trained` a tensor [n, *parameter.shape].
+
+        Args:
+            examples: what `losses` takes: images and labels, say, of n rows each.
+
+        Raises:
+            ValueError: more than `chunk` examples.
+        """
         count = len(examples[0])
         if count > self.chunk:
             raise ValueError(f"at most {self.chunk} examples at once, got {count}; split them")
@@ -55,14 +77,21 @@ class ExampleGradients:
         return self.by_vmap(*examples) if self.engine == "vmap" else self.by_loop(*examples)
 
     def loss_rows(self, *examples: Tensor) -> Tensor:
-        """The losses [n]."""
+        """The losses of n `examples`, one by one, float [n].
+
+        Raises:
+            NotSeparable: the user's function gives another shape.
+        """
         losses = self.losses(*examples)
         if losses.shape != (len(examples[0]),):
             raise NotSeparable(f"the loss must give one value for each example [n], got shape {list(losses.shape)}")
         return losses
 
     def alone(self, *examples: Tensor) -> list[Tensor]:
-        """The gradient of the sum of the losses, by autograd."""
+        """The gradient of the sum of the losses of all `examples`, by plain autograd: for one, what its row must be.
+
+        For each parameter a tensor of its shape; zero where the loss does not depend on it.
+        """
         total = self.loss_rows(*examples).sum()
         parameters = list(self.trained.values())
         if not total.requires_grad:
@@ -71,12 +100,12 @@ class ExampleGradients:
         return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads)]
 
     def by_loop(self, *examples: Tensor) -> list[Tensor]:
-        """One example after the other."""
+        """The rows of `examples` by one plain backward pass for each: slow, and right for every network."""
         rows = [self.alone(*(e[i : i + 1] for e in examples)) for i in range(len(examples[0]))]
         return [torch.stack(column) for column in zip(*rows)]
 
     def by_vmap(self, *examples: Tensor) -> list[Tensor]:
-        """One call of `vmap(grad)`: every example is a batch of one."""
+        """The rows of `examples` by one call of torch.func's `vmap(grad)`: the network sees batches of one."""
         call = _Call(self.model, self.loss_rows)
 
         def loss(values: dict[str, Tensor], *one: Tensor) -> Tensor:
@@ -90,7 +119,7 @@ class ExampleGradients:
         return [found[name] for name in values]
 
     def by_hooks(self, *examples: Tensor) -> list[Tensor]:
-        """One backward pass, in which Opacus' hooks collect the rows.
+        """The rows of `examples` by one backward pass, in which Opacus' hooks collect them.
 
         Raises:
             Unserved: hooks see nothing of a parameter that has a gradient.
@@ -115,7 +144,7 @@ class ExampleGradients:
         return [p.new_zeros((count, *p.shape)) if g is None else g for p, g in zip(parameters, grads)]
 
     def unknown_to_hooks(self) -> str:
-        """The name of a trained parameter whose layer Opacus has no rule for, or ""."""
+        """The name of a trained parameter whose layer Opacus has no rule for, or "" if `by_hooks` may serve all."""
         from opacus.grad_sample import GradSampleModule
 
         known = GradSampleModule.GRAD_SAMPLERS
@@ -139,7 +168,7 @@ class ExampleGradients:
             vars(parameter).pop("_current_grad_sample", None)
 
     def close(self) -> None:
-        """Remove what Opacus put on the model."""
+        """Remove all that Opacus put on the model; it may be used as before, and `by_hooks` may be called again."""
         if self._wrapped is None:
             return
         self._wrapped.remove_hooks()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism in closed form."""
+"""The Gaussian mechanism in closed form: what one noised release costs, and how much noise a wanted cost needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _log_phi(x: float) -> float:
 
 
 def gaussian_delta(sigma: float, epsilon: float) -> float:
-    """The exact delta of one Gaussian release of sensitivity 1 at `epsilon`.
+    """The exact delta of one Gaussian release of sensitivity 1 at `epsilon`: the whole privacy profile, point by point.
 
     delta = Phi(-epsilon sigma + 1 / (2 sigma)) - e^epsilon Phi(-epsilon sigma - 1 / (2 sigma)).
 
@@ -26,7 +26,10 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
 
     Args:
         sigma: noise standard deviation / sensitivity, > 0. K releases of sigma_k are one of (sum 1/sigma_k^2)^-1/2.
-        epsilon: >= 0.
+        epsilon: at which delta is wanted, >= 0.
+
+    Raises:
+        TypeError, ValueError: numbers out of range.
     """
     check.real_number(sigma, "sigma", above=0.0)
     check.real_number(epsilon, "epsilon", least=0.0)
@@ -36,7 +39,16 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
-    """The exact epsilon of one Gaussian release of sensitivity 1 at `delta` (see `gaussian_delta`), rounded up."""
+    """The exact epsilon of one Gaussian release of sensitivity 1 at `delta`, rounded up: `gaussian_delta` inverted.
+
+    Args:
+        sigma: noise standard deviation / sensitivity, > 0.
+        delta: in (0, 1).
+
+    Raises:
+        NotAccountable: delta outside (0, 1).
+        TypeError, ValueError: numbers out of range.
+    """
     checked_delta(delta)
     if gaussian_delta(sigma, 0.0) <= delta:
         return 0.0
@@ -47,14 +59,32 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
 
 
 def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
-    """The smallest sigma of each of `releases` Gaussian releases that together cost at most (epsilon, delta)."""
+    """How much noise is needed: the smallest sigma at which `releases` Gaussian releases cost at most (epsilon, delta).
+
+    For releases that all records take part in; below rate 1 use `plan`.
+
+    Args:
+        epsilon: > 0, for all releases together.
+        delta: in (0, 1).
+        releases: how many, all with the sigma that is returned.
+
+    Raises:
+        NotAccountable: delta outside (0, 1).
+        TypeError, ValueError: numbers out of range.
+    """
     check.real_number(epsilon, "epsilon", above=0.0)
     check.positive_int(releases, "releases")
     return math.sqrt(releases) * sigma_for(lambda s: gaussian_epsilon(s, delta), epsilon, 1e-12)
 
 
 def sigma_for(cost: Callable[[float], float], wanted: float, tolerance: float) -> float:
-    """The smallest sigma whose falling `cost` is at most `wanted`, rounded up by a relative `tolerance`."""
+    """The smallest sigma whose `cost`, an epsilon that falls with sigma, is at most `wanted`.
+
+    Args:
+        cost: maps a sigma to an epsilon.
+        wanted: the epsilon that may be spent.
+        tolerance: relative, by which sigma is rounded up at most.
+    """
     high = 1.0
     while cost(high) > wanted:
         high *= 2
@@ -62,7 +92,13 @@ def sigma_for(cost: Callable[[float], float], wanted: float, tolerance: float) -
 
 
 def smallest(good: Callable[[float], bool], low: float, high: float, *, tolerance: float = 1e-13) -> float:
-    """The smallest number in (low, high] for which the monotone `good` holds, rounded up."""
+    """The smallest number in (`low`, `high`] for which `good` holds, by bisection, rounded up so that it does hold.
+
+    Args:
+        good: False below some number and True above it; True at `high`.
+        low, high: between which the number lies.
+        tolerance: relative, by which the result is rounded up at most.
+    """
     while high - low > tolerance * high:
         middle = (low + high) / 2
         if not low < middle < high:
@@ -72,7 +108,12 @@ def smallest(good: Callable[[float], bool], low: float, high: float, *, toleranc
 
 
 def checked_delta(delta: float) -> float:
-    """Return `delta` if it is in (0, 1), else raise NotAccountable."""
+    """Return `delta` if it is in (0, 1).
+
+    Raises:
+        NotAccountable: it is not, so that no accountant can say anything.
+        TypeError: it is no number.
+    """
     check.real_number(delta, "delta")
     if not 0 < delta < 1:
         raise NotAccountable(f"delta must be in (0, 1), well below one over the number of records, got {delta:g}")

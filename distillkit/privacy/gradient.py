@@ -1,4 +1,4 @@
-"""Clip per-example gradients, sum them, add noise."""
+"""The step of every private optimiser here: clip per-example gradients, sum them, add noise."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ _BLOCK_CPU, _BLOCK_ACCELERATOR = 1 << 18, 1 << 26
 
 
 class PrivateGradient:
-    """The noised gradient of one step after another: sum of clipped examples + N(0, (sigma clip)^2), / denominator.
+    """Collects the gradients of single examples and gives a noised mean in their place, one step after the other.
 
-    `add` may be called any number of times a step, so that the gradients of a batch never have to exist together,
-    or not at all (an empty batch is pure noise). `take` ends the step. Charge a ledger before the first `take`.
+    A step gives (sum of clipped gradients + N(0, (sigma clip)^2)) / denominator, as in DP-SGD (Abadi et al., CCS 2016,
+    algorithm 1). `add` may be called any number of times a step, so that the gradients of a batch never have to exist
+    together, or not at all (an empty batch is pure noise). `take` ends the step. Charge a ledger before the first
+    `take`.
 
     Norms, clipping and sums are in float64, whatever the parameters are: a sum in float32 rounds what is added to it,
     and a record that shifts where it rounds moves the sum by several clips. In float64 the sum of n records is off by
     at most n^2 2^-53 clips (1e-6 for 100,000 in a step), and no clipped norm exceeds the clip.
 
     Args:
-        parameters: leaf tensors that require gradients, float32 or float64; together they are clipped as one vector.
+        parameters: what is trained: leaf tensors that require gradients, float32 or float64; an example's gradients of
+            all of them are clipped as one vector.
         sigma: noise standard deviation / clip; 0 draws no noise.
-        clip: largest l2 norm of one example's gradient; infinity only with sigma 0.
+        clip: largest l2 norm of one example's gradient; longer ones are scaled down to it. Infinity only with sigma 0.
         denominator: a *public* number, rate * records, never the size of the batch that was drawn.
         secret: where the noise comes from.
 
     Raises:
         PrivacyError: a parameter in half precision, or no clip under noise.
+        TypeError, ValueError: numbers out of range.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class PrivateGradient:
         if clip != math.inf:
             check.real_number(clip, "clip", above=0.0)
         elif sigma:
-            raise PrivacyError("clip must be finite, or sigma 0: without a clip no noise is large enough")
+            raise PrivacyError(
+                f"clip must be finite, or sigma 0, got sigma {sigma:g}: without a clip no noise is large enough"
+            )
         self._parameters, self._clip, self._secret = list(parameters), clip, secret
         for parameter in self._parameters:
             refuse_half_precision(parameter, "a parameter")
@@ -60,9 +66,12 @@ class PrivateGradient:
 
     @torch.no_grad()
     def add(self, grad_samples: Sequence[Tensor]) -> None:
-        """Clip and add the gradients of some examples: for each parameter a tensor [n, *parameter.shape].
+        """Clip the gradients of some examples, one by one, and add them to the step's sum.
 
         An example whose gradient is not finite adds zero, silently: how many there are is private.
+
+        Args:
+            grad_samples: for each parameter, in their order, a tensor [n, *parameter.shape] of n examples.
         """
         flat = [g.flatten(1) for g in grad_samples]
         norm = torch.stack([b.square().sum(1) for g in flat for _, b in _in_blocks(g)]).sum(0).sqrt()
@@ -76,7 +85,7 @@ class PrivateGradient:
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
-        """The noised gradient of every parameter, in its own type; the next `add` begins a new step."""
+        """End the step: the noised gradient of every parameter, of its shape and type. `add` then begins a new one."""
         std = self._sigma * self._clip if self._sigma else 0.0
         sizes = [s.numel() for s in self._sums]
         noise = self._secret.normal((sum(sizes),), std).split(sizes)
@@ -97,7 +106,15 @@ def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def refuse_half_precision(values: Tensor, what: str) -> None:
-    """Raise PrivacyError unless `values` are float32 or float64."""
+    """Refuse numbers whose rounding would exceed what a clip promises.
+
+    Args:
+        values: images or a parameter.
+        what: names them in the message.
+
+    Raises:
+        PrivacyError: they are neither float32 nor float64.
+    """
     if values.dtype not in (torch.float32, torch.float64):
         raise PrivacyError(
             f"{what} is {values.dtype}: its rounding exceeds what a clip promises; private training takes float32 or "

@@ -40,6 +40,7 @@ __all__ = [
 
 
 FRESH = "this ledger began with this call: what the same records paid elsewhere is not in its epsilon"
+"""What a ledger remarks that a call made for itself, because none was given."""
 
 
 def private_set(
@@ -52,9 +53,17 @@ def private_set(
     delta: float,
     size: float | None = None,
 ) -> LabeledImages:
-    """The private set, if nothing about it that the release would show was measured on it.
+    """Make a set of what a private component was given, if nothing that the release would show was measured on it.
 
     Whether it raises follows from public facts and from where the set's own facts came from, never from the records.
+
+    Args:
+        images, labels: a set alone; or float [N, C, H, W] and class indices int [N].
+        num_classes: K, a public number; None if the set was told it when it was made.
+        normalization: how tensors came from pixels; None for that of the set.
+        public_statistics: whether the user says that a measured normalisation was measured on public images.
+        delta: compared with `size`.
+        size: a public number of records, if there is one.
 
     Raises:
         PrivacyError: no `num_classes`, or one that the set derived from its labels; label rows.
@@ -75,7 +84,14 @@ def private_set(
 
 
 def require_given_classes(real: LabeledImages) -> None:
-    """Raise PrivacyError if the set's class count was read off its labels."""
+    """Refuse a set whose class count was read off its labels: it would tell whether anybody has the last class.
+
+    Args:
+        real: the private set.
+
+    Raises:
+        PrivacyError: nobody gave the set its number of classes.
+    """
     if not real.classes_given:
         raise PrivacyError(
             "num_classes must be given: read off the private labels it would tell whether anybody has the last class. "
@@ -85,7 +101,15 @@ def require_given_classes(real: LabeledImages) -> None:
 
 
 def refuse_large_delta(size: float, delta: float) -> None:
-    """Raise NotAccountable unless `delta` is below one over `size`, a *public* number of records."""
+    """Refuse a delta at which even publishing a random record counts as private.
+
+    Args:
+        size: a *public* number of records; 0 compares with nothing.
+        delta: must be below 1 / size.
+
+    Raises:
+        NotAccountable: it is not.
+    """
     if size and delta >= 1 / size:
         raise NotAccountable(
             f"delta must be below one over the number of records (1/{size:g}), got {delta:g}: at that delta even "
@@ -94,7 +118,15 @@ def refuse_large_delta(size: float, delta: float) -> None:
 
 
 def refuse_measured(normalization: Normalization, who: str = "a private component") -> None:
-    """Raise PrivateStatistics if these numbers were measured on images that nobody said are public."""
+    """Refuse a normalisation that was measured on images which nobody said are public.
+
+    Args:
+        normalization: of the private set.
+        who: names the component in the message.
+
+    Raises:
+        PrivateStatistics: it was measured or fitted, and is not the identity.
+    """
     if normalization.measured and normalization != IDENTITY:
         what = "mean and std were measured" if normalization.zca is None else "whitening was fitted"
         raise PrivateStatistics(
@@ -105,9 +137,20 @@ def refuse_measured(normalization: Normalization, who: str = "a private componen
 
 
 def ledger_at(ledger: Ledger | None, delta: float) -> Ledger:
-    """The ledger to charge: the one given, if it accounts at `delta`, or a new one in memory, which says so."""
+    """The ledger that a call charges: the one given, or a new one in memory, which remarks that it is new.
+
+    Args:
+        ledger: the user's, or None.
+        delta: the user's; that of the ledger, if there is one.
+
+    Raises:
+        ValueError: the two differ.
+    """
     if ledger is not None and ledger.delta != delta:
-        raise ValueError(f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}")
+        raise ValueError(
+            f"delta must be the ledger's, {ledger.delta:g}, got {delta:g}: one epsilon refers to one delta; say "
+            f"delta={ledger.delta:g}, or make a ledger at {delta:g}"
+        )
     if ledger is None:
         ledger = Ledger(delta=delta)
         ledger.remark(FRESH)
@@ -117,12 +160,17 @@ def ledger_at(ledger: Ledger | None, delta: float) -> Ledger:
 def public_start(
     init: str | LabeledImages, real: LabeledImages, *, ipc: int, generator: torch.Generator
 ) -> tuple[Tensor, str]:
-    """The images [K * ipc, C, H, W], class by class, from which a released set starts, and how to call them.
+    """The images from which a set that will be released starts, none of them private.
 
     Args:
         init: `"noise"`: N(0, 1) for each value. Or a *public* set of the same space with `ipc` images of each class.
         real: the private set; only compared with, never copied. This one refusal reads private images, because a
             private image in the release is worse: its error is for whoever holds them, and epsilon does not cover it.
+        ipc: images per class.
+        generator: draws the noise.
+
+    Returns:
+        The images [K * ipc, C, H, W], class by class, and what to call them in the set's `info`.
 
     Raises:
         PrivateInitialization: `"real"` or another statistic of the data, or a set that holds a private image.
@@ -155,7 +203,10 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
     is drawn at a `coarse`-th of the resolution, enlarged bilinearly and clamped to [0, 1].
 
     Args:
+        count: how many images.
         like: gives shape, normalisation, dtype and device, and nothing else.
+        generator: draws them.
+        coarse: how much coarser than the images the noise is; 1 is white noise.
     """
     c, h, w = like.shape
     small_h, small_w = (min(side, max(2, side // coarse)) for side in (h, w))
@@ -166,14 +217,29 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
 
 
 def public_trial(count: int, like: LabeledImages, generator: torch.Generator) -> Tensor:
-    """Images to try a network on: `public_noise` and a little white noise, so that none is constant (rounding in a
-    norm layer would look like a difference). Float [count, C, H, W]; owes nothing to the data either."""
+    """Images to try a network on, float [count, C, H, W], that owe nothing to the data.
+
+    `public_noise` and a little white noise. The white noise keeps every image from being constant, where rounding in a
+    norm layer would look like a difference.
+
+    Args:
+        count: how many images.
+        like: gives shape, normalisation, dtype and device, and nothing else.
+        generator: draws them.
+    """
     white = torch.randn(count, *like.shape, generator=generator, dtype=like.images.dtype)
     return public_noise(count, like, generator) + 0.3 * white.to(like.images.device)
 
 
 def refuse_batch_norm(network: object) -> None:
-    """Raise BatchStatistics if a layer normalises with the statistics of the batch."""
+    """Refuse a network in which a layer normalises with the statistics of the batch.
+
+    Args:
+        network: any network; in eval mode batch norm uses stored statistics, and passes.
+
+    Raises:
+        BatchStatistics: one record would change the embedding of all.
+    """
     if uses_batch_statistics(network):
         raise BatchStatistics(
             f"{type(network).__name__} has batch norm that uses the batch's own statistics, so one record changes the "
@@ -185,13 +251,16 @@ def refuse_batch_norm(network: object) -> None:
 def refuse_mixing_augmentation(
     augment: Callable[[Tensor, torch.Generator], Tensor], public: Tensor, *, tries: int = 8
 ) -> None:
-    """Raise BatchStatistics if what `augment` makes of an image, at any place, depends on the other images.
+    """Refuse an augmentation in which the images of a batch meet: what it makes of one may not depend on the others.
 
     Args:
         augment: maps [N, C, H, W] to as many images, drawing from the generator. Batches of equal size and equal draws
             are compared, because an image may have a draw of its own, by its place.
         public: a few images to try it on, at least two.
         tries: with so many seeds, because it may act on some draws alone.
+
+    Raises:
+        BatchStatistics: an image changes with the others, or there are more or fewer images than before.
     """
     others = 3 * public.flip(0) + 1
     for seed in range(tries):
@@ -211,11 +280,14 @@ def refuse_mixing_augmentation(
 
 
 def refuse_mixing_loss(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
-    """Raise NotSeparable unless `loss` of several rows is the mean of the losses of each.
+    """Refuse a training objective that is not the mean of what each example alone would give.
 
     Args:
-        loss: a scalar of logits [N, K] and labels.
+        loss: gives one number for logits [N, K] and labels.
         logits, labels: public rows to try it on, several of one class among them.
+
+    Raises:
+        NotSeparable: it is no number, or weighs, contrasts or averages over the batch.
     """
     together = loss(logits, labels)
     if together.ndim:
@@ -230,11 +302,14 @@ def refuse_mixing_loss(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor,
 
 
 def refuse_mixing_rows(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
-    """Raise NotSeparable unless `loss` gives [n] losses, of which each is what its own row alone would give.
+    """Refuse a loss of examples in which they meet: each must have the loss that its row alone would give.
 
     Args:
-        loss: losses [n] of logits [n, K] and labels.
+        loss: gives losses [n] for logits [n, K] and labels.
         logits, labels: public rows to try it on, at least two.
+
+    Raises:
+        NotSeparable: there are not n losses, or one changes with the other rows.
     """
     with torch.no_grad():
         together = loss(logits, labels)

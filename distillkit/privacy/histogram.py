@@ -1,4 +1,4 @@
-"""The size of every class, released once."""
+"""How many records every class has, released once with noise."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ def private_histogram(
     round: int = 0,
     secret: Secret | int | None = None,
 ) -> Tensor:
-    """Records per class with Gaussian noise: sensitivity 1, because a record adds 1 to one class.
+    """How many records each class has, with Gaussian noise, so that it may be published.
 
-    Take it once a run and reuse it: weights, denominators and dropping small classes are then post-processing.
+    Its sensitivity is 1, because a record adds 1 to one class. Take it once a run and reuse it: weights, denominators
+    and dropping small classes are then post-processing.
 
     Args:
         labels: class indices int [N]; N may be 0.
         num_classes: K, a public number. Classes that nobody holds get noise like all others.
-        sigma: noise standard deviation, in records.
+        sigma: noise standard deviation, in records; 0 adds none, which the ledger records as no guarantee.
         ledger: charged before the noise is drawn.
-        client, round: for the ledger.
+        client, round: whose records these are and when, for the ledger.
         secret: where the noise comes from; see `Secret`.
 
     Returns:
-        float64 [K] on the labels' device, not rounded, possibly negative.
+        The noised counts, float64 [K] on the labels' device, not rounded, possibly negative.
 
     Raises:
         BudgetExhausted, NotAccountable: see `Ledger.spend`.
+        TypeError, ValueError: labels that are no class indices below K, or numbers out of range.
     """
     check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, None, num_classes)

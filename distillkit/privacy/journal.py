@@ -1,4 +1,4 @@
-"""A file of JSON lines that survives a kill at any byte."""
+"""A file of JSON lines that survives a kill at any byte: what a ledger is kept in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TORN = {"torn": True}
 
 
 class Journal:
-    """Append JSON objects, each synced before `append` returns; read what others appended.
+    """A file that several processes append JSON objects to, and of which no line is lost once `append` returned.
 
     A line is torn if the writer died inside it: no append ever returned for it. Whoever opens the file next closes
     the line and adds a mark, so that damage of another kind is told apart and refused.
@@ -34,7 +34,7 @@ class Journal:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out for a moment: reading and appending are one step."""
+        """A `with` block that keeps other processes out for a moment, so that reading and appending are one step."""
         from filelock import FileLock
 
         if self._path is None:
@@ -45,7 +45,10 @@ class Journal:
             yield
 
     def owned(self, wait: float | None = None) -> AbstractContextManager[None]:
-        """Keep other processes from appending for the length of a `with` block; they may read.
+        """A `with` block for the length of a run, in which other processes may read but not append.
+
+        Args:
+            wait: seconds to wait for another process to end its own block; None for the default of `owner.owned`.
 
         Raises:
             distillkit.owner.InUse: another process has done so.
@@ -56,7 +59,10 @@ class Journal:
         return owned(lock, f"the ledger {self._path}", shared=True, wait=wait)
 
     def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-        """The (line number, object) pairs since the last call, and how many torn lines were among them.
+        """What was appended since the last call, by whomever; a torn end is closed and marked.
+
+        Returns:
+            (line number, object) pairs, and how many torn lines were among them.
 
         Raises:
             ValueError: a line in the middle is damaged, or the file is shorter than it was.
@@ -64,7 +70,9 @@ class Journal:
         if self._path is None or not (self._offset or self._path.exists()):
             return [], 0
         if not self._path.exists() or self._path.stat().st_size < self._offset:
-            raise ValueError(f"{self._path} lost lines since it was read; a ledger that forgets gives no epsilon")
+            raise ValueError(
+                f"{self._path} lost lines since it was read; a ledger that forgets gives no epsilon: restore the file"
+            )
         with open(self._path, "rb") as file:
             file.seek(self._offset)
             text = file.read()
@@ -92,7 +100,15 @@ class Journal:
         return lines, torn
 
     def append(self, *lines: dict[str, Any]) -> None:
-        """Write objects, a line each; they are on disk when this returns. See `owned` for the error."""
+        """Write objects at the end of the file; they are on disk when this returns.
+
+        Args:
+            lines: JSON objects without NaN and infinities, one a line; none writes nothing.
+
+        Raises:
+            distillkit.owner.InUse: another process owns the file.
+            ValueError: NaN or infinity among the values.
+        """
         if self._path is None or not lines:
             return
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)

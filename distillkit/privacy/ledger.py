@@ -26,6 +26,9 @@ _ROUNDING = 1 + 1e-9
 class Ledger:
     """What every client's records have paid.
 
+    The account book of a data set's privacy: every noised release of its records is charged here, and `guarantee` says
+    what all of them cost together. Give every call on the same records the same ledger.
+
     `spend` writes an event and syncs it to disk *before* it returns, so call it before the noise is drawn: whatever
     happens to the run afterwards, the event counts. A round that is run again is charged again. A line that a crash
     tore counts as the costliest event of the ledger, to everyone, although its release can never have been used.
@@ -84,22 +87,33 @@ class Ledger:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All events so far."""
+        """All that was charged so far, in the order in which it was charged, by other processes too."""
         with self._current():
             return tuple(self._events)
 
     def check(self, *events: Event) -> None:
-        """Raise what `spend` would, for all `events` one after the other, and charge nothing."""
+        """See whether a run can be paid for before it begins: raise what `spend` would, and charge nothing.
+
+        Args:
+            events: all that the run will charge, taken together.
+
+        Raises:
+            BudgetExhausted, NotAccountable: as `spend`.
+        """
         with self._current():
             self._admit(events)
 
     def spend(self, *events: Event) -> None:
         """Charge `events`, all or none; call it before their noise is drawn.
 
+        Args:
+            events: what will be released; on disk when this returns.
+
         Raises:
             BudgetExhausted: the budget does not allow it; nothing was written. `.fits` of the first event's `count`
                 would do.
             NotAccountable: a relation that differs from that of the events before it.
+            distillkit.owner.InUse: another process owns the ledger.
         """
         with self._current():
             self._admit(events)
@@ -108,12 +122,16 @@ class Ledger:
                 self._add(event)
 
     def fits(self, event: Event) -> int:
-        """How many of the event's `count` releases the budget allows."""
+        """How many of the event's `count` releases the budget still allows, 0 to `count`; nothing is charged.
+
+        Args:
+            event: what would be released; without a budget all of it fits.
+        """
         with self._current():
             return self._fits(event)
 
     def owned(self) -> AbstractContextManager[None]:
-        """Keep other processes from charging for the length of a `with` block; the threads of this one may.
+        """A `with` block for the length of a run, in which no other process may charge; the threads of this one may.
 
         Raises:
             distillkit.owner.InUse: another process does so already; it is named.
@@ -121,20 +139,37 @@ class Ledger:
         return self._journal.owned()
 
     def void(self, reason: str, *, client: int | str = EVERYONE) -> None:
-        """Record that the claim of `client` is lost, for instance because its raw images took part."""
+        """Record that no guarantee holds for somebody any more, for instance because its raw images took part.
+
+        Args:
+            reason: why, in words that complete "no guarantee: ..."; the first one given is the one shown.
+            client: whose records; `EVERYONE` by default.
+
+        Raises:
+            distillkit.owner.InUse: another process owns the ledger.
+        """
         with self._current():
             self._journal.append({"void": reason, "client": identity(client)})
             self._reasons.setdefault(identity(client), reason)
 
     def remark(self, text: str) -> None:
-        """Record, once, what epsilon does not cover, such as options that were tuned on the private data."""
+        """Record, once, what epsilon does not cover, such as options that were tuned on the private data.
+
+        Args:
+            text: a sentence that every later guarantee carries (`Guarantee.remarks`).
+        """
         with self._current():
             if text not in self._remarks:
                 self._journal.append({"remark": text})
                 self._remarks.append(text)
 
     def assume(self, entry: str, facts: Sequence[str] | None = None) -> None:
-        """Record, once, what an entry point takes to be public; default the line of `ASSUMED` with its name."""
+        """Record, once, what an entry point takes to be public; every later guarantee lists it (`Guarantee.assumed`).
+
+        Args:
+            entry: the entry point's name.
+            facts: names in `FACTS`; default the line of `ASSUMED` with the entry's name.
+        """
         found = tuple(ASSUMED[entry] if facts is None else facts)
         with self._current():
             if self._assumed.get(entry) != found:
@@ -142,12 +177,24 @@ class Ledger:
                 self._assumed[entry] = found
 
     def spends(self, client: int | str | None = None) -> list[Spend]:
-        """(sigma, rate, count) of all events that touch the records of `client` (None: of everyone's)."""
+        """What somebody's records have paid, as `plan(spent=...)` and `compose` take it: (sigma, rate, count) each.
+
+        Args:
+            client: whose records; events of `EVERYONE` touch them too. None: the events of all clients.
+        """
         with self._current():
             return self._spends(None if client is None else identity(client))
 
     def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
-        """What holds for the records of `client`; None or `EVERYONE`: for whoever paid most."""
+        """What can be promised for somebody's records after all that was charged, or why nothing can.
+
+        Args:
+            client: whose records; None or `EVERYONE` for whoever paid most.
+            delta: in (0, 1); default the ledger's.
+
+        Raises:
+            NotAccountable: delta outside (0, 1).
+        """
         client = None if client in (None, EVERYONE) else identity(client)
         with self._current():
             delta = self.delta if delta is None else delta
@@ -168,7 +215,11 @@ class Ledger:
             )
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
-        """`guarantee(...).epsilon`."""
+        """The epsilon that can be promised, None where none can: `guarantee(client, delta=delta).epsilon`.
+
+        Args:
+            client, delta: as for `guarantee`.
+        """
         return self.guarantee(client, delta=delta).epsilon
 
     def _add(self, event: Event) -> None:
@@ -261,7 +312,10 @@ class Ledger:
         elif "assumed" in line:
             self._assumed[line["by"]] = tuple(line["assumed"])
         else:
-            raise ValueError(f"line {number} of {self.path} is not a ledger's: {json.dumps(line)[:80]}")
+            raise ValueError(
+                f"line {number} of {self.path} is not a ledger's: {json.dumps(line)[:80]}; give the path of a "
+                "ledger, or of a file that does not exist yet"
+            )
 
 
 def _who(events: Sequence[Event]) -> str:

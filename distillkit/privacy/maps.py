@@ -1,4 +1,4 @@
-"""The public embedding maps whose class sums are released."""
+"""The public embedding maps whose class sums are released: networks that owe nothing to the private images."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ __all__ = ["PublicMap", "PublicMaps"]
 class PublicMap:
     """One map v(x) of images to vectors of bounded length, the same for private and synthetic images.
 
-    v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, (phi(x) - a) min(1, C / ||phi(x) - a||).
+    Its bound is what makes noise on a sum of vectors private. `PublicMaps` makes it; it is called with images [N, C, H,
+    W]. v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, (phi(x) - a) min(1, C / ||phi(x) - a||).
 
     Args:
         network: gives phi, its embedding, or embedding and logits in a row.
         center: a, float [F], public; None for no centre.
-        clip: None for unit length.
-        match: `"embedding"` or `"embedding+logits"`.
+        clip: C, the greatest length of a vector; None for unit length.
+        match: what phi is: `"embedding"`, or `"embedding+logits"`, the two in a row.
         augment, state: an augmentation with one draw for all images, and the seed keys of that draw.
 
     Attributes:
@@ -52,24 +53,38 @@ class PublicMap:
 
     @property
     def sensitivity(self) -> float:
-        """1, or the clip."""
+        """The most that one record adds to a sum of v, as a length: 1, or the clip."""
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:
-        """phi(x), float [N, F]; every call repeats the map's one augmentation."""
+        """phi(x), before it is centred and bounded; every call repeats the map's one augmentation.
+
+        Args:
+            images: float [N, C, H, W] in the space of the maps.
+
+        Returns:
+            Float [N, F].
+        """
         if self.augment is not None:
             images = self.augment(images, derive(self.state[0], "augment", self.state[1]), siamese=True)
         return self.plain(images)
 
     def plain(self, images: Tensor) -> Tensor:
-        """`embedding` without the augmentation."""
+        """phi(x) of the images as they are, without the augmentation.
+
+        Args:
+            images: float [N, C, H, W] in the space of the maps.
+
+        Returns:
+            Float [N, F].
+        """
         embedding = self.network.features(images)
         if self.match == "embedding":
             return embedding
         return torch.cat([embedding, self.network.classifier(embedding)], 1)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """v(x), float [N, F]."""
+        """v(x): the embedding of `images` [N, C, H, W], centred and bounded in length, float [N, F]."""
         vectors = self.embedding(images)
         if self.center is not None:
             vectors = vectors - self.center
@@ -82,17 +97,18 @@ class PublicMap:
 
 
 class PublicMaps:
-    """K public maps, each with its own network, centre and augmentation; `maps[k]` is a pure function of the seed.
+    """The public maps of one release, each with its own network, centre and augmentation: `maps[0]`, `maps[1]`, ...
 
-    A map is valid until the next one is asked for: networks may be drawn in place.
+    What `class_sums`, `release` and `match_sums` share. `maps[k]` is a pure function of the seed. A map is valid until
+    the next one is asked for: networks may be drawn in place.
 
     Args:
         networks: draws the networks, as in `distribution_matching`; it must know nothing about the private data, or
             only what was released.
-        count: K.
+        count: how many maps.
         like: gives the shape, space, dtype and device of the images, and nothing else.
-        clip: None normalises every vector, so that there is no clip to tune.
-        match: `"embedding"` or `"embedding+logits"` (FedDM's Eq. 8).
+        clip: the greatest length of a vector; None normalises every vector, so that there is no clip to tune.
+        match: what is matched: `"embedding"`, or `"embedding+logits"`, the two in a row (FedDM's Eq. 8).
         augment: an augmentation that can draw once for all images, such as `DSA()`.
         centers: how many smooth noise images' mean embedding is the centre, 0 for no centre; or public images [n, C,
             H, W] in their place, such as a set that was released before: the closer their mean embedding is to that of
@@ -100,7 +116,7 @@ class PublicMaps:
         seed: of networks, noise images and augmentations; public.
 
     Attributes:
-        dim: F, the length of a vector.
+        dim: F, how many numbers a vector has.
 
     Raises:
         BatchStatistics: a network or augmentation that mixes the images of a batch.
@@ -156,7 +172,7 @@ class PublicMaps:
 
     @property
     def sensitivity(self) -> float:
-        """The most that one record adds to a class sum of any map."""
+        """The most that one record adds to a class sum of any one map, as a length: 1, or the clip."""
         return 1.0 if self.clip is None else self.clip
 
     def __len__(self) -> int:

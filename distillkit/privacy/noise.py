@@ -20,10 +20,11 @@ _BITS = 53
 class Secret:
     """A source of noise: the operating system's entropy, or a seed.
 
-    Without a seed every number comes from the operating system's cryptographic generator (`secrets.token_bytes`),
-    never from `torch.Generator`: that is a Mersenne Twister, whose state an adversary who knows all records but one
-    could solve for from the noise it sees. With a seed the draws repeat, the noise is known to whoever knows the
-    seed, and a ledger records that no guarantee holds: for tests, not for releases.
+    Everything that a privacy claim hides behind is drawn here: noise, who takes part in a step, dropout. Without a seed
+    every number comes from the operating system's cryptographic generator (`secrets.token_bytes`), never from
+    `torch.Generator`: that is a Mersenne Twister, whose state an adversary who knows all records but one could solve
+    for from the noise it sees. With a seed the draws repeat, the noise is known to whoever knows the seed, and a ledger
+    records that no guarantee holds: for tests, not for releases.
 
     Uniforms have 53 bits, so an example is drawn with the rate that the accountant is told to within 2^-53.
     A Gaussian is the sum of four Box-Muller draws in float64, divided by two (Holohan and Braghin, "Secure random
@@ -47,11 +48,11 @@ class Secret:
 
     @property
     def seeded(self) -> bool:
-        """Whether the draws repeat."""
+        """Whether the draws repeat, because they come from a seed; then a ledger gives no guarantee."""
         return self._generator is not None
 
     def uniform(self, count: int) -> Tensor:
-        """Numbers in (0, 1), float64 [count], on the CPU."""
+        """Independent numbers spread evenly over (0, 1): float64 [`count`], on the CPU, of 53 random bits each."""
         if self._generator is not None:
             whole = torch.randint(1 << _BITS, (count,), generator=self._generator)
         elif count:
@@ -62,15 +63,25 @@ class Secret:
         return (whole.double() + 0.5) * 2.0**-_BITS
 
     def generator(self) -> torch.Generator:
-        """A new generator whose whole state comes from here, for draws that a guarantee hides but does not count on as
-        noise: augmentation and dropout, whose public draws would tell where in a batch a record stands."""
+        """A new generator whose whole state comes from here, for draws that must be hidden but are no noise.
+
+        For augmentation and dropout: draws that are public would tell where in a batch a record stands.
+        """
         if self._generator is None:
             return generator_of(secrets.token_bytes(STATE_BYTES))
         drawn = torch.randint(256, (STATE_BYTES,), dtype=torch.uint8, generator=self._generator)
         return generator_of(drawn.numpy().tobytes())
 
     def normal(self, shape: Sequence[int], std: float) -> Tensor:
-        """One noise tensor N(0, std^2), float64 of `shape`, on the CPU. `std` 0 draws nothing and gives zeros."""
+        """One tensor of Gaussian noise, N(0, std^2), float64 on the CPU.
+
+        Args:
+            shape: of the tensor.
+            std: standard deviation, >= 0; 0 draws nothing and gives zeros.
+
+        Raises:
+            TypeError, ValueError: `std` out of range.
+        """
         check.real_number(std, "std", least=0.0)
         if std == 0:
             return torch.zeros(tuple(shape), dtype=torch.float64)
@@ -82,7 +93,18 @@ class Secret:
         return (total * (std / 2)).view(tuple(shape))
 
     def poisson(self, count: int, rate: float) -> Tensor:
-        """Which of `count` records take part: each independently with probability `rate`; int64 [m], ascending."""
+        """Which records take part in a step: each independently, so that their number differs from step to step.
+
+        Args:
+            count: how many records there are.
+            rate: with which probability each takes part, in [0, 1].
+
+        Returns:
+            Their places, int64 [m], ascending; m may be 0.
+
+        Raises:
+            TypeError, ValueError: `rate` out of range.
+        """
         check.real_number(rate, "rate", least=0.0, most=1.0)
         return (self.uniform(count) < rate).nonzero().flatten()
 
@@ -91,5 +113,13 @@ class Secret:
 
 
 def as_secret(secret: Secret | int | None) -> Secret:
-    """Return `secret` itself, or a new one: from the operating system (`None`), or seeded (an int, no guarantee)."""
+    """Read the option `secret` that all private components have.
+
+    Args:
+        secret: a source of noise, which is returned as it is; None for the operating system's entropy; or an int, a
+            seed, for a rehearsal whose draws repeat and which carries no guarantee.
+
+    Raises:
+        TypeError: anything else.
+    """
     return secret if isinstance(secret, Secret) else Secret(secret)

@@ -22,7 +22,11 @@ Ways = Literal["auto", "hooks", "func"]
 def require_per_example(model: nn.Module) -> None:
     """Refuse a model in which examples of a batch meet by design, or in which there is nothing to train.
 
-    What cannot be read off its layers is tried when it is trained; see `per_example_gradients`.
+    The quick look at a model before private training, by its layers. What cannot be read off its layers is tried when
+    it is trained; see `per_example_gradients`.
+
+    Args:
+        model: the network that shall be trained.
 
     Raises:
         BatchStatistics: batch norm, or running statistics; the message names the layers.
@@ -44,7 +48,11 @@ def require_per_example(model: nn.Module) -> None:
 
 
 def keeps_statistics(module: nn.Module) -> bool:
-    """Whether a layer uses or remembers statistics of the batch."""
+    """Whether a layer uses or remembers statistics of the batch, by which examples meet.
+
+    Args:
+        module: a layer: batch norm of any kind, or instance norm that tracks running statistics, gives True.
+    """
     batch = isinstance(module, nn.modules.batchnorm._BatchNorm)
     return batch or (isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats)
 
@@ -61,19 +69,22 @@ def per_example_gradients(
     how: Ways = "auto",
     engine: str | None = None,
 ) -> Iterator[ExampleGradients]:
-    """Within this context, `gradients(images, labels)` gives the gradient of every example's loss; no trace is left.
+    """A `with` block in which `gradients(images, labels)` gives the gradient of every example's own loss.
+
+    What a private optimiser needs and autograd does not give: not the sum over a batch but its terms. When the block
+    ends no trace is left on the model.
 
         def losses(images, labels):
             return F.cross_entropy(model(images), labels, reduction="none")
         with per_example_gradients(model, losses, public=(noise, some_labels), chunk=16) as gradients:
             rows = gradients(images, labels)     # for each trained parameter [n, *shape], n <= 16
 
-    Before it is handed out it is *tried* on `public`, in the mode the model is in, with these very parameters: the law
-    is that row i is the gradient of example i's loss alone, for every parameter, and stays what it is when the other
-    examples are replaced; that no global random state is read or moved; that a forward pass changes no tensor of the
-    model. `nn.Dropout` is set aside for it (it multiplies by draws of a generator that the caller hides), all else runs
-    as it will. With hooks every forward pass has exactly `chunk` examples, a short batch is filled up with copies that
-    are dropped: so the batch size that is tried is the only one that is ever used, `sizes` are tried besides.
+    Before `gradients` is handed out it is *tried* on `public`, in the mode the model is in, with these very parameters:
+    the law is that row i is the gradient of example i's loss alone, for every parameter, and stays what it is when the
+    other examples are replaced; that no global random state is read or moved; that a forward pass changes no tensor of
+    the model. `nn.Dropout` is set aside for it (it multiplies by draws of a generator that the caller hides), all else
+    runs as it will. With hooks every forward pass has exactly `chunk` examples, a short batch is filled up with copies
+    that are dropped: so the batch size that is tried is the only one that is ever used, `sizes` are tried besides.
 
     There are three ways. Opacus' hooks serve networks whose parameters all belong to layers that Opacus knows. A
     network with parameters of its own (a class token, a position embedding), `nn.MultiheadAttention`, weights that are
@@ -83,10 +94,11 @@ def per_example_gradients(
     vmap, 3.5 by the loop; ResNet-18, whose ordinary step at 32x32 is short for its 11 million weights, 31 and 23.
 
     Args:
-        model: in training mode.
+        model: the network, in training mode.
         losses: losses [n] of tensors with n rows each (images, labels, ...), by `model`; only their sum counts.
         public: such tensors of a few examples (two at least) that owe nothing to private data.
         chunk: the most examples at once, a public number.
+        sizes: further batch sizes to try it at, those that the caller will use.
         trained: the parameters that are trained, by their names in the model; all others are frozen meanwhile.
             Default: all that ask for a gradient.
         how: "auto"; "hooks" or "func" to allow one way alone. Hooks see a view or patch that is folded into the batch
@@ -101,7 +113,7 @@ def per_example_gradients(
     check.one_of(how, "how", ("auto", "hooks", "func"))
     chosen = {n: p for n, p in model.named_parameters() if p.requires_grad} if trained is None else dict(trained)
     if not chosen:
-        raise PrivacyError("no parameter is trained, so there is nothing to take gradients of")
+        raise PrivacyError("trained names no parameter, so there is nothing to take gradients of; leave it out for all")
     frozen = [p for n, p in model.named_parameters() if p.requires_grad and n not in chosen]
     for parameter in frozen:
         parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Sigma for a wanted epsilon, and the signal that is left, before any budget is spent."""
+"""How much noise a wanted epsilon takes, and what signal is left, before any budget is spent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Plan:
         sigma: noise standard deviation / sensitivity of each release.
         epsilon, delta: what all releases cost together (at most what was wanted).
         rate, count: sampling rate and number of releases.
-        accountant: how epsilon was computed.
+        accountant: how epsilon was computed; see `compose`.
     """
 
     sigma: float
@@ -33,16 +33,26 @@ class Plan:
     accountant: str
 
     def noise_std(self, size: float) -> float:
-        """Standard deviation of one coordinate of the noise on a mean of `size` records, in units of the clip."""
+        """How large the noise is on one coordinate of a mean, as a standard deviation in units of the clip.
+
+        Args:
+            size: records that the mean is taken over, a public number, > 0.
+
+        Raises:
+            TypeError, ValueError: `size` out of range.
+        """
         return self.sigma / (self.rate * check.real_number(size, "size", above=0.0))
 
     def snr(self, size: float, dim: int, *, signal: float = 1.0) -> float:
-        """Norm of the signal / expected norm of the noise, for one release of the mean of `size` records.
+        """How far the signal stands out of the noise in one release of a mean: their norms' ratio.
 
         Args:
-            size: records that the mean is taken over, a public number.
-            dim: length of a record's vector.
+            size: records that the mean is taken over, a public number, > 0.
+            dim: how many numbers a record's vector has.
             signal: norm of the mean, in units of the clip; 1 is the most it can be.
+
+        Raises:
+            TypeError, ValueError: numbers out of range.
         """
         return signal / (self.noise_std(size) * math.sqrt(check.positive_int(dim, "dim")))
 
@@ -56,7 +66,9 @@ def plan(
     spent: Iterable[Spend] = (),
     accountant: str = "auto",
 ) -> Plan:
-    """Sigma for a wanted (epsilon, delta), before any budget is spent; the `Plan` also says how much signal is left.
+    """How much noise a wanted (epsilon, delta) takes, before any budget is spent, and how much signal it leaves.
+
+    Call it before a run to choose its steps, rate and sigma. Neighbours differ by one added or removed record.
 
     Args:
         epsilon: > 0, the guarantee for all `count` releases and `spent` together.

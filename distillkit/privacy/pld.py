@@ -9,7 +9,7 @@ __all__ = ["installed", "pld_epsilon"]
 
 
 def installed() -> bool:
-    """Whether dp-accounting is here (`pip install "distillkit[pld]"`)."""
+    """Whether dp-accounting can be imported here; `pip install "distillkit[pld]"` brings it."""
     return importlib.util.find_spec("dp_accounting") is not None
 
 
@@ -21,7 +21,7 @@ def pld_epsilon(spends: Sequence[tuple[float, float, int]], delta: float) -> flo
 
     Args:
         spends: (sigma, rate, count) each, all positive.
-        delta: in (0, 1).
+        delta: in (0, 1), at which epsilon is wanted.
     """
     from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
     from dp_accounting.pld import PLDAccountant

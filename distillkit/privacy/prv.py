@@ -11,7 +11,9 @@ __all__ = ["prv_epsilon"]
 def prv_epsilon(
     spends: Sequence[tuple[float, float, int]], delta: float, *, width: float, eps_error: float, delta_error: float
 ) -> float:
-    """Upper end of PRV's interval for epsilon, the larger of the removed and the added record.
+    """An epsilon that PRV accounting surely does not understate: the upper end of its interval, in both directions.
+
+    The larger one of the removed and of the added record counts. `compose` calls it.
 
     Papers: Gopi, Lee and Wutschitz, "Numerical composition of differential privacy" (NeurIPS 2021); that both
     directions are needed: Lebeda et al., "Avoiding pitfalls for privacy accounting of subsampled mechanisms under
@@ -19,7 +21,7 @@ def prv_epsilon(
 
     Args:
         spends: (sigma, rate, count) each, all positive.
-        delta: in (0, 1).
+        delta: in (0, 1), at which epsilon is wanted.
         width: losses are followed within +-width.
         eps_error, delta_error: width of the interval; the result is above the truth by at most about these.
     """

@@ -1,4 +1,4 @@
-"""Which matching losses a per-example guarantee can be given for."""
+"""Which matching losses a per-example guarantee can be given for: those that are a sum over real examples."""
 
 from __future__ import annotations
 
@@ -16,10 +16,21 @@ __all__ = ["SeparableLoss", "require_separable", "separable", "squared_distance"
 
 
 class SeparableLoss(Protocol):
-    """A matching loss that is a sum over real examples: l(phi(x_i), mean embedding of the example's class)."""
+    """A matching loss that is a sum over real examples: l(phi(x_i), mean embedding of the example's class).
+
+    Write it as a function and flag it with `@separable`; `image_sgd` takes it as `loss`.
+    """
 
     def __call__(self, embedding: Tensor, means: Tensor) -> Tensor:
-        """Losses [n] of embeddings [n, F] of real examples, each against the synthetic mean [n, F] of its class."""
+        """The loss of every real example by itself.
+
+        Args:
+            embedding: of n real examples, float [n, F].
+            means: for each of them the synthetic mean of its class, float [n, F].
+
+        Returns:
+            Float [n]; row i depends on row i of both alone.
+        """
         ...
 
 
@@ -27,23 +38,37 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 
 def separable(loss: F) -> F:
-    """Flag a loss as a sum over real examples: sets `loss.separable = True`. See `SeparableLoss`."""
+    """Flag a matching loss of your own as a sum over real examples, so that `image_sgd` takes it; a decorator.
+
+    Args:
+        loss: a `SeparableLoss`. It gets the attribute `separable = True` and is returned.
+    """
     loss.separable = True  # type: ignore[attr-defined]
     return loss
 
 
 @separable
 def squared_distance(embedding: Tensor, means: Tensor) -> Tensor:
-    """||phi(x_i) - mu||^2 for each row.
+    """Distribution matching's loss as a sum over real examples: ||phi(x_i) - mu||^2 for each of them.
 
     Its mean over the examples of a class differs from distribution matching's ||mean phi(x_i) - mu||^2 by the
     variance of the embeddings, which does not depend on the synthetic images: both have the same gradient.
+
+    Args:
+        embedding: phi(x_i) of n real examples, float [n, F].
+        means: mu, the synthetic mean of the class of each, float [n, F].
+
+    Returns:
+        Float [n].
     """
     return (embedding - means).square().sum(1)
 
 
 def require_separable(loss: object) -> SeparableLoss:
-    """Return `loss` if it carries the flag and treats every row by itself.
+    """Return `loss` if it carries the flag of `separable` and treats every row by itself; else refuse it.
+
+    Args:
+        loss: what a user gave as a matching loss.
 
     Raises:
         NotSeparable: no flag, a flag that is False (its `loss.why`, if there is one, is quoted), or rows that depend

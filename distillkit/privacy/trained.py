@@ -12,11 +12,11 @@ __all__ = ["TrainedNetworks"]
 
 
 class TrainedNetworks:
-    """Networks trained from scratch on a public set, a fresh one for every new state of the generator.
+    """A sampler of networks that were trained from scratch on a public set, a fresh one for every draw.
 
-    Trained on a set that was released before, they know what was released and nothing else, so they may embed the
-    private images for the next release. Their embeddings tell classes apart where those of untrained networks mostly
-    tell what all images have in common.
+    For `condense_private`'s later passes, or as `networks` of `PublicMaps`. Trained on a set that was released before,
+    they know what was released and nothing else, so they may embed the private images for the next release. Their
+    embeddings tell classes apart where those of untrained networks mostly tell what all images have in common.
 
     Papers: DM embeds by untrained networks (Zhao and Bilen, WACV 2023); matching with networks that were trained on
     the synthetic images is IDM (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
@@ -26,7 +26,7 @@ class TrainedNetworks:
     Args:
         factory: `factory()` gives a network, on the device and of the dtype of the set; its parameters are drawn.
         data: the public set.
-        protocol: how they are trained.
+        protocol: how they are trained: epochs, optimiser, augmentation.
 
     A network is kept for every state it was drawn with, so that a second draw is free and gives the same bits.
     """
@@ -38,7 +38,11 @@ class TrainedNetworks:
         self._drawn: dict[bytes, Network] = {}
 
     def draw(self, generator: torch.Generator) -> Network:
-        """A trained network, frozen and in eval mode; see `NetworkSampler.draw`."""
+        """A trained network, frozen and in eval mode; what a `NetworkSampler` draws.
+
+        Args:
+            generator: draws the first weights and the order of the batches; the same state gives the same network.
+        """
         state = generator.get_state().numpy().tobytes()
         if state not in self._drawn:
             network = train(build(self._factory, generator), self._data, self._protocol, generator=generator)

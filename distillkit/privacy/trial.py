@@ -27,13 +27,16 @@ _PIXELS = 128 * 32 * 32
 def examples_at_once(images: Tensor, expected: float, chunk: int | None) -> tuple[int, list[int]]:
     """How many examples go through the network at once, and other batch sizes to try it on; from public numbers alone.
 
-    A batch is filled up to a multiple of the first: on a CPU that is a quarter of what is expected, so that few rows
-    are wasted, on an accelerator all that is likely to be drawn.
+    The default of `chunk` in private training. A batch is filled up to a multiple of the first: on a CPU that is a
+    quarter of what is expected, so that few rows are wasted, on an accelerator all that is likely to be drawn.
 
     Args:
-        images: give device, height and width.
-        expected: rate * size.
+        images: give device, height and width, and nothing else.
+        expected: how many records a step is expected to draw, rate * size.
         chunk: an upper bound instead of the default by device and image size.
+
+    Returns:
+        The `chunk` and the `sizes` of `per_example_gradients`.
     """
     likely = max(1, math.ceil(expected + 3 * math.sqrt(expected)))
     most = chunk_size(images)
@@ -50,18 +53,24 @@ def examples_at_once(images: Tensor, expected: float, chunk: int | None) -> tupl
 
 
 def tried(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence[int], how: str) -> str:
-    """The first way in which every row is one example's own: "hooks", "vmap" or "loop".
+    """Try a model's per-example gradients on public examples, and say which way of finding them is right for it.
 
-    In float64 where the model can be run so, because there rounding cannot be mistaken for a difference, and once more,
-    coarsely, in its own type; else in its own type alone, where a trial that fails is repeated on other examples before
-    it counts.
+    The first in which every row is one example's own: "hooks", "vmap" or "loop". Tried in float64 where the model can
+    be run so, because there rounding cannot be mistaken for a difference, and once more, coarsely, in its own type;
+    else in its own type alone, where a trial that fails is repeated on other examples before it counts.
+
+    Args:
+        gradients: the collector, whose ways are tried.
+        public: tensors of at least two public examples, as the losses take them.
+        sizes: batch sizes at which a batch's loss is compared with the sum of its examples' own, besides the chunk.
+        how: which ways are allowed: "auto", "hooks" or "func".
 
     Raises:
         BatchStatistics, NotSeparable, PrivacyError: see `per_example_gradients`.
     """
     examples = list(public)
     if len(examples[0]) < 2:
-        raise ValueError(f"public must hold at least two examples, got {len(examples[0])}")
+        raise ValueError(f"public must hold at least two examples, got {len(examples[0])}: one cannot meet another")
     double = [e.double() if e.is_floating_point() else e for e in examples] if examples[0].device.type != "mps" else []
     if double:
         try:
