@@ -28,8 +28,9 @@ DTYPES = (
 class Entry(Generic[V]):
     """One named thing that a message, a server's state or a client's memory may hold.
 
-    Declared once, as a class attribute; its key is `"Class.attribute"`. The declaration is the wire format and the
-    rule by which the replies of a round combine:
+    Declared once, as a class attribute; its key is `"Class.attribute"`, or `"key.attribute"` in a class that states a
+    `key`, as every built-in add-on, filter and method does. The declaration is the wire format and the rule by which
+    the replies of a round combine:
 
     * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector
       with one weight for each row of v. Without it w = 1; with `over` the sum is divided by that public constant.
@@ -68,8 +69,9 @@ class Entry(Generic[V]):
         self.key = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
+        stated = vars(owner).get("key")
         if not self.key:
-            self.key = f"{owner.__name__}.{name}"
+            self.key = f"{stated if isinstance(stated, str) else owner.__name__}.{name}"
 
     def __repr__(self) -> str:
         return f"Entry({self.key!r}, {self.reduce})"

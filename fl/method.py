@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -20,22 +20,41 @@ from fl.message import Entry, Message, declared
 from fl.reduce import Like, Reduced, Schema
 from fl.task import Task
 
-__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Part", "Predictor", "Server", "described", "sums_like"]
+__all__ = [
+    "Client",
+    "Interrupted",
+    "Keyed",
+    "Method",
+    "NoUsableReply",
+    "Part",
+    "Predictor",
+    "Server",
+    "described",
+    "identity",
+    "sums_like",
+]
 
 
-def described(value: Any) -> str:
-    """A repr that is the same in every process: functions by name instead of by address."""
-    if isinstance(value, functools.partial):
-        given = [*map(described, value.args), *(f"{k}={described(v)}" for k, v in value.keywords.items())]
-        return f"partial({', '.join([described(value.func), *given])})"
-    if is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # one that `dataclass` wrote
-        shown = [f"{f.name}={described(getattr(value, f.name))}" for f in fields(value) if f.repr]
-        return f"{type(value).__qualname__}({', '.join(shown)})"
-    name = getattr(value, "__qualname__", None)
-    return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
+class Keyed:
+    """What a run's records know by a key that outlives the name of its class: the base of methods and their parts.
+
+    Attributes:
+        key: what its entries' keys begin with, what its random draws are derived from, its place in an order, and what
+            the record of a run calls it. A class that states none has its own name, never its parent's key. State the
+            old name when you rename a class, `key = "OldName"`, and no run, checkpoint or transcript changes.
+    """
+
+    key: ClassVar[str] = "Keyed"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        stated = vars(cls).get("key", cls.__name__)
+        if not isinstance(stated, str) or not ("key" not in vars(cls) or stated.isidentifier()):
+            raise TypeError(f"{cls.__name__}.key must be a name, as {cls.__name__!r}, got {stated!r}")
+        cls.key = stated
 
 
-class Part:
+class Part(Keyed):
     """What goes into a method, or around one, and is none by itself: the base of add-ons and filters."""
 
     @property
@@ -169,7 +188,7 @@ def sums_like(task: Task, *names: str) -> Like:
     return Like({name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names})
 
 
-class Method(ABC):
+class Method(Keyed, ABC):
     """Base of every method. Method objects are frozen and live on the server and on every client alike.
 
     A subclass declares its entries as class attributes and writes `start`, `send`, `local`, `receive`, and `expect`,
@@ -200,6 +219,17 @@ class Method(ABC):
         """The clients that take part in this round. The draw is secret: the history does not say who they were."""
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 
+    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
+        """What tells this object from others of its class: arguments by position, and by name.
+
+        `repr` shows them, and the record of a run holds them, so that it goes on with the same ones or not at all. A
+        method that says None has a `__repr__` of its own for both, as a dataclass does.
+        """
+        return None
+
+    def __repr__(self) -> str:
+        return described(self) if self.arguments() is not None else super().__repr__()
+
     def entries(self) -> list[Entry[Any]]:
         """Every entry that may travel or be kept."""
         return declared(self)
@@ -211,13 +241,13 @@ class Method(ABC):
         """
         return {}
 
-    def check_run(self, server: Server, rounds: int) -> None:  # noqa: B027
+    def check_run(self, server: Server, rounds: int) -> None:
         """Raise ValueError if the method cannot run on such data; warn of what will not act within `rounds`.
 
         Called before `start`, and before a run goes on; the server's state is empty.
         """
 
-    def start(self, server: Server) -> None:  # noqa: B027
+    def start(self, server: Server) -> None:
         """Prepare the server's state before the first round."""
 
     @abstractmethod
@@ -241,7 +271,7 @@ class Method(ABC):
         """What the answer must look like."""
         return {}
 
-    def answered(self, server: Server, replies: Reduced) -> None:  # noqa: B027
+    def answered(self, server: Server, replies: Reduced) -> None:
         """Take the clients' answers, reduced."""
 
     @abstractmethod
@@ -270,3 +300,28 @@ class Method(ABC):
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
         """The global models by name: one (named ""), several, or none."""
         return {}
+
+
+def described(value: Any) -> str:
+    """A repr that is the same in every process: functions by name instead of by address."""
+    return _said(value, lambda kind: kind.__qualname__)
+
+
+def identity(value: Any) -> str:
+    """As `described`, but methods, add-ons and filters by their keys: it stays when their classes are renamed."""
+    return _said(value, lambda kind: kind.__qualname__ if kind.key == kind.__name__ else kind.key)
+
+
+def _said(value: Any, title: Callable[[type[Keyed]], str]) -> str:
+    say = functools.partial(_said, title=title)
+    if isinstance(value, Method) and type(value).__repr__ is Method.__repr__ and value.arguments() is not None:
+        given, named = value.arguments() or ((), {})
+        return f"{title(type(value))}({', '.join([*map(say, given), *(f'{k}={say(v)}' for k, v in named.items())])})"
+    if isinstance(value, functools.partial):
+        said = [*map(say, value.args), *(f"{k}={say(v)}" for k, v in value.keywords.items())]
+        return f"partial({', '.join([say(value.func), *said])})"
+    if is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # one that `dataclass` wrote
+        shown = [f"{f.name}={say(getattr(value, f.name))}" for f in fields(value) if f.repr]
+        return f"{title(type(value)) if isinstance(value, Keyed) else type(value).__qualname__}({', '.join(shown)})"
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}.{name}" if callable(value) and name else repr(value)

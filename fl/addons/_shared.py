@@ -37,6 +37,7 @@ class Shared(AddOn):
     A subclass declares the entries, and says in `_hold` what is held and how its images are made.
     """
 
+    key = "Shared"
     keep: int
     rate: float = 0.2
     warm_rounds: int = 1
@@ -121,7 +122,7 @@ class Shared(AddOn):
         steps = falling_steps(self.steps, self.least_steps or self.steps, period, server.round)
         server.notes["initialised"] = int(self.warm(server.round))
         return distill_models(
-            server, start, images, replies[self.logits], owner=self.name, best=self.returns == "best",
+            server, start, images, replies[self.logits], owner=self.key, best=self.returns == "best",
             steps=steps, batch=self.batch, lr=self.lr, clip=self.clip,
         )  # fmt: skip
 
@@ -133,5 +134,5 @@ class Shared(AddOn):
         method, state = server.method, server.state[server.method.model]
         nets = [method.network_on(server, name, method.part(state, name)).eval() for name in method.networks]
         judge = max(nets, key=partial(validation_accuracy, server)) if "validation" in server.data else nets[0]
-        width, generator = method.output_count(server.task.num_classes), server.generator(f"{self.name} selection")
+        width, generator = method.output_count(server.task.num_classes), server.generator(f"{self.key} selection")
         return self.source.select(judge, self.held, self.keep, View.of(server), width, generator, self.selection)

@@ -7,6 +7,7 @@ from typing import Any
 
 from distillkit.generate import cnn_noise, stylegan_noise, upsampled_gaussian
 from distillkit.sets import LabeledImages
+from fl.averaging.addon import AddOn
 from fl.method import Server
 
 __all__ = ["NOISE", "require_source", "virtual_set"]
@@ -28,7 +29,7 @@ def require_source(source: object) -> None:
 
 def virtual_set(
     server: Server,
-    owner: str,
+    owner: AddOn,
     source: str | LabeledImages,
     classes: int,
     per_class: int,
@@ -41,7 +42,7 @@ def virtual_set(
 
     Args:
         server: gives the images' shape, the generator, and `data`, the sets that `source` may name.
-        owner: the add-on's name.
+        owner: the add-on, for its random draws and for messages.
         source: a key of `NOISE`, a name in `server.data`, or a set.
         classes: of the virtual set.
         per_class: images of each class of noise.
@@ -53,18 +54,18 @@ def virtual_set(
     channels, height, width = server.shape
     if isinstance(source, str) and source in NOISE:
         if height != width:
-            raise ValueError(f"{owner}: noise is square, but the clients' images are {height}x{width}; give a set")
-        generator = server.generator(owner)
+            raise ValueError(f"{owner.name}: noise is square, but the clients' images are {height}x{width}; give a set")
+        generator = server.generator(owner.key)
         return NOISE[source](classes, per_class, height, channels, device=server.device, generator=generator, **options)
     if isinstance(source, str) and source not in server.data:
         known = ", ".join([*NOISE, *server.data])
-        raise ValueError(f"{owner}: source must be a set or one of {known}, got {source!r}")
+        raise ValueError(f"{owner.name}: source must be a set or one of {known}, got {source!r}")
     found = server.data[source] if isinstance(source, str) else source
     if found.num_classes != classes:
-        raise ValueError(f"{owner}: the virtual set has {found.num_classes} classes, but classes={classes}")
+        raise ValueError(f"{owner.name}: the virtual set has {found.num_classes} classes, but classes={classes}")
     if found.shape != server.shape or found.normalization != server.normalization:
         raise ValueError(
-            f"{owner}: the virtual set has images {found.shape} ({found.normalization}), the clients have "
+            f"{owner.name}: the virtual set has images {found.shape} ({found.normalization}), the clients have "
             f"{server.shape} ({server.normalization}); resize its pixels, or convert it with `renormalized`"
         )
     return found.replace(columns={}, info={}).to(server.device)

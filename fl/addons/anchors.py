@@ -60,6 +60,7 @@ class Anchors(AddOn):
         reduction: "mean" or "sum" over its anchors.
     """
 
+    key = "Anchors"
     ipc: int = 10
     weight: float = 1.0
     selected: tuple[int, ...] = SELECTED
@@ -140,7 +141,7 @@ class Anchors(AddOn):
             self._draw(server, means, stds.masked_fill(nobody, 1.0))
 
     def _draw(self, server: Server, means: Tensor, stds: Tensor) -> None:
-        size, generator = server.shape[1:], server.generator(self.name)
+        size, generator = server.shape[1:], server.generator(self.key)
         images = images_from_statistics(means, stds, ipc=self.ipc, size=size, generator=generator)
         labels = torch.arange(len(means)).repeat_interleave(self.ipc)
         drawn = LabeledImages(images, labels, num_classes=len(means), normalization=server.normalization)
@@ -169,7 +170,7 @@ class Anchors(AddOn):
 
     def loss(self, step: Step) -> Tensor | None:
         """lambda L_Con over [the batch; all of G] (Eq. 4), or their MMD."""
-        if self.name not in step.own:
+        if self.key not in step.own:
             return None
         if self.regulariser == "mmd":
             return self.weight * rbf_mmd(step.output().embedding, step.output(self).embedding)

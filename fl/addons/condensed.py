@@ -56,6 +56,7 @@ class Condensed(AddOn):
         augment: differentiable Siamese augmentation, or None.
     """
 
+    key = "Condensed"
     ipc: int = 50
     steps: int = 10_000
     refine_steps: int = 100
@@ -125,7 +126,7 @@ class Condensed(AddOn):
             lr=self.lr,
             momentum=self.momentum,
             augment=self.augment,
-            generator=derive(client.seed, client.round, client.id, self.name, purpose),
+            generator=derive(client.seed, client.round, client.id, self.key, purpose),
             callback=lambda _: client.check_running(),
             progress=False,
         )

@@ -35,6 +35,7 @@ class FedDecorr(AddOn):
         variant: "released", or "paper" as printed, which wants a beta about N times larger for the same effect.
     """
 
+    key = "FedDecorr"
     beta: float = 0.1
     variant: Literal["paper", "released"] = "released"
 

@@ -41,6 +41,7 @@ class Ditto(AddOn):
         epochs, steps: passes over the local data in a round; `steps`, if given, is an exact number instead (their s).
     """
 
+    key = "Ditto"
     lam: float = 0.1
     epochs: int = 1
     steps: int | None = None

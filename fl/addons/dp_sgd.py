@@ -66,6 +66,7 @@ class DPSGD(AddOn):
         gradients: how those of single records are found, "auto", "hooks" or "func"; `privacy.per_example_gradients`.
     """
 
+    key = "DPSGD"
     sigma: float
     rate: float
     size: int
@@ -109,7 +110,7 @@ class DPSGD(AddOn):
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
             server.ledger.assume("DPSGD")
-        refuse_mixing_parts(server.method, server, server.generator(self.name))
+        refuse_mixing_parts(server.method, server, server.generator(self.key))
 
     def ready(self, server: Server) -> None:
         """Try every architecture's gradients in every phase on public noise.
@@ -117,7 +118,7 @@ class DPSGD(AddOn):
         Raises:
             BatchStatistics, NotSeparable, PrivacyError: a row is not one record's own.
         """
-        for local in trial_locals(server.method, server, server.generator(self.name)):
+        for local in trial_locals(server.method, server, server.generator(self.key)):
             for phase in local.method.phases:
                 local.net.train()
                 with self._collecting(local, phase):

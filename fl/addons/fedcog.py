@@ -72,6 +72,7 @@ class FedCOG(AddOn):
         regenerate: whether to generate a second time.
     """
 
+    key = "FedCOG"
     start_round: int = 51
     images: int = 256
     steps: int = 100
@@ -177,7 +178,7 @@ class FedCOG(AddOn):
 
     def loss(self, step: Step) -> Tensor | None:
         """Distillation from the stored logits (section 4.2), or what they say as labels."""
-        if self.name not in step.own:
+        if self.key not in step.own:
             return None
         task, logits, said = step.local.task, step.batch_of(self).columns["logits"], step.output(self).logits
         if self.labels == "soft":

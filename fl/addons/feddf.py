@@ -62,6 +62,7 @@ class FedDF(AddOn):
         clip: norm of the student's logits (`losses.clip_logit_norm`), or None.
     """
 
+    key = "FedDF"
     steps: int = 1000
     batch: int = 128
     lr: float = 1e-3
@@ -134,7 +135,7 @@ class FedDF(AddOn):
             server.state[FedAvg.model] if warm else old,
             server.data["proxy"].images.to(server.device),
             replies[self.logits],
-            owner=self.name,
+            owner=self.key,
             best=self.returns == "best",
             steps=self.steps,
             batch=self.batch,

@@ -51,6 +51,7 @@ class FedExP(AddOn):
             rescales the mean, such as `Nova`.
     """
 
+    key = "FedExP"
     epsilon: float = 1e-3
     reads = "nothing"
     norm = Entry[float]("mean", by=FedAvg.samples)

@@ -59,6 +59,7 @@ class FedGen(AddOn):
         noise, hidden: the generator's sizes; the code takes 32 and 256 on MNIST.
     """
 
+    key = "FedGen"
     alpha: float = 10.0
     beta: float = 10.0
     decay: float = 0.98

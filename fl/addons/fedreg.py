@@ -54,6 +54,7 @@ class FedReg(AddOn):
         iterations: the code takes 10.
     """
 
+    key = "FedReg"
     gamma: float = 0.5
     eta: float = 0.1
     eta_perturbed: float | None = None

@@ -33,6 +33,7 @@ class FineTune(AddOn):
         train: a pattern of parameter names; "!pattern" means all others.
     """
 
+    key = "FineTune"
     epochs: int = 1
     steps: int | None = None
     train: str = "*"

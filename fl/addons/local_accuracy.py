@@ -36,6 +36,7 @@ class LocalAccuracy(AddOn):
         every: rounds from one such test to the next; it costs a pass over the set for each client drawn.
     """
 
+    key = "LocalAccuracy"
     on: str = "test"
     every: int = 1
 

@@ -38,6 +38,7 @@ class MOON(AddOn):
         temperature: t of Eq. 3, positive; the paper takes 0.5.
     """
 
+    key = "MOON"
     mu: float = 1.0
     temperature: float = 0.5
 

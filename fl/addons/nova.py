@@ -37,6 +37,7 @@ class Nova(AddOn):
     normaliser is the number of steps.
     """
 
+    key = "Nova"
     reads = "nothing"
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 

@@ -28,6 +28,7 @@ class Proximal(AddOn):
         mu: at least 0; the paper tunes over {0.001, 0.01, 0.1, 1}.
     """
 
+    key = "Proximal"
     mu: float = 0.01
     reads = "nothing"
 

@@ -34,6 +34,7 @@ class SAM(AddOn):
         rho: radius of the perturbation, at least 0; with 0 it is not installed.
     """
 
+    key = "SAM"
     rho: float = 0.05
     reads = "nothing"
 

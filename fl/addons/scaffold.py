@@ -41,6 +41,7 @@ class Scaffold(AddOn):
         ValueError: with Adam on the clients, whose steps are not proportional to gradients, or several architectures.
     """
 
+    key = "Scaffold"
     reads = "nothing"
     first_round = 2
     control = Entry[Tensors]("first")

@@ -36,6 +36,7 @@ class ServerAdaptive(AddOn):
             begin at 0.
     """
 
+    key = "ServerAdaptive"
     lr: float = 0.01
     beta1: float = 0.9
     tau: float = 1e-3
@@ -72,6 +73,7 @@ class ServerAdaptive(AddOn):
 class ServerAdagrad(ServerAdaptive):
     """FedAdagrad: v <- v + Delta^2. The paper has no momentum here (beta1 = 0); see `ServerAdaptive` for the rest."""
 
+    key = "ServerAdagrad"
     beta1: float = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -87,6 +89,7 @@ class ServerAdam(ServerAdaptive):
         beta2: decay of v, in [0, 1).
     """
 
+    key = "ServerAdam"
     beta2: float = 0.99
 
     def __post_init__(self) -> None:
@@ -104,6 +107,8 @@ class ServerYogi(ServerAdam):
 
     v moves by a share of Delta^2 towards it, so that a few small changes do not wipe out what is known of large ones.
     """
+
+    key = "ServerYogi"
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """A step of a size that does not depend on v."""

@@ -29,6 +29,7 @@ class ServerMomentum(AddOn):
             on the step is v / (1 + beta).
     """
 
+    key = "ServerMomentum"
     momentum: float = 0.9
     lr: float = 1.0
     rule: Literal["heavy-ball", "nesterov", "fedcog"] = "heavy-ball"

@@ -50,6 +50,7 @@ class SharedImage(Shared):
             remove 90 % of the training examples" by entropy leaves of k-means at 5,000 of 50,000, in the release too.
     """
 
+    key = "SharedImage"
     image: Tensor = field(repr=False)
     keep: int = field(default=5000, kw_only=True)
     count: int = 50_000

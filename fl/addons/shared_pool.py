@@ -41,6 +41,7 @@ class SharedPool(Shared):
         TypeError, ValueError: a pool that is no set of images, or an option out of range.
     """
 
+    key = "SharedPool"
     pool: LabeledImages | Tensor = field(repr=False)
     keep: int = field(default=1000, kw_only=True)
 

@@ -41,6 +41,7 @@ class VFA(AddOn):
         empty: "drop", or "zero" as released: see `supervised_contrastive`.
     """
 
+    key = "VFA"
     weight: float = 1.0
     std: float = 0.05
     per_class: int | None = None
@@ -71,7 +72,7 @@ class VFA(AddOn):
             net = core.network_on(server, architecture, weights).eval()
             with torch.no_grad():
                 width = split(net).features(torch.zeros(1, *server.shape, device=server.device)).shape[1]
-            generator = server.generator(f"{self.name} {architecture}")
+            generator = server.generator(f"{self.key} {architecture}")
             drawn |= core.named({"mean": torch.rand(server.task.num_classes, width, generator=generator)}, architecture)
         server.state[self.means] = drawn
 

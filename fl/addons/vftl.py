@@ -39,6 +39,7 @@ class VFTL(AddOn):
         source, classes, per_class, options: the virtual set, as in `VHL`; no more classes than the task has.
     """
 
+    key = "VFTL"
     epochs: int = 10
     lr: float = 0.01
     momentum: float = 0.9
@@ -69,7 +70,7 @@ class VFTL(AddOn):
         """Pretrain every architecture."""
         if self.classes > server.task.num_classes:
             raise ValueError(f"VFTL: {self.classes} virtual classes, but outputs for {server.task.num_classes} only")
-        noise = virtual_set(server, self.name, self.source, self.classes, self.per_class, self.options)
+        noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         core: Core = server.method
         trained: Tensors = {}
         for architecture in core.networks:
@@ -79,9 +80,9 @@ class VFTL(AddOn):
 
     def _pretrained(self, server: Server, architecture: str, weights: Tensors, noise: LabeledImages) -> Tensors:
         net = server.method.network_on(server, architecture, weights).train()
-        seed_dropout(net, server.generator(f"{self.name} dropout {architecture}"))
+        seed_dropout(net, server.generator(f"{self.key} dropout {architecture}"))
         optimizer = torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum)
-        order = server.generator(f"{self.name} order {architecture}")
+        order = server.generator(f"{self.key} order {architecture}")
         for index in shuffled(len(noise), self.batch, order, self.epochs, None):
             server.check_running()
             index = index.to(server.device)

@@ -69,6 +69,7 @@ class VHL(AddOn):
         options: further arguments of the noise function, e.g. `{"width": 64}`.
     """
 
+    key = "VHL"
     source: str | LabeledImages = "stylegan"
     classes: int = 10
     per_class: int = 200
@@ -125,7 +126,7 @@ class VHL(AddOn):
 
     def start(self, server: Server) -> None:
         """Make the virtual set; try the layer on it."""
-        noise = virtual_set(server, self.name, self.source, self.classes, self.per_class, self.options)
+        noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         method: Core = server.method
         for architecture in method.networks if self.layer is not None else ():
             net = method.network_on(server, architecture, method.part(server.state[FedAvg.model], architecture)).eval()
@@ -166,6 +167,7 @@ class VHL(AddOn):
 class NaiveVHL(VHL):
     """VHL's ablation "naive VHL" (section 5.3): the virtual set joins the training, without any calibration."""
 
+    key = "NaiveVHL"
     calibration: float = 0.0
     contrast: float = 0.0
     reads = "nothing"

@@ -37,7 +37,7 @@ SLOTS = (
 class AddOn(Part):
     """One idea on top of `FedAvg`: it overrides only what it needs. Add-ons are frozen and hold no run's state.
 
-    Hooks run in the order of the add-ons' names, so the order of arguments changes nothing. Scratch values that
+    Hooks run in the order of the add-ons' keys, so the order of arguments changes nothing. Scratch values that
     live for one local training go to `local.scratch(self)`, a dict.
 
     Attributes:
@@ -58,11 +58,6 @@ class AddOn(Part):
     reads: Literal["nothing", "example", "batch"] = "batch"
     single_label: ClassVar[bool] = False
     first_round: int = 1
-
-    @property
-    def name(self) -> str:
-        """What it is called in messages; also its place in the order."""
-        return type(self).__name__
 
     def whole(self) -> str:
         """Inside weight averaging."""
@@ -188,7 +183,7 @@ def fills(addon: AddOn, hook: str) -> bool:
 
 
 def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
-    """The add-ons that are on, in the order of their names.
+    """The add-ons that are on, in the order of their keys.
 
     Raises:
         TypeError: something else than an add-on; a class (`Proximal` for `Proximal()`) is none.
@@ -202,4 +197,4 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
             hint = "; the network is an option: FedAvg(..., network=...)" if callable(addon) else ""
             raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
     found = [a for a in addons if isinstance(a, AddOn) and not a.off]
-    return tuple(sorted(found, key=lambda a: a.name))
+    return tuple(sorted(found, key=lambda a: a.key))

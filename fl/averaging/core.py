@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from fl.averaging.trial import require_matches, try_augmentation, try_network, t
 from fl.batches import Phase
 from fl.codec import digest
 from fl.message import Entry, Tensors, declared
-from fl.method import Client, Method, Server, described
+from fl.method import Client, Method, Server
 from fl.networks import Factory, Templates
 from fl.schema import MOST
 from fl.task import Task
@@ -119,10 +120,11 @@ class Core(Method):
         self._compose()
 
     def _compose(self) -> None:
-        names = [a.name for a in self.addons]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"{name} is given twice; an add-on may stand in a method once")
+        for first, second in itertools.pairwise(self.addons):
+            if type(first) is type(second):
+                raise ValueError(f"{first.name} is given twice; an add-on may stand in a method once")
+            if first.key == second.key:
+                raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another")
         for slot in SLOTS:
             filling = [a.name for a in self.addons if fills(a, slot)]
             if len(filling) > 1:
@@ -188,7 +190,8 @@ class Core(Method):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
 
-    def __repr__(self) -> str:
+    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The add-ons, and the options that are not empty; of `initial` a digest."""
         options = {
             "lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay, "optimizer": self.optimizer,
             "optimizer_state": None if self.optimizer_state == "round" else self.optimizer_state,
@@ -198,9 +201,7 @@ class Core(Method):
             "initial": digest("initial", self.initial) if self.initial is not None else None,
             "most_samples": self.most_samples if self.most_samples != MOST else None,
         }  # fmt: skip
-        given = {k: v for k, v in options.items() if v not in ((), [], None)}
-        said = [described(a) for a in self.addons] + [f"{k}={described(v)}" for k, v in given.items()]
-        return f"FedAvg({', '.join(said)})"
+        return self.addons, {k: v for k, v in options.items() if v not in ((), [], None)}
 
     def require_replied(self, asking: AddOn) -> None:
         """Raise ValueError unless replies hold whole models, which an add-on wants to run on the server."""

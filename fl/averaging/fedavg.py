@@ -26,6 +26,7 @@ class FedAvg(Core):
     `FedAvg(*add_ons, network=..., lr=..., ...)`: see `Core` for the options.
     """
 
+    key = "FedAvg"
     model = Entry[Tensors]("first")
     samples = Entry[float]("sum")
     update = Entry[Tensors]("mean", by=samples)

@@ -77,7 +77,7 @@ class Local:
 
     def scratch(self, addon: AddOn) -> dict[str, Any]:
         """An add-on's scratch values for this training."""
-        return self._scratch.setdefault(addon.name, {})
+        return self._scratch.setdefault(addon.key, {})
 
     def first_output(self, addon: AddOn) -> int:
         """The index of the add-on's first extra output."""
@@ -85,7 +85,7 @@ class Local:
 
     def generator(self, addon: AddOn, purpose: str = "") -> torch.Generator:
         """An add-on's own generator for this round and client."""
-        return derive(self.client.seed, self.round, self.client.id, addon.name, purpose)
+        return derive(self.client.seed, self.round, self.client.id, addon.key, purpose)
 
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """A frozen twin in eval mode at other weights; names that are missing keep the received values."""
@@ -140,7 +140,7 @@ class Local:
 
     def train(self) -> None:
         """Run every phase; `net` then holds the trained weights."""
-        streams = {a.name: a.own_batches(self) for a in self.method.addons if fills(a, "own_batches")}
+        streams = {a.key: a.own_batches(self) for a in self.method.addons if fills(a, "own_batches")}
         streams = {name: stream for name, stream in streams.items() if stream is not None}
         slot, kept = self.method.slot("batches"), cast("Tensors", {})
         for number, phase in enumerate(self.method.phases):
@@ -177,7 +177,7 @@ class Local:
         moved = [p for n, p in net.named_parameters() if p.requires_grad and phase.trains(n)]
         optimizer, objective = self.optimizer(moved), self.method.objective_of(self.task)
         net.train()
-        for batch in self.batches(self.data, phase, owner.name):
+        for batch in self.batches(self.data, phase, owner.key):
             self.client.check_running()
             loss = objective(net(batch.images), batch.labels)
             if term is not None:

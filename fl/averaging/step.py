@@ -68,11 +68,11 @@ class Step:
 
     def output(self, addon: AddOn | None = None) -> Output:
         """What the network says of the real batch, or of an add-on's own batch."""
-        return self._outputs["" if addon is None else addon.name]
+        return self._outputs["" if addon is None else addon.key]
 
     def batch_of(self, addon: AddOn) -> Batch:
         """The add-on's own batch of this step."""
-        return self.own[addon.name]
+        return self.own[addon.key]
 
     def _forward(self) -> None:
         run = partial(outputs, self.local.network, layers=self.local.layers)

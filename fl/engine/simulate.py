@@ -26,7 +26,7 @@ from fl.engine.private_door import open_ledger
 from fl.engine.rounds import Engine
 from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
-from fl.method import Method, Server
+from fl.method import Method, Server, identity
 from fl.task import Task
 
 __all__ = ["Holding", "Run", "simulate"]
@@ -213,7 +213,7 @@ def _config(
     held = list(clients) if clients.whole else [clients[0]]
     architectures = method.inner.architectures(server.task.num_classes)
     fixed = {
-        "method": repr(method),
+        "method": identity(method),
         "task": repr(server.task),
         "seed": server.seed,
         "clients": len(clients),

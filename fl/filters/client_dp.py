@@ -79,6 +79,7 @@ class ClientDP(Filter):
         BudgetExhausted: before anybody works for a round that could not be released.
     """
 
+    key = "ClientDP"
     sigma: float
     rate: float
     clip: float | Mapping[Entry[Any], float] = field(repr=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from distillkit.privacy import PrivacyError
@@ -17,7 +18,7 @@ class Filter(Part):
     """One link of the chain: clipping, noise, secure sums. It overrides only what it needs.
 
     Like a method it is frozen and lives on the server and on every client alike; it may declare entries of its own, as
-    class attributes. Its `repr` is part of the run's identity: a frozen dataclass has the right one.
+    class attributes. What it was built with is part of the run's identity: a frozen dataclass says it.
 
     Attributes:
         exact: whether `out` and `back` together leave every sum over clients as it was, number for number, as the masks
@@ -81,6 +82,8 @@ class Filtered(Method):
         PrivacyError: a filter that changes replies after a private one has bounded them.
     """
 
+    key = "Filtered"
+
     def __init__(self, method: Method, *filters: Filter) -> None:
         if isinstance(method, Filtered):
             filters = (*method.filters, *filters)
@@ -89,10 +92,11 @@ class Filtered(Method):
         if not isinstance(method, Method) or wrong or not filters:
             given = ", ".join(type(x).__name__ for x in (method, *filters))
             raise TypeError(f"Filtered takes a method and then one or more filters, got {given}")
-        names = [f.name for f in filters]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"{name} is given twice; a filter may stand in a chain once")
+        for first, second in itertools.combinations(filters, 2):
+            if type(first) is type(second):
+                raise ValueError(f"{first.name} is given twice; a filter may stand in a chain once")
+            if first.key == second.key:
+                raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another")
         self.method: Method = method
         self.filters: tuple[Filter, ...] = filters
         self._links: tuple[Method | Filter, ...] = (method, *filters)
@@ -103,8 +107,9 @@ class Filtered(Method):
             one.check(method)
         _require_bounds_kept(filters)
 
-    def __repr__(self) -> str:
-        return f"Filtered({', '.join(map(repr, self._links))})"
+    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The method and the filters."""
+        return self._links, {}
 
     @property
     def inner(self) -> Method:

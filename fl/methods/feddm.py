@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from distillkit.sets import LabeledImages
 from fl.averaging.options import learning_rate
 from fl.averaging.trial import try_network
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, Method, NoUsableReply, Predictor, Server, described, sums_like
+from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
 from fl.methods._union import train_on_union
 from fl.networks import Factory, Templates
 from fl.reduce import Like, Reduced, Schema
@@ -55,6 +55,7 @@ class FedDM(Method):
         most_samples: with "samples", the largest count that a client may claim; a reply that claims more is refused.
     """
 
+    key = "FedDM"
     model = Entry[Tensors]("first")
     images = Entry[LabeledImages]("union")
     samples = Entry[Tensor]("union")
@@ -100,9 +101,9 @@ class FedDM(Method):
         self.weights = check.one_of(weights, "weights", ("synthetic", "samples"))
         self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
 
-    def __repr__(self) -> str:
-        options = {k: v for k, v in vars(self).items() if k != "templates"}
-        return f"{type(self).__name__}({', '.join(f'{k}={described(v)}' for k, v in options.items())})"
+    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Every option but the network, of which a run's record says more."""
+        return (), {k: v for k, v in vars(self).items() if k != "templates"}
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
         """The one network."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,7 @@ class FedProto(Method):
             condenses once from its data: FedProto in the tables of FedLGD (Huang et al., TMLR 2024, section 5.1).
     """
 
+    key = "FedProto"
     prototypes = Entry[Tensor]("first")
     known = Entry[Tensor]("first")
     count = Entry[Tensor]("sum")
@@ -97,9 +98,9 @@ class FedProto(Method):
             raise ValueError("FedProto has no global network to refine sets under: Condensed(refine_steps=0)")
         self.condensed = None if condensed is None or condensed.off else condensed
 
-    def __repr__(self) -> str:
-        options = {k: v for k, v in vars(self).items() if k not in ("templates", "assign")}
-        return f"FedProto({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Every option but the networks, of which a run's record says more, and who has which."""
+        return (), {k: v for k, v in vars(self).items() if k not in ("templates", "assign")}
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
         """The template of every architecture."""

@@ -73,6 +73,7 @@ class PrivateFedDM(FedDM):
         ValueError, TypeError: options out of range.
     """
 
+    key = "PrivateFedDM"
     counts = Entry[Tensor]("first")
     last = Entry[Tensor]("first")
 
@@ -139,7 +140,7 @@ class PrivateFedDM(FedDM):
         if not self.public_statistics:
             refuse_measured(server.normalization, type(self).__name__)
         if server.ledger is not None:
-            server.ledger.assume(next(c.__name__ for c in type(self).__mro__ if c.__name__ in ASSUMED))
+            server.ledger.assume(next(k for k in (getattr(c, "key", "") for c in type(self).__mro__) if k in ASSUMED))
         if server.ledger is not None and self.sizes is not None:
             refuse_large_delta(sum(self.sizes), server.ledger.delta)
         net = self.templates.at("", classes, server.state[self.model], server.device)

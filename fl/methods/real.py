@@ -19,6 +19,8 @@ class Real(FedDM):
     The same bytes and the same server; the images are the private data themselves.
     """
 
+    key = "Real"
+
     @without_warnings()  # a client may own fewer images of a class than ipc, as everywhere in FedDM
     def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
         """Random real images, drawn afresh in each round."""

@@ -50,6 +50,7 @@ class SummedFedDM(PrivateFedDM):
         PrivacyError, ValueError, TypeError: as `PrivateFedDM`.
     """
 
+    key = "SummedFedDM"
     among = Entry[float]("first")
     around = Entry[Tensor]("first")
     sums = Entry[Tensor]("sum")

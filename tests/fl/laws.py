@@ -16,11 +16,9 @@ from tests.fl.small import Tiny, federation
 
 
 class Idle(AddOn):
-    """Does nothing, under a name that comes first."""
+    """Does nothing, under a key that comes first."""
 
-    @property
-    def name(self) -> str:
-        return "A"
+    key = "A"
 
 
 def tensors(state: Message) -> dict[str, torch.Tensor]:

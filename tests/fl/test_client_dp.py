@@ -355,7 +355,9 @@ def test_the_budget_stops_the_run_before_any_client_works() -> None:
 
 
 class Fatal(FedAvg):
-    """Is killed in round 3, when it has paid."""
+    """Is killed in round 3, when it has paid; its run is one of `FedAvg`."""
+
+    key = "FedAvg"
 
     def receive(self, server: Server, replies: Reduced) -> None:
         if server.round == 3:

@@ -23,9 +23,7 @@ class Peek(AddOn):
     def __init__(self) -> None:
         self.seen: dict[tuple[int, int], Any] = {}
 
-    @property
-    def name(self) -> str:
-        return "Z"
+    key = "Z"
 
     def end(self, local: Any, update: Any, reply: Any) -> None:
         self.seen[local.round, local.client.id] = local.memory[Ditto.own]

@@ -209,9 +209,7 @@ def test_a_frozen_body_a_named_architecture_and_any_network_will_do() -> None:
 
 def test_a_round_without_weights_leaves_the_generator_alone() -> None:
     class Silent(AddOn):
-        @property
-        def name(self) -> str:
-            return "Z"
+        key = "Z"
 
         def expect(self, server: Any, client: int, schema: Any) -> None:
             schema[FedAvg.update.key] = replace(schema[FedAvg.update.key], optional=True)

@@ -59,9 +59,7 @@ def test_the_global_model_selects_what_the_clients_then_say(space: Normalization
     seen: list[torch.Tensor] = []
 
     class Peek(SharedPool):
-        @property
-        def name(self) -> str:
-            return "SharedPool"
+        key = "SharedPool"
 
         def end(self, local: Any, update: Any, reply: Any) -> None:
             super().end(local, update, reply)

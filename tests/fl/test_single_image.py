@@ -311,9 +311,7 @@ class Stubborn(AddOn):
 
     weights: bool
 
-    @property
-    def name(self) -> str:
-        return "Z"
+    key = "Z"
 
     def end(self, local: Any, update: Any, reply: Any) -> None:
         if local.client.id == 1 and self.weights:

@@ -103,11 +103,8 @@ def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
     seen = []
 
     class Before(AddOn):
-        outputs = 2
-
-        @property
-        def name(self) -> str:
-            return "A"
+        extra_outputs = 2
+        key = "A"
 
         def end(self, local: Any, update: Any, reply: Any) -> None:
             seen.append((local.first_output(local.method.addons[1]), local.net.classifier.out_features))

@@ -1,0 +1,255 @@
+"""What a run's records hang on, its keys, outlives the names of classes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fl
+from distillkit.augment import DSA
+from fl import AddOn, ClientDP, Entry, FedAvg, FedDM, Filter, Filtered, Like, Phase, simulate
+from fl.addons import (
+    DPSGD,
+    MOON,
+    SAM,
+    VFA,
+    VFTL,
+    VHL,
+    Condensed,
+    Ditto,
+    FedCOG,
+    FedDecorr,
+    FedDF,
+    FedExP,
+    FedGen,
+    FedReg,
+    FineTune,
+    LocalAccuracy,
+    NaiveVHL,
+    Nova,
+    Proximal,
+    Scaffold,
+    ServerAdagrad,
+    ServerAdam,
+    ServerMomentum,
+    ServerYogi,
+)
+from fl.filters import Adaptive
+from fl.message import declared
+from fl.method import Keyed, Method, Part, identity
+from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SummedFedDM, fedrep, single_image
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+
+SAVED: dict[str, str] = json.loads((Path(__file__).parent / "identities.json").read_text())
+"""What the records of runs called these methods before any class was renamed: never to be written anew."""
+
+PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
+
+MADE = {
+    "three": lambda: FedAvg(Scaffold(), VHL(), Proximal(mu=0.1), network=Tiny, lr=0.05),
+    "steps": lambda: FedAvg(
+        SAM(), Nova(), ServerMomentum(), MOON(), network=Tiny, momentum=0.9,
+        phases=[Phase(1, train="classifier.*"), Phase(2)],
+    ),
+    "adam": lambda: FedAvg(ServerAdam(), FedDecorr(), Ditto(), network=Tiny, optimizer="adam", augment=DSA()),
+    "adagrad": lambda: FedAvg(ServerAdagrad(), network=Tiny),
+    "yogi": lambda: FedAvg(ServerYogi(), network={"a": Tiny, "b": Tiny}, assign={0: "a"}),
+    "others": lambda: FedAvg(
+        VFA(), FedCOG(), FedReg(), LocalAccuracy(), network=Tiny, objective=torch.nn.functional.cross_entropy
+    ),
+    "servers": lambda: FedAvg(FedDF(), FineTune(), NaiveVHL("gaussian", 3), network=Tiny),
+    "gen": lambda: FedAvg(FedGen(), VFTL(), FedExP(), network=Tiny),
+    "lgd": lambda: FedLGD(network=Tiny),
+    "rep": lambda: fedrep(Proximal(), network=Tiny),
+    "image": lambda: single_image(
+        PICTURE, network=Tiny, shared={"keep": 5, "count": 10, "selection": {"clusters": 2}}
+    ),
+    "dpsgd": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=10), network=Tiny, weights="uniform"),
+    "client": lambda: Filtered(
+        FedAvg(Proximal(), network=Tiny, weights="uniform"),
+        ClientDP(sigma=1.0, rate=0.5, clip=1.0, adaptive=Adaptive()),
+    ),
+    "feddm": lambda: FedDM(network=Tiny, augment=DSA()),
+    "real": lambda: Real(network=Tiny),
+    "private": lambda: PrivateFedDM(network=Tiny, sigma=1.0, sizes=[3, 4]),
+    "summed": lambda: SummedFedDM(network=Tiny, sigma=1.0, sizes=[3, 4]),
+    "proto": lambda: FedProto(network=Tiny, condensed=Condensed(refine_steps=0)),
+}  # fmt: skip
+
+KEYS = """
+    Anchors Condensed DPSGD Ditto FedAvg FedCOG FedDF FedDM FedDecorr FedExP FedGen FedProto FedReg Filtered FineTune
+    ClientDP LocalAccuracy MOON NaiveVHL Nova PrivateFedDM Proximal Real SAM Scaffold ServerAdagrad ServerAdam
+    ServerAdaptive ServerMomentum ServerYogi Shared SharedImage SharedPool SummedFedDM VFA VFTL VHL
+"""
+
+ENTRIES = """
+    Anchors.anchors Anchors.owned Anchors.statistics Condensed.own Ditto.own FedDF.logits FedExP.norm FedExP.before
+    FedGen.generator FedGen.seen FedGen.optimizer FedGen.counts FedGen.head LocalAccuracy.accuracies Nova.tau
+    Scaffold.control Scaffold.own Scaffold.drift ServerAdaptive.m ServerAdaptive.v ServerMomentum.velocity
+    SharedImage.picture SharedImage.index SharedImage.logits SharedPool.picture SharedPool.index SharedPool.logits
+    VFA.means VHL.noise FedAvg.model FedAvg.samples FedAvg.update FedAvg.buffers FedAvg.counters FedAvg.last FedAvg.own
+    FedAvg.moments FedAvg.tested ClientDP.norms ClientDP.within FedDM.model FedDM.images FedDM.samples FedDM.tested
+    FedProto.prototypes FedProto.known FedProto.count FedProto.means FedProto.own FedProto.tested PrivateFedDM.counts
+    PrivateFedDM.last SummedFedDM.among SummedFedDM.around SummedFedDM.sums SummedFedDM.total
+"""
+
+
+def built_in() -> set[type[Keyed]]:
+    """Every method, add-on and filter of the package, but the bases."""
+    for module in pkgutil.walk_packages(fl.__path__, "fl."):
+        importlib.import_module(module.name)
+
+    def below(kind: type[Keyed]) -> Iterator[type[Keyed]]:
+        for sub in kind.__subclasses__():
+            yield sub
+            yield from below(sub)
+
+    bases = {Method, Part, AddOn, Filter}
+    return {kind for kind in below(Keyed) if kind.__module__.startswith("fl.") and kind not in bases}
+
+
+def test_every_class_of_ours_has_the_key_that_its_runs_were_written_with() -> None:
+    assert {kind.key for kind in built_in()} - {"Core"} == set(KEYS.split())
+    assert {v.key for kind in built_in() for v in vars(kind).values() if isinstance(v, Entry)} == set(ENTRIES.split())
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_method_is_called_in_records_as_before_any_renaming(name: str) -> None:
+    assert identity(MADE[name]()) == SAVED[name]
+
+
+def test_people_read_todays_names() -> None:
+    assert "NaiveVHL(source='gaussian'" in repr(MADE["servers"]())
+    assert repr(Renamed(2.0)) == "Renamed(factor=2.0)"
+    assert repr(FedAvg(Renamed(), network=Tiny)).startswith("FedAvg(Renamed(factor=1.0), lr=0.1")
+    assert identity(Filtered(FedAvg(Renamed(), network=Tiny), RenamedShift())).startswith(
+        "Filtered(FedAvg(Noisy(factor=1.0), lr="
+    )
+    assert identity(Filtered(FedAvg(network=Tiny), RenamedShift())).endswith(", Shift(by=0.5))")
+    assert repr(Filtered(FedAvg(network=Tiny), RenamedShift())).endswith(", RenamedShift(by=0.5))")
+
+
+class _Work(AddOn):
+    """Keeps memory and state, draws on both sides, and does not commute with `Late`."""
+
+    reads = "nothing"
+    total: Entry[Tensor]
+    mine: Entry[Tensor]
+    factor: float
+
+    def start(self, server: Any) -> None:
+        server.state[self.total] = torch.rand((), generator=server.generator(self.key))
+
+    def expect(self, server: Any, client: int, schema: Any) -> None:
+        schema[self.mine.key] = Like(torch.zeros(()))
+
+    def correct_gradient(self, step: Any, grads: Any) -> None:
+        if "draws" not in step.local.scratch(self):
+            step.local.scratch(self)["draws"] = step.local.generator(self)
+        for grad in grads.values():
+            grad += self.factor * torch.rand((), generator=step.local.scratch(self)["draws"])
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        kept = local.memory.get(self.mine, torch.zeros(()))
+        local.memory[self.mine] = kept + next(iter(update.values())).sum()
+        reply[self.mine] = local.memory[self.mine]
+
+    def receive(self, server: Any, replies: Any, old: Any) -> None:
+        server.state[self.total] = server.state[self.total] + replies[self.mine]
+
+
+@dataclass(frozen=True)
+class Noisy(_Work):
+    factor: float = 1.0
+    total = Entry[Tensor]("first")
+    mine = Entry[Tensor]("mean")
+
+
+@dataclass(frozen=True)
+class Renamed(_Work):
+    key = "Noisy"
+    factor: float = 1.0
+    total = Entry[Tensor]("first")
+    mine = Entry[Tensor]("mean")
+
+
+@dataclass(frozen=True)
+class Late(AddOn):
+    """Between "Noisy" and "Renamed" in any order by name."""
+
+    key = "Otherwise"
+
+    def correct_gradient(self, step: Any, grads: Any) -> None:
+        for grad in grads.values():
+            grad *= 0.5
+
+
+@dataclass(frozen=True)
+class RenamedShift(Filter):
+    key = "Shift"
+    by: float = 0.5
+
+
+def play(*addons: AddOn, rounds: int = 3, **how: Any) -> Any:
+    method = FedAvg(*addons, network=Tiny, steps=2, batch=4)
+    return simulate(method, federation(), rounds=rounds, participation=3, test=images(9, 7), progress=False, **how)
+
+
+def test_a_renamed_class_that_states_its_old_key_goes_on_with_the_old_runs(tmp_path: Path) -> None:
+    whole = play(Noisy(), Late())
+    play(Noisy(), Late(), rounds=1, out=tmp_path)
+    went_on = play(Late(), Renamed(), out=tmp_path, resume=True)
+    assert_same(went_on, whole)
+    assert_same(play(Renamed(), Late()), whole)
+    assert {"Noisy.total", "FedAvg.model"} == dict(went_on.server.state.items()).keys()
+
+
+def test_a_subclass_has_a_key_of_its_own_and_its_parents_entries() -> None:
+    class Mine(Renamed):
+        extra = Entry[float]("sum")
+
+    assert Mine.key == "Mine"
+    assert [e.key for e in declared(Mine())] == ["Noisy.total", "Noisy.mine", "Mine.extra"]
+    assert identity(Mine(3.0)).endswith("Mine(factor=3.0)")
+
+
+@pytest.mark.parametrize("wrong", [3, "", "a b", "a.b", None, Entry[float]("sum")], ids=str)
+def test_a_key_must_be_a_name(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Odd.key must be a name, as 'Odd', got"):
+        type("Odd", (AddOn,), {"key": wrong})
+
+
+def test_two_parts_with_one_key_are_refused_by_their_names() -> None:
+    with pytest.raises(ValueError, match=r"Noisy and Renamed have the same key, 'Noisy'"):
+        FedAvg(Noisy(), Renamed(), network=Tiny)
+
+    class Shift(Filter):
+        pass
+
+    with pytest.raises(ValueError, match=r"Shift and RenamedShift have the same key, 'Shift'"):
+        Filtered(FedAvg(network=Tiny), Shift(), RenamedShift())
+
+
+def test_a_method_that_says_nothing_of_its_arguments_is_not_taken_for_another(tmp_path: Path) -> None:
+    """Its `repr` is what it is called: an object's own, with its address, never a bare name that hides options."""
+
+    class Quiet(FedAvg):
+        def arguments(self) -> Any:
+            return None
+
+    class Loud(FedAvg):
+        def __repr__(self) -> str:
+            return f"Loud(lr={self.lr})"
+
+    assert " at 0x" in identity(Quiet(network=Tiny))
+    assert identity(Loud(network=Tiny)) == "Loud(lr=0.1)"
