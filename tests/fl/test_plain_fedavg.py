@@ -1,0 +1,70 @@
+"""The engine, its messages and the order of a local step leave plain FedAvg what it is, to the last bit."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit.networks import build
+from fl import FedAvg, simulate
+from tests.fl import plain_fedavg
+from tests.fl.small import Tiny, images
+
+SIZES = [40, 7, 12, 25, 33, 2]
+
+
+def both(sizes: list[int], m: int, workers: int = 1, **options: Any) -> list[dict[str, torch.Tensor]]:
+    """The weights after plain loops and after a run, from the same first weights; batch norm and its buffers."""
+    net = build(lambda: Tiny(3, norm=True), 5)
+    sets = [images(count, seed=k) if count else images(1, seed=k)[:0] for k, count in enumerate(sizes)]
+    rounds, seed = options.pop("rounds", 3), options.pop("seed", 11)
+    plain = plain_fedavg.server_executes(
+        net, [(s.images, s.labels) for s in sets], rounds=rounds, m=m, seed=seed, **options
+    )
+    method = FedAvg(network=lambda outputs: Tiny(outputs, norm=True), initial=net.state_dict(), **options)
+    run = simulate(method, sets, rounds=rounds, participation=m, seed=seed, workers=workers, progress=False)
+    return [plain, run.server.state[FedAvg.model]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "m", "options"),
+    [
+        (SIZES, 6, {"lr": 0.1}),
+        (SIZES, 3, {"lr": 0.1, "momentum": 0.9, "lr_decay": 0.7, "epochs": 2, "batch": 10, "rounds": 5}),
+        (SIZES, 2, {"lr": 0.05, "momentum": 0.5, "lr_decay": 0.9, "batch": 8, "rounds": 6, "seed": 3, "workers": 2}),
+        ([9, 0, 14], 2, {"lr": 0.1, "batch": 4, "rounds": 4}),
+        ([1, 30], 2, {"lr": 0.1, "batch": 32}),
+    ],
+    ids=["all take part", "some, momentum and decay", "two workers", "an empty client", "one image"],
+)
+def test_fedavg_is_the_paper_s_algorithm_bit_by_bit(sizes: list[int], m: int, options: dict[str, Any]) -> None:
+    plain, run = both(sizes, m, **options)
+    assert plain.keys() == run.keys()
+    assert {"body.1.running_mean", "body.1.num_batches_tracked"} <= plain.keys()
+    assert [name for name in plain if not torch.equal(plain[name], run[name])] == []
+
+
+@pytest.mark.parametrize(
+    "other", [{"momentum": 0.1}, {"lr_decay": 0.99}, {"epochs": 2}, {"batch": 9}, {"seed": 12}, {"m": 2}, {"lr": 0.11}]
+)
+def test_every_option_of_the_plain_one_counts(other: dict[str, Any]) -> None:
+    one = {"m": 3, "lr": 0.1, "batch": 8}
+    (plain, _), (different, _) = both(SIZES, **one), both(SIZES, **(one | other))
+    assert not torch.equal(plain["classifier.weight"], different["classifier.weight"])
+
+
+def test_the_plain_one_fits_on_a_page_and_takes_nothing_but_its_draws() -> None:
+    source = Path(plain_fedavg.__file__).read_text()
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {getattr(node, "module", None) or node.names[0].name for node in imports}
+    assert names <= {"__future__", "copy", "collections.abc", "torch", "torch.nn", "distillkit.rng"}
+    without = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    code = {t.start[0] for t in tokens if t.type not in without and not t.string.startswith('"""')}
+    assert 30 < len(code) <= 50
