@@ -35,7 +35,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write bytes, or text as UTF-8, to a file as a whole; see `replacing`."""
+    """Write bytes, or text as UTF-8, to a file as a whole; its folder is made. See `replacing`."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 

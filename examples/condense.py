@@ -5,8 +5,9 @@
     python examples/condense.py --preset cpu --dataset path/to/pictures --size 32 --methods random herding dsa
 
 Each method gives a set of `ipc` images per class; networks trained from scratch on it, and on nothing else, are tested
-(last iterate). `--out` gets one folder a run with the set (set.safetensors), its picture (grid.png) and all arguments
-(config.json), and for all runs summary.json and table.md.
+(last iterate). The preset `smoke` takes seconds, `cpu` an hour, `paper` days on a GPU. `--out` gets one folder a run
+with the set (set.safetensors), its picture (grid.png) and all arguments (config.json), and for all runs summary.json
+and table.md.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from _options import command_line, number, parsed, positive
 from distillkit import LabeledImages, data, plot
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import (
@@ -34,6 +36,7 @@ from distillkit.condense import (
     save_state,
 )
 from distillkit.evaluate import evaluate
+from distillkit.files import write_atomically
 from distillkit.networks import build, network
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.owner import owned
@@ -58,30 +61,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def number(least: int) -> Callable[[str], int]:
-    """A type for argparse: an integer that is at least `least`."""
-
-    def integer(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
-        return value
-
-    return integer
-
-
-def positive(text: str) -> float:
-    """A type for argparse: a number above 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
-    return value
-
-
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__, out="runs/condense", workers="threads of PyTorch; default: its choice")
     add = parser.add_argument
-    add("--preset", choices=tuple(PRESETS), default="cpu", help="smoke: seconds; cpu: an hour; paper: a GPU's days")
     add("--dataset", help=f"one of {', '.join(data.NAMES)}; or a folder of pictures (class/picture.png), or an .npz")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     add("--network", default="convnet", help="what is trained on the set, and what DM and DC draw")
@@ -113,19 +95,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--depth", type=number(1), default=3, help="of the ConvNet")
     add("--size", type=number(1), help="resize to this height and width")
     add("--channels", type=int, choices=(1, 3))
-    add("--seeds", type=int, nargs="+", default=[0])
-    add("--out", type=Path, help="default runs/condense-<preset>")
-    add("--data", help="where datasets by name lie; default the environment variable DISTILLKIT_DATA")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--workers", type=number(1), help="threads of PyTorch; default PyTorch's choice")
-    add("--resume", action="store_true", help="go on with an interrupted run: its set or state is there")
-    chosen = parser.parse_known_args(argv)[0]
-    parser.set_defaults(**PRESETS[chosen.preset])
-    options = parser.parse_args(argv)
-    if chosen.data and options.dataset == "digits":
+    preset = parser.parse_known_args(argv)[0].preset
+    parser.set_defaults(**{"seeds": [0], "workers": None, **PRESETS[preset]})
+    options = parsed(parser, argv)
+    if options.data and options.dataset == "digits":
         parser.error(
-            f"--data {chosen.data} would not be read: digits come with scikit-learn. For your own pictures say "
-            f"--dataset {chosen.data}; --data is the root of datasets by name"
+            f"--data {options.data} would not be read: digits come with scikit-learn. For your own pictures say "
+            f"--dataset {options.data}; --data is the root of datasets by name"
         )
     path = Path(options.dataset).expanduser()
     if not path.exists() and options.dataset.lower().replace("-", "").replace("_", "") not in data.NAMES:
@@ -133,9 +109,6 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
             f"--dataset {options.dataset}: there is no such folder or .npz, and no dataset of that name "
             f"({', '.join(data.NAMES)})"
         )
-    options.out = options.out or Path("runs") / f"condense-{options.preset}"
-    if options.device == "auto":
-        options.device = "cuda" if torch.cuda.is_available() else "cpu"
     options.loops = tuple(options.loops) if options.loops else loops_for(options.ipc)
     return options
 
@@ -274,7 +247,7 @@ def run(
     }
     told = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     config = {**told, "set": made.info, "evaluation": found.record(), "torch": torch.__version__}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_atomically(folder / "config.json", json.dumps(config, indent=2) + "\n")
     return row
 
 
@@ -305,8 +278,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
                     continue
                 rows.append(run(options, condenser, test, method, seed))
                 print(table(rows[-1:]).splitlines()[-1], flush=True)
-                summary.write_text(json.dumps(rows, indent=2) + "\n")
-        (options.out / "table.md").write_text(table(rows) + "\n")
+                write_atomically(summary, json.dumps(rows, indent=2) + "\n")
+        write_atomically(options.out / "table.md", table(rows) + "\n")
     print(table(rows))
     return rows
 

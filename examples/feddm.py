@@ -22,17 +22,18 @@ from typing import Any
 
 import torch
 
+from _options import command_line, parsed
 from distillkit import LabeledImages
 from distillkit.data import clients, load, partition
+from distillkit.files import write_atomically
 from distillkit.networks import ConvNet
 from distillkit.normalization import Normalization
 from distillkit.privacy import Ledger, gaussian_sigma, plan
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, FedDM, Filtered, Method, simulate
 from fl.addons import DPSGD, Proximal, Scaffold
-from fl.engine.store import write_atomically
 from fl.methods import PrivateFedDM, SummedFedDM
-from fl.study.experiment import Experiment, git_commit, mean_std, options, show
+from fl.study.experiment import Experiment, git_commit, mean_std, show
 
 CLIENTS = 10
 SIZE, WIDTH, DEPTH = 16, 16, 2
@@ -248,13 +249,12 @@ def tune(arguments: argparse.Namespace, epsilon: float) -> None:
             line |= {"epsilon": goal, "accuracy_last": run.accuracy_last, "seconds": time.process_time() - began}
             found.append({**line, "commit": git_commit()})
             print(found[-1], flush=True)
-            arguments.out.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+            write_atomically(path, json.dumps(found, indent=1) + "\n")
 
 
 def main() -> None:
     """Run what the options ask for."""
-    parser = options((__doc__ or "").splitlines()[0], out="runs/feddm")
+    parser = command_line((__doc__ or "").splitlines()[0], out="runs/feddm")
     add = parser.add_argument
     add("--dp", nargs="+", choices=["none", *TITLES], default=["class_means"], help="how FedDM's clients are private")
     add("--epsilon", type=float, nargs="+", default=[8.0], help="of the whole run, for every private row")
@@ -262,9 +262,8 @@ def main() -> None:
     add("--dataset", choices=["digits", "mnist", "fashionmnist", "usps"], default="digits")
     add("--split", choices=tuple(SPLITS), default="dirichlet", help="of the training images over ten clients")
     add("--tune", action="store_true", help="try settings on other public images instead")
-    arguments = parser.parse_args()
+    arguments = parsed(parser)
     preset = PRESETS[arguments.preset]
-    arguments.out = arguments.out or Path(f"{arguments.default_out}-{arguments.preset}")
     torch.set_num_threads(1)
     if arguments.tune:
         tune(arguments, arguments.epsilon[0])
@@ -282,7 +281,7 @@ def main() -> None:
     with experiment.owned():
         lines = [one(experiment, arguments, *task) for task in tasks]
     text = table(lines)
-    (arguments.out / "table.md").write_text(f"{text}\n\n{CLOSING}\n")
+    write_atomically(arguments.out / "table.md", f"{text}\n\n{CLOSING}\n")
     print(f"\n{text}\n\n{CLOSING}\n\nWritten to {arguments.out} in {time.perf_counter() - began:.0f} s.")
 
 

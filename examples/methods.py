@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 
+from _options import command_line, parsed
 from distillkit import LabeledImages
 from distillkit.data import clients, load, partition
 from distillkit.data.split import hold_out
+from distillkit.files import write_atomically
 from distillkit.networks import ConvNet
 from fl import FedAvg, FedDM, Holding, Method, Real, simulate
 from fl.addons import (
@@ -49,9 +51,8 @@ from fl.addons import (
     ServerYogi,
 )
 from fl.averaging.addon import AddOn
-from fl.engine.store import write_atomically
 from fl.methods import FedLGD, FedProto, fedrep, single_image
-from fl.study.experiment import Experiment, git_commit, mean_std, options, show
+from fl.study.experiment import Experiment, git_commit, mean_std, show
 
 CLIENTS, ALPHA = 10, 0.1
 Settings = dict[str, Any]
@@ -257,17 +258,17 @@ def tune(preset: Settings, train: LabeledImages, proxy: LabeledImages, names: Se
                 {"method": name, "settings": settings, "accuracy_last": run.accuracy_last, "commit": git_commit()}
             )
             print(found[-1], flush=True)
-            write_atomically(out / "tuning.json", (json.dumps(found, indent=1) + "\n").encode())
+            write_atomically(out / "tuning.json", json.dumps(found, indent=1) + "\n")
 
 
 def main() -> None:
     """Run what the options ask for."""
-    parser = options((__doc__ or "").splitlines()[0], out="runs/methods", presets=tuple(PRESETS))
+    parser = command_line((__doc__ or "").splitlines()[0], out="runs/methods", presets=tuple(PRESETS))
     parser.add_argument("--methods", nargs="+", default=None, metavar="NAME", help="only these")
     parser.add_argument("--tune", action="store_true", help="try the settings of TRIES on held-out images instead")
-    arguments = parser.parse_args()
+    arguments = parsed(parser)
     preset, began = PRESETS[arguments.preset], time.perf_counter()
-    out = arguments.out or Path(f"{arguments.default_out}-{arguments.preset}")
+    out = arguments.out
     known, test = load("digits", size=16)
     kept, held = hold_out(known.labels, 1 / 7)
     train, proxy = known[kept], known[held]
@@ -294,8 +295,8 @@ def main() -> None:
                 own = own_accuracy(experiment.rows[run][-1])
                 lines.append({**line, "accuracy_own": own})
                 rows = merged(sorted(lines, key=lambda x: list(chosen).index(x["method"])), command)
-                write_atomically(out / "methods.json", (json.dumps(rows, indent=1) + "\n").encode())
-                (out / "table.md").write_text(f"{table(rows)}\n\n{behind(rows)}\n")
+                write_atomically(out / "methods.json", json.dumps(rows, indent=1) + "\n")
+                write_atomically(out / "table.md", f"{table(rows)}\n\n{behind(rows)}\n")
                 print(
                     f"seed {seed}, {name}: {100 * line['accuracy_last']:.1f} %, own tests {100 * own:.1f} %", flush=True
                 )

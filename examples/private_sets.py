@@ -22,20 +22,20 @@ from typing import Any
 
 import torch
 
+from _options import command_line, parsed
 from distillkit import LabeledImages
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.data import load
 from distillkit.evaluate import evaluate
+from distillkit.files import write_atomically
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import Normalization
 from distillkit.owner import owned
 from distillkit.privacy import Ledger, condense_private, image_sgd, plan
 from distillkit.rng import derive
 from distillkit.training import Protocol
-from fl.engine.store import write_atomically
 from fl.study.experiment import git_commit, mean_std, processes, show
-from fl.study.experiment import options as common_options
 
 METHODS = ("class_means", "image_sgd", "class_means_clean", "dm", "random", "all")
 TITLES = {
@@ -101,7 +101,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = common_options((__doc__ or "").splitlines()[0], out="runs/private-sets")
+    parser = command_line((__doc__ or "").splitlines()[0], out="runs/private-sets")
     add = parser.add_argument
     add("--dataset", choices=tuple(DATASETS), default="digits")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -110,15 +110,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the dataset, as in class_means.steps=100"
     )
     parser.set_defaults(workers=1)
-    options = parser.parse_args(argv)
+    options = parsed(parser, argv)
     preset = PRESETS[options.preset]
-    options.out = options.out or Path(f"{options.default_out}-{options.preset}")
     options.seeds = options.seeds or preset["seeds"]
     options.epsilons = options.epsilons or preset["epsilons"]
     own = {key: json.loads(value) for key, value in (text.split("=", 1) for text in options.set)}
     options.settings = changed(DATASETS[options.dataset], {**preset["set"], **own})
-    if options.device == "auto":
-        options.device = "cuda" if torch.cuda.is_available() else "cpu"
     options.command = " ".join(["python", "examples/private_sets.py", *(sys.argv[1:] if argv is None else argv)])
     return options
 
@@ -264,7 +261,7 @@ def one(options: argparse.Namespace, task: tuple[str, float | None, int]) -> dic
         "command": options.command,
         "commit": options.commit,
     }
-    write_atomically(folder / "record.json", (json.dumps(record, indent=1) + "\n").encode())
+    write_atomically(folder / "record.json", json.dumps(record, indent=1) + "\n")
     return record
 
 
@@ -319,7 +316,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
 
     def tell(record: dict[str, Any]) -> None:
         print(f"{record['run']}: {100 * record['accuracy']:.1f} %", flush=True)
-        write_atomically(options.out / "summary.json", (json.dumps(finished(options.out), indent=1) + "\n").encode())
+        write_atomically(options.out / "summary.json", json.dumps(finished(options.out), indent=1) + "\n")
 
     with owned(options.out / ".owner.lock", f"the experiment in {options.out}"):
         if options.workers > 1:
@@ -331,7 +328,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
                 tell(one(options, task))
     records = finished(options.out)
     text = table(records)
-    (options.out / "table.md").write_text(text + "\n")
+    write_atomically(options.out / "table.md", text + "\n")
     print(f"\n{text}\n\nWritten to {options.out}.")
     return records
 

@@ -18,14 +18,16 @@ from typing import Any
 
 import torch
 
+from _options import command_line, parsed
 from distillkit import plot
 from distillkit.data import clients, load, partition
+from distillkit.files import write_atomically
 from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from fl import FedAvg, FedDM, Method, Real, simulate
 from fl.addons import Proximal
-from fl.engine.store import Store, read_history, write_atomically
-from fl.study.experiment import Experiment, git_commit, mean_std, options, processes, show, spark
+from fl.engine.store import Store, read_history
+from fl.study.experiment import Experiment, git_commit, mean_std, processes, show, spark
 
 CLIENTS = 10
 METHODS = ("FedAvg", "FedProx", "FedDM", "Real")
@@ -174,19 +176,19 @@ def tune(out: Path, preset: dict[str, Any], workers: int, methods: list[str]) ->
                 accuracies.append(run.accuracy_last)
             found.append({"method": name, "settings": settings, "accuracy_last": accuracies, "commit": git_commit()})
             print(found[-1], flush=True)
-            write_atomically(out / "tuning.json", (json.dumps(found, indent=1) + "\n").encode())
+            write_atomically(out / "tuning.json", json.dumps(found, indent=1) + "\n")
 
 
 def main() -> None:
     """Run what the options ask for."""
-    parser = options((__doc__ or "").splitlines()[0], out="runs/quickstart", presets=tuple(PRESETS))
+    parser = command_line((__doc__ or "").splitlines()[0], out="runs/quickstart", presets=tuple(PRESETS))
     parser.set_defaults(preset="look")
     parser.add_argument("--equal-seconds", action="store_true", help="also give FedAvg FedDM's client seconds")
     parser.add_argument("--tune", action="store_true", help="try the settings on a validation split instead")
     parser.add_argument("--methods", nargs="+", choices=list(TRIES), metavar="M", help="with --tune: only these")
-    arguments = parser.parse_args()
+    arguments = parsed(parser)
     preset = PRESETS[arguments.preset]
-    out = arguments.out or Path(f"{arguments.default_out}-{arguments.preset}")
+    out = arguments.out
     if arguments.methods and not arguments.tune:
         parser.error("--methods is for --tune; a table has all four")
     if arguments.tune:
@@ -214,7 +216,7 @@ def main() -> None:
         text = table(lines)
         if arguments.equal_seconds:
             text += f"\n\n{equal_seconds(experiment, lines, preset)}"
-        (out / "table.md").write_text(f"{text}\n\n{closing(preset)}\n")
+        write_atomically(out / "table.md", f"{text}\n\n{closing(preset)}\n")
     print(f"\n{text}\n\n{closing(preset)}\n\nWritten to {out} in {time.perf_counter() - began:.0f} s.")
 
 

@@ -26,15 +26,15 @@ def test_blocks_of_images_have_titles_and_named_rows(monkeypatch: pytest.MonkeyP
         shown[path.stem] = [t.get_text() for t in figure.findobj(matplotlib.text.Text) if t.get_text()]
 
     monkeypatch.setattr(Figure, "savefig", keep)
-    place = runpy.run_path(str(DOCS / "make_generate_pictures.py"))
+    place = runpy.run_path(str(DOCS / "scripts" / "pictures_generate.py"))
     block = torch.rand(3, 8, 8, generator=derive(0))
     place["labelled"]({"one": block, "other": block}, "noise", ["0", "1"], "class", 4, 2)
     assert {"one", "other", "class", "0", "1"} <= set(shown["noise"])
-    source = (DOCS / "make_generate_pictures.py").read_text()
+    source = (DOCS / "scripts" / "pictures_generate.py").read_text()
     assert set(re.findall(r'^    labelled\((?:\w+|{.*?}), "(\w+)"', source, re.MULTILINE)) == set(BLOCKS)
 
 
-MADE = re.findall(r'save\(.*, "(\w+)"\)$', (DOCS / "make_pictures.py").read_text(), re.MULTILINE)
+MADE = re.findall(r'save\(.*, "(\w+)"\)$', (DOCS / "scripts" / "pictures_plot.py").read_text(), re.MULTILINE)
 
 
 def test_all_pictures_of_the_page_of_plots_are_looked_at() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 
 import fl.addons
 import fl.methods
+from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -58,19 +58,14 @@ def test_a_snippet_runs_when_pasted_into_an_empty_file(snippet: str, tmp_path: P
 
 @pytest.fixture
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("make_methods", ROOT / "docs" / "make_methods.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/scripts/methods_table.py")
 
 
 def test_the_readmes_table_is_what_the_script_writes(script: Any) -> None:
     _, _, rest = (ROOT / "README.md").read_text().partition(script.START)
     written, mark, _ = rest.partition(script.END)
     assert mark
-    assert written.strip() == script.table(), "run python docs/make_methods.py"
+    assert written.strip() == script.table(), "run python docs/scripts/methods_table.py"
 
 
 def test_every_golden_test_says_where_its_numbers_come_from() -> None:

@@ -30,7 +30,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         CheckpointError: the folder is unwritable or the disk is full; the old file is untouched.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         files.write_atomically(path, data)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error

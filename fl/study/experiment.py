@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 from collections.abc import Callable, Sequence
@@ -20,23 +18,7 @@ from fl.engine.simulate import simulate
 from fl.engine.store import CheckpointError, read_history, write_atomically
 from fl.method import Method
 
-__all__ = ["Experiment", "git_commit", "mean_std", "options", "processes", "show", "spark"]
-
-
-def options(
-    description: str, *, out: str, presets: Sequence[str] = ("smoke", "cpu", "paper")
-) -> argparse.ArgumentParser:
-    """The command-line options that every example understands; `out` gets `-<preset>` appended by default."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--preset", choices=tuple(presets), default="cpu", help="how much to compute")
-    parser.add_argument("--seeds", type=int, nargs="+", default=None, metavar="S", help="seeds; default: the preset's")
-    parser.add_argument("--out", type=Path, default=None, help=f"folder of the results; default: {out}-<preset>")
-    parser.add_argument("--workers", type=int, default=max(1, os.cpu_count() or 1), help="threads that run clients")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
-    parser.add_argument("--data", type=Path, default=None, help="data root; default: $DISTILLKIT_DATA")
-    parser.add_argument("--resume", action="store_true", help="go on with an interrupted run in --out")
-    parser.set_defaults(default_out=out)
-    return parser
+__all__ = ["Experiment", "git_commit", "mean_std", "processes", "show", "spark"]
 
 
 def git_commit(folder: Path | None = None) -> str | None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -11,16 +10,12 @@ import torch
 
 from distillkit import LabeledImages
 from distillkit.rng import derive
+from tests.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def condense() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("condense", Path("examples/condense.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/condense.py")
 
 
 def own_data(path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,16 +10,12 @@ from types import ModuleType
 import pytest
 
 from distillkit.privacy import Ledger
+from tests.scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def feddm() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("example_feddm", Path("examples/feddm.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/feddm.py")
 
 
 def play(module: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *more: str) -> list[dict]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,18 +10,15 @@ from typing import Any
 
 import pytest
 
+from tests.scripts import load_script
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "methods.py"
 
 
 @pytest.fixture
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("methods_example", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/methods.py")
 
 
 def test_every_method_can_be_built(script: Any) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -13,18 +12,14 @@ from distillkit.networks import RandomNetworks
 from distillkit.privacy import Ledger, PublicMaps, class_sums
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
+from tests.scripts import load_script
 
 FAST = ["--preset", "smoke", "--set", "test.images=50", "records=200"]
 
 
 @pytest.fixture(scope="module")
 def private_sets() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("private_sets", Path("examples/private_sets.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("examples/private_sets.py")
 
 
 def test_every_row_of_the_table_and_nothing_run_twice(

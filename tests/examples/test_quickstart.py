@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import runpy
@@ -15,6 +14,7 @@ import pytest
 
 from fl.study.experiment import Experiment
 from tests.kill_quickstart import killed_and_resumed, record, rounds_of
+from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,11 +27,7 @@ def demo(out: Path, *more: str) -> str:
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The records of the same runs, made one after the other in this process."""
-    spec = importlib.util.spec_from_file_location("quickstart", ROOT / "examples" / "quickstart.py")
-    assert spec is not None
-    assert spec.loader is not None
-    quickstart = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(quickstart)
+    quickstart = load_script("examples/quickstart.py")
     out = tmp_path_factory.mktemp("untouched")
     for split, name in itertools.product(quickstart.SPLITS, quickstart.METHODS):
         quickstart.one(Experiment(out), quickstart.PRESETS["smoke"], (split, 0, name))

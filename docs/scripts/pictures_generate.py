@@ -1,6 +1,6 @@
 """Draw the pictures of the pages on inversion, noise and patches into docs/pictures.
 
-Run it as `python docs/make_generate_pictures.py`; it takes about a minute and needs no files.
+Run it as `python docs/scripts/pictures_generate.py`; it takes about a minute and needs no files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distillkit.generate import Patches, cnn_noise, invert, stylegan_noise, upsa
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 
-OUT = Path(__file__).parent / "pictures"
+OUT = Path(__file__).parents[1] / "pictures"
 
 
 def save(picture: Tensor, name: str, scale: int = 1) -> None:

@@ -1,6 +1,6 @@
 """Write the table of `results/feddm_private.md` from `results/feddm_private.json`.
 
-python docs/make_feddm_private.py [SUMMARY ...]
+python docs/scripts/results_feddm_private.py [SUMMARY ...]
 
 Each SUMMARY, a `summary.json` that `examples/feddm.py` wrote, is first taken into `results/feddm_private.json` (a row
 of the same run is replaced).
@@ -8,25 +8,17 @@ of the same run is replaced).
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from feddm import TITLES, table
+
+DOCS = Path(__file__).parents[1]
 START, END = "<!-- table -->", "<!-- end of table -->"
-
-
-def example() -> Any:
-    """The example, for its table."""
-    spec = importlib.util.spec_from_file_location("feddm_example", DOCS.parent / "examples" / "feddm.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def take(summaries: list[Path]) -> list[dict[str, Any]]:
@@ -37,7 +29,7 @@ def take(summaries: list[Path]) -> list[dict[str, Any]]:
         for row in json.loads(summary.read_text()):
             row["command"] = re.sub(r" --(out|data) \S+", "", row["command"])
             rows[row["run"]] = row
-    titles = [*example().TITLES.values()]
+    titles = [*TITLES.values()]
 
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
         place = titles.index(row["method"]) if row["method"] in titles else len(titles)
@@ -53,7 +45,7 @@ def main() -> None:
     rows = take([Path(word) for word in sys.argv[1:]])
     page = DOCS / "results" / "feddm_private.md"
     before, rest = page.read_text().split(START)
-    page.write_text(f"{before}{START}\n\n{example().table(rows)}\n\n{END}{rest.split(END)[1]}")
+    page.write_text(f"{before}{START}\n\n{table(rows)}\n\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Draw the example pictures of `distillkit.plot` into docs/pictures, from real digits and one real photograph.
 
-Run it as `python docs/make_pictures.py`; it takes about a minute on two cores and needs no files.
+Run it as `python docs/scripts/pictures_plot.py`; it takes about a minute on two cores and needs no files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.select import select
 
-OUT = Path(__file__).parent / "pictures"
+OUT = Path(__file__).parents[1] / "pictures"
 
 
 def save(figure: Any, name: str) -> None:

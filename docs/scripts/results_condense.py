@@ -1,6 +1,6 @@
 """Write the table of `results/condense.md` from `results/condense.json`, beside the published numbers.
 
-python docs/make_results.py [SUMMARY]
+python docs/scripts/results_condense.py [SUMMARY]
 
 With SUMMARY, a `summary.json` that `examples/condense.py` wrote, its rows are first taken into `results/condense.json`
 (a row of the same run, epochs and nets is replaced).
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 START, END = "<!-- table -->", "<!-- end of table -->"
 # Per cent at 10 images per class; the pages that they were read on are named in condense.md. "*": recalled, not read.
 PUBLISHED = {

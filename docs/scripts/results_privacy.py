@@ -1,6 +1,6 @@
 """Write the tables of `results/privacy.md` from `results/privacy.json`, one object a run.
 
-python docs/make_privacy.py [SUMMARY ...]
+python docs/scripts/results_privacy.py [SUMMARY ...]
 
 With SUMMARY, files that `examples/private_sets.py` wrote, their records are first taken into `results/privacy.json`
 (one of the same run and settings is replaced). A table stands between `<!-- table: DATASET -->` and
@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from private_sets import METHODS, table, updates
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 

@@ -1,6 +1,6 @@
 """Write the table of methods in the README: every public add-on and method of `fl`, its paper, card and golden test.
 
-python docs/make_methods.py
+python docs/scripts/methods_table.py
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import fl.methods
 from fl import ClientDP, FedAvg, Filter, Method
 from fl.averaging.addon import AddOn
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 START, END = "<!-- methods -->", "<!-- end of methods -->"
 KNOWN_AS = {
     "Anchors": "FedLGD's global half", "ClientDP": "DP-FedAvg", "Condensed": "FedLGD's local half", "DPSGD": "DP-SGD",

@@ -1,0 +1,19 @@
+"""Scripts of the repository (examples, makers of pages) as modules, for tests of their parts."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[1]
+
+
+def load_script(path: str) -> ModuleType:
+    """A fresh module of the script at `path`, relative to the repository's root; its `main` is not run."""
+    spec = importlib.util.spec_from_file_location(f"script_{Path(path).stem}", ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
