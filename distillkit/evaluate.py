@@ -76,10 +76,10 @@ class Evaluation:
         return {"images": self.images, "protocol": fields, "rows": rows}
 
     def __str__(self) -> str:
-        lines = [f"{'data':<12} {'network':<16} {'accuracy %':>12}  nets  seconds"]
+        lines = [f"{'data':<12} {'network':<16} {'accuracy %':>12}  draws  seconds"]
         for row in self.rows:
             shown = f"{100 * row.mean:.1f} ± {100 * row.std:.1f}"
-            lines.append(f"{row.data:<12} {row.network:<16} {shown:>12}  {len(row.accuracies):4}  {row.seconds:7.1f}")
+            lines.append(f"{row.data:<12} {row.network:<16} {shown:>12}  {len(row.accuracies):5}  {row.seconds:7.1f}")
         return "\n".join(lines)
 
 
@@ -88,7 +88,7 @@ def evaluate(
     test: Images,
     factory: NetworkFactory | Mapping[str, NetworkFactory],
     *,
-    nets: int = 3,
+    draws: int = 3,
     protocol: Protocol = CLASSIC,
     real: Images | None = None,
     generator: int | torch.Generator = 0,
@@ -101,7 +101,8 @@ def evaluate(
         data: the set to judge: a `LabeledImages`, or whatever `sets.as_set` takes.
         test: the images to test on, class indices; of the same normalisation, shape and classes.
         factory: `factory()` gives a network, which is moved to the data; or several by name (cross-architecture).
-        nets: networks trained per row, each from its own initialisation. The papers train 20 on each of 5 sets.
+        draws: how many networks are drawn and trained for each row, each from its own initialisation. The papers train
+            20 on each of 5 sets.
         protocol: see `Protocol`. Its 1,000 epochs are the published protocol and take minutes a network on a CPU.
         real: the real training images. If given, each architecture has a second row: random real images, as many
             of each class as the set has (drawn anew for each network, initialised and shuffled as for the set).
@@ -117,7 +118,7 @@ def evaluate(
     Deviations from the released protocol: the standard deviation is the sample's (n - 1); random real images are drawn
     for each network.
     """
-    nets = check.positive_int(nets, "nets")
+    draws = check.positive_int(draws, "draws")
     require_protocol(protocol)
     data, test = (as_set(x, name=n, progress=progress) for n, x in (("data", data), ("test", test)))
     data.require_same_space(test)
@@ -138,19 +139,19 @@ def evaluate(
     test = test.to(data.images.device, data.images.dtype)
     rows = []
     kinds = ("set",) if real is None else ("set", "random real")
-    total = len(factories) * len(kinds) * nets * (protocol.epochs + 1)
+    total = len(factories) * len(kinds) * draws * (protocol.epochs + 1)
     with bar(total, "evaluate", unit="epoch", progress=progress) as shown:
         for name, make in factories.items():
             for kind in kinds:
                 accuracies, begun, architecture = [], time.perf_counter(), name
-                for i in range(nets):
+                for i in range(draws):
                     network = build(make, derive(seed, name, i, "network")).to(data.images)
                     architecture = name or type(network).__name__
                     own = data
                     if real is not None and kind == "random real":
                         own = _random_like(data, real, derive(seed, i, "random real"))
-                    draws, tick = derive(seed, name, i, "train"), lambda _: shown.update()
-                    train(network, own, protocol, generator=draws, chunk=chunk, callback=tick, progress=False)
+                    order, tick = derive(seed, name, i, "train"), lambda _: shown.update()
+                    train(network, own, protocol, generator=order, chunk=chunk, callback=tick, progress=False)
                     accuracies.append(accuracy(network, test, chunk=chunk))
                 rows.append(Row(kind, architecture, tuple(accuracies), time.perf_counter() - begun))
     return Evaluation(tuple(rows), protocol, len(data))

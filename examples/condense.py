@@ -223,7 +223,7 @@ def run(
     plot.grid(made).savefig(folder / "grid.png")
     augment = None if options.no_augment else condenser.augment
     protocol = Protocol(epochs=options.epochs, batch=options.batch, augment=augment)
-    found = evaluate(made, test, condenser.factory, nets=options.nets, protocol=protocol, generator=seed)
+    found = evaluate(made, test, condenser.factory, draws=options.nets, protocol=protocol, generator=seed)
     row = {
         "run": folder.name,
         "dataset": name,

@@ -58,7 +58,7 @@ AVERAGING: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {
 SPLITS: dict[str, float | None] = {"iid": None, "dirichlet": 0.1}
 
 _MEANS: dict[str, Any] = {
-    "rounds": 3, "networks": 10, "steps": 100, "warm": True, "server_lr": 0.1, "rho": 5.0
+    "rounds": 3, "draws": 10, "steps": 100, "warm": True, "server_lr": 0.1, "rho": 5.0
 }  # fmt: skip
 _STEPS: dict[str, Any] = {"rounds": 20, "steps": 10, "rate": 0.5, "lr": 0.5}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 it trains on one set, not ten. For whole clients nothing was tried."""
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"seeds": [0], "rounds": 2, "steps": 2, "networks": 2, "server_epochs": 2, "records": 300},
+    "smoke": {"seeds": [0], "rounds": 2, "steps": 2, "draws": 2, "server_epochs": 2, "records": 300},
     "cpu": {"seeds": [0, 1, 2], "server_epochs": 20},
     "paper": {"seeds": [0, 1, 2], "server_epochs": 500},
 }
@@ -110,7 +110,7 @@ def method(name: str, chosen: dict[str, Any], epsilon: float | None, delta: floa
         noise = plan(epsilon, delta, count=chosen["steps"] * rounds, rate=chosen["rate"], spent=histograms)
         return PrivateFedDM(mechanism="image_sgd", sigma=noise.sigma, sigma_sizes=sigma_sizes, **chosen)
     chosen |= {"sigma_sizes": sigma_sizes, "weights": "samples"}
-    chosen["sigma"] = plan(epsilon, delta, count=chosen["networks"] * rounds, spent=histograms).sigma
+    chosen["sigma"] = plan(epsilon, delta, count=chosen["draws"] * rounds, spent=histograms).sigma
     return PrivateFedDM(**chosen) if name == "class_means" else SummedFedDM(noise=_NOISE[name], **chosen)
 
 
@@ -149,7 +149,7 @@ def one(
     preset, dataset, split = PRESETS[arguments.preset], arguments.dataset, arguments.split
     train, test = images(dataset, arguments.data, preset.get("records"))
     chosen = {**SETTINGS[name], "server_epochs": preset["server_epochs"]}
-    chosen |= {k: preset[k] for k in ("rounds", "steps", "networks") if k in preset and k in chosen}
+    chosen |= {k: preset[k] for k in ("rounds", "steps", "draws") if k in preset and k in chosen}
     delta, size = arguments.delta, round(len(train) / CLIENTS)
     if "rate" in chosen:
         chosen["rate"] = min(chosen["rate"], LOT / size)
@@ -199,19 +199,19 @@ printed above, or settings tuned on these images; the ones here were chosen on o
 pay for epsilon with much of their accuracy, whatever the method."""
 
 _MEANS_TRIES: list[dict[str, Any]] = [
-    {"rounds": 1, "networks": 20},
-    {"rounds": 3, "networks": 10},
-    {"rounds": 3, "networks": 10, "server_lr": 0.01},
-    {"rounds": 3, "networks": 10, "warm": True},
-    {"rounds": 5, "networks": 5},
-    {"rounds": 5, "networks": 5, "warm": True},
-    {"rounds": 3, "networks": 10, "warm": True, "server_lr": 0.1},
-    {"rounds": 3, "networks": 20, "warm": True},
-    {"rounds": 3, "networks": 10, "warm": True, "steps": 300},
+    {"rounds": 1, "draws": 20},
+    {"rounds": 3, "draws": 10},
+    {"rounds": 3, "draws": 10, "server_lr": 0.01},
+    {"rounds": 3, "draws": 10, "warm": True},
+    {"rounds": 5, "draws": 5},
+    {"rounds": 5, "draws": 5, "warm": True},
+    {"rounds": 3, "draws": 10, "warm": True, "server_lr": 0.1},
+    {"rounds": 3, "draws": 20, "warm": True},
+    {"rounds": 3, "draws": 10, "warm": True, "steps": 300},
 ]
 _SUM_TRIES: list[dict[str, Any]] = [
-    {"rounds": 3, "networks": 10, "warm": True, "server_lr": 0.1, "times": 5},
-    {"rounds": 3, "networks": 10, "warm": True, "server_lr": 0.1, "ipc": 50},
+    {"rounds": 3, "draws": 10, "warm": True, "server_lr": 0.1, "times": 5},
+    {"rounds": 3, "draws": 10, "warm": True, "server_lr": 0.1, "ipc": 50},
 ]
 _BATCHES = ((0.2, 0.5), (0.5, 0.5), (0.5, 2.0))
 _IMAGE_TRIES = ((20, 0.03), (20, 0.1), (20, 0.3), (20, 1.0), (20, 3.0))

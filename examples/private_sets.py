@@ -55,7 +55,7 @@ DIGITS_AT_16: dict[str, Any] = {
     "ipc": 10,
     "width": 32,
     "depth": 2,
-    "class_means": {"networks": 20, "steps": 200, "lr": 200.0, "first_steps": 100},
+    "class_means": {"draws": 20, "steps": 200, "lr": 200.0, "first_steps": 100},
     "image_sgd": {"rate": 0.05, "steps": 300, "lr": 0.1, "epsilons": [8.0]},
     "dm": {"steps": 300, "lr": 1.0, "batch_real": 64},
     "test": {"nets": 3, "epochs": 75, "batch": 25, "lr": 0.03, "augment": DIGITS, "epochs_all": 20, "images": None},
@@ -70,7 +70,7 @@ FULL: dict[str, Any] = {
     "depth": 3,
     "bfloat16": True,
     "class_means": {
-        "networks": 4, "steps": 300, "lr": 200.0, "first_networks": 3, "first_steps": 150, "passes": 3, "augment": True,
+        "draws": 4, "steps": 300, "lr": 200.0, "first_draws": 3, "first_steps": 150, "passes": 3, "augment": True,
         "train": {"epochs": 60, "batch": 25},
     },
     "test": {**DIGITS_AT_16["test"], "width": 128, "nets": 2, "epochs": 250, "lr": 0.01},
@@ -90,7 +90,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "seeds": [0],
         "epsilons": [8.0],
         "set": {
-            "width": 8, "ipc": 2, "class_means.networks": 2, "class_means.steps": 3, "class_means.first_steps": 2,
+            "width": 8, "ipc": 2, "class_means.draws": 2, "class_means.steps": 3, "class_means.first_steps": 2,
             "image_sgd.steps": 2, "image_sgd.rate": 0.02, "dm.steps": 2,
             "test.nets": 1, "test.epochs": 2, "test.epochs_all": 1,
         },
@@ -189,7 +189,12 @@ class Maker:
             own["augment"] = augment
         if own.get("train"):
             own["train"] = Protocol(**own["train"], augment=augment)
-        private: dict[str, Any] = {"epsilon": epsilon, "delta": ledger.delta, "ledger": ledger, "network": self.network}
+        private: dict[str, Any] = {
+            "epsilon": epsilon,
+            "delta": ledger.delta,
+            "ledger": ledger,
+            "networks": RandomNetworks(self.network),
+        }
         if method == "class_means_clean":
             private |= {"epsilon": math.inf, "ledger": None}
         if method.startswith("class_means"):
@@ -238,7 +243,7 @@ def one(options: argparse.Namespace, task: tuple[str, float | None, int]) -> dic
         augment=DSA(test_settings["augment"]) if test_settings["augment"] else None,
     )
     network = partial(maker.network, test_settings.get("width"))
-    found = evaluate(made, test, network, nets=test_settings["nets"], protocol=protocol, generator=seed)
+    found = evaluate(made, test, network, draws=test_settings["nets"], protocol=protocol, generator=seed)
     guarantee = ledger.guarantee()
     record = {
         "run": name,

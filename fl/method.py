@@ -211,7 +211,7 @@ class Method(Keyed, ABC):
         return False
 
     @property
-    def draws(self) -> bool:
+    def draws_clients(self) -> bool:
         """Whether `draw` says who takes part in a round, and not the engine."""
         return type(self).draw is not Method.draw
 

@@ -51,7 +51,7 @@ def network(outputs: int = 3) -> nn.Module:
 def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
     """What each function leaves in its result, or in the ledger that it returns or was given."""
     data, own = images(), ledger or Ledger()
-    small: dict[str, Any] = {"network": network, "ipc": 1, "steps": 1, "ledger": ledger}
+    small: dict[str, Any] = {"networks": RandomNetworks(network), "ipc": 1, "steps": 1, "ledger": ledger}
     maps = PublicMaps(RandomNetworks(network), 1, like=data)
 
     def released() -> Any:
@@ -64,7 +64,7 @@ def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
         return own.guarantee().info()
 
     return {
-        "condense_private": lambda: condense_private(data, epsilon=2.0, networks=1, first_networks=1, **small).info,
+        "condense_private": lambda: condense_private(data, epsilon=2.0, draws=1, first_draws=1, **small).info,
         "image_sgd": lambda: image_sgd(data, size=12, sigma=2.0, **small).info,
         "train_private": lambda: (
             train_private(network(), data, size=12, sigma=2.0, steps=1, ledger=ledger).guarantee().info()
@@ -75,7 +75,7 @@ def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
 
 
 FEDDM: dict[str, Any] = {"network": network, "sigma": 2.0, "sigma_sizes": 2.0, "least": 0.0}
-FEDDM |= {"networks": 1, "ipc": 1, "steps": 1}
+FEDDM |= {"draws": 1, "ipc": 1, "steps": 1}
 RUNS = {
     "DPSGD": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=12), network=network, weights="uniform", steps=1),
     "PrivateFedDM": lambda: PrivateFedDM(**FEDDM, server_epochs=1),

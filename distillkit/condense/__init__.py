@@ -2,16 +2,18 @@
 
 from distillkit.condense.coresets import herding, k_center, random_subset
 from distillkit.condense.distribution import distribution_matching
-from distillkit.condense.gradient import gradient_matching, loops_for, match_gradient
+from distillkit.condense.gradient import fit_to_gradient, gradient_matching, loops_for
 from distillkit.condense.initialization import class_statistics, images_from_statistics, initial_images
-from distillkit.condense.means import embedding_means, matching_gradient
+from distillkit.condense.means import distance_to_means, embedding_means
 from distillkit.condense.state import Progress, load_state, save_state
 
 __all__ = [
     "Progress",
     "class_statistics",
+    "distance_to_means",
     "distribution_matching",
     "embedding_means",
+    "fit_to_gradient",
     "gradient_matching",
     "herding",
     "images_from_statistics",
@@ -19,8 +21,6 @@ __all__ = [
     "k_center",
     "load_state",
     "loops_for",
-    "match_gradient",
-    "matching_gradient",
     "random_subset",
     "save_state",
 ]

@@ -12,7 +12,7 @@ from distillkit import check
 from distillkit.augment import Augmentation, augmented, require_augmentation
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import initial_images
-from distillkit.condense.means import MATCHES, embedding_means, groups, matching_gradient
+from distillkit.condense.means import MATCHES, distance_to_means, embedding_means, groups
 from distillkit.condense.state import Progress, Resume, identity_of, named
 from distillkit.networks.base import Network
 from distillkit.networks.door import require_sampler, try_network
@@ -45,7 +45,7 @@ class _Real:
         return augmented(self.augment, images, derive(self.seed, step, c, "augment"), siamese=True)
 
     def view(self, step: int) -> Callable[[Tensor, int], Tensor] | None:
-        """`transform` for the synthetic images of the class at a position, as `matching_gradient` calls it."""
+        """`transform` for the synthetic images of the class at a position, as `distance_to_means` calls it."""
         classes = list(self.rows)
         return None if self.augment is None else lambda images, k: self.transform(images, step, classes[k])
 
@@ -100,8 +100,8 @@ def distribution_matching(
     | paper | networks | match | augment | steps |
     |---|---|---|---|---|
     | DM (Zhao and Bilen, WACV 2023) | `RandomNetworks(factory)` | embedding | `DSA()` | 20,000 |
-    | FedLGD (Huang et al., TMLR 2024), section 3.3.1 | `FixedNetwork(model)` | embedding | `DSA()` | 100 |
-    | FedDM (Xiong et al., CVPR 2023), Eq. 8 | `NetworkBall(model, 5.0)` | embedding+logits | none | 1,000 |
+    | FedLGD (Huang et al., TMLR 2024), section 3.3.1 | `FixedNetwork(network)` | embedding | `DSA()` | 100 |
+    | FedDM (Xiong et al., CVPR 2023), Eq. 8 | `NetworkBall(network, 5.0)` | embedding+logits | none | 1,000 |
 
     Args:
         images: the real images, float [N, C, H, W] in the normalised space, or a `LabeledImages` (then no `labels`).
@@ -182,7 +182,7 @@ def distribution_matching(
                 if cache and networks.fixed and augment is None and not uses_batch_statistics(network):
                     cached = side.means(network, step, len(real))
             targets = side.means(network, step, batch_real) if cached is None else cached
-            distance, gradient = matching_gradient(
+            distance, gradient = distance_to_means(
                 network, targets, run.images, counts, match=match, augment=side.view(step), chunk=chunk
             )
             loss = run.descend(distance, gradient)

@@ -16,7 +16,7 @@ from distillkit.augment import Augmentation, augmented, require_augmentation
 from distillkit.condense._inner import fix_statistics, matched, train, trainable
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import initial_images
-from distillkit.condense.parameter_gradient import Metric, distance_gradient, parameter_gradient
+from distillkit.condense.parameter_gradient import Metric, distance_to_target, parameter_gradient
 from distillkit.condense.state import Progress, Resume, identity_of, named
 from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
 from distillkit.networks.base import Network
@@ -29,7 +29,7 @@ from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 from distillkit.sets.classes import class_rows
 
-__all__ = ["gradient_matching", "loops_for", "match_gradient"]
+__all__ = ["fit_to_gradient", "gradient_matching", "loops_for"]
 
 _INNER = ((1, 1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10), (100, 2))
 _STATISTICS_IMAGES = 16
@@ -188,7 +188,7 @@ def gradient_matching(
                         own = augmented(augment, leaf, draw, siamese=True)
                     of_class = start.labels.new_full((max(len(seen), len(own)),), c)
                     target = parameter_gradient(network, parameters, seen, of_class[: len(seen)], chunk=chunk)
-                    distance, gradient = distance_gradient(
+                    distance, gradient = distance_to_target(
                         network, parameters, own, of_class[: len(own)], target, metric=metric, chunk=chunk
                     )
                     if augment is not None:
@@ -231,7 +231,7 @@ def gradient_matching(
 
 
 @torch.enable_grad()
-def match_gradient(
+def fit_to_gradient(
     network: nn.Module,
     synthetic: LabeledImages,
     target: Mapping[str, Tensor] | Sequence[Tensor],
@@ -286,7 +286,7 @@ def match_gradient(
     run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume, identity)
     with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:
         for _ in range(run.done, steps):
-            distance, gradient = distance_gradient(
+            distance, gradient = distance_to_target(
                 cast(Network, twin), parameters, run.images, synthetic.labels, targets, metric=metric, chunk=chunk
             )
             run.report(callback, run.descend(distance, gradient), shown)

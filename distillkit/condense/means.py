@@ -14,7 +14,7 @@ from distillkit.networks.samplers import uses_batch_statistics
 
 MATCHES = ("embedding", "embedding+logits")
 
-__all__ = ["MATCHES", "embedding_means", "groups", "matching_gradient"]
+__all__ = ["MATCHES", "distance_to_means", "embedding_means", "groups"]
 
 
 def _embed(network: Network, images: Tensor, match: str) -> Tensor:
@@ -71,7 +71,7 @@ def embedding_means(
     return means
 
 
-def matching_gradient(
+def distance_to_means(
     network: Network,
     targets: Tensor,
     images: Tensor,

@@ -15,7 +15,7 @@ from distillkit.losses.matching import gradient_distance
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import uses_batch_statistics
 
-__all__ = ["Metric", "distance_gradient", "parameter_gradient"]
+__all__ = ["Metric", "distance_to_target", "parameter_gradient"]
 
 Metric = Literal["row_cosine", "mse", "cos"]
 
@@ -81,7 +81,7 @@ def parameter_gradient(
     return total
 
 
-def distance_gradient(
+def distance_to_target(
     network: Network,
     parameters: Sequence[Tensor],
     images: Tensor,

@@ -95,11 +95,11 @@ class Objective:
         return widths[0]
 
 
-def judge(model: nn.Module, name: str) -> nn.Module:
+def judge(network: nn.Module, name: str) -> nn.Module:
     """A frozen copy in eval mode, so that the caller's network keeps its mode, its gradients and its hooks."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{name} must be an nn.Module, got {type(model).__name__}")
-    return frozen(model).eval()
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"{name} must be an nn.Module, got {type(network).__name__}")
+    return frozen(network).eval()
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def separability(
     images: Images,
     labels: Labels | None = None,
     *,
-    network: NetworkFactory | None = None,
+    factory: NetworkFactory | None = None,
     epochs: int = 10,
     lr: float = 0.003,
     batch: int = 32,
@@ -51,7 +51,7 @@ def separability(
 
     Args:
         images, labels: a set, or float [N, C, H, W] and class indices [N]; at least two images of each class.
-        network: makes the small network. Default: a ConvNet of width 32 and depth 3, less for images below 16 pixels.
+        factory: makes the small network. Default: a ConvNet of width 32 and depth 3, less for images below 16 pixels.
         epochs, lr, batch: of Adam for the network.
         progress: whether long work shows a bar (see `distillkit.progress`).
         generator: draws the halves (half of each class, rounded up, is trained on), the network and the batches.
@@ -78,7 +78,7 @@ def separability(
     train, test = data[torch.cat(halves[0])], data[torch.cat(halves[1])]
     return Separability(
         linear_probe=_linear_probe(train, test),
-        small_net=_small_net(train, test, network, epochs, lr, batch, generator, progress),
+        small_net=_small_net(train, test, factory, epochs, lr, batch, generator, progress),
         chance=float(test.counts().max()) / len(test),
     )
 
@@ -96,7 +96,7 @@ def _linear_probe(train: LabeledImages, test: LabeledImages) -> float:
 def _small_net(
     train: LabeledImages,
     test: LabeledImages,
-    network: NetworkFactory | None,
+    factory: NetworkFactory | None,
     epochs: int,
     lr: float,
     batch: int,
@@ -105,17 +105,17 @@ def _small_net(
 ) -> float:
     shape, k = train.shape, train.num_classes
     depth = max(1, min(3, int(math.log2(min(shape[1:]))) - 1))
-    model = build(network or (lambda: ConvNet(shape, k, width=32, depth=depth)), generator).to(train.images).train()
-    adam = torch.optim.Adam(model.parameters(), lr=lr)
+    network = build(factory or (lambda: ConvNet(shape, k, width=32, depth=depth)), generator).to(train.images).train()
+    adam = torch.optim.Adam(network.parameters(), lr=lr)
     with bar(epochs, "separability", unit="epoch", progress=progress) as shown:
         for _ in range(epochs):
             for piece in torch.randperm(len(train), generator=generator).split(batch):
                 some = train[piece.to(train.labels.device)]
                 adam.zero_grad()
-                F.cross_entropy(model(some.images), some.labels).backward()
+                F.cross_entropy(network(some.images), some.labels).backward()
                 adam.step()
             shown.update()
-    model.eval()
+    network.eval()
     with torch.no_grad():
-        right = [int((model(x).argmax(1) == y).sum()) for x, y in zip(test.images.split(64), test.labels.split(64))]
+        right = [int((network(x).argmax(1) == y).sum()) for x, y in zip(test.images.split(64), test.labels.split(64))]
     return sum(right) / len(test)

@@ -106,29 +106,30 @@ class BatchNormPrior:
 
     A context manager: the hooks live exactly as long as the `with` block, also if it ends with an exception.
 
-        with BatchNormPrior(model) as prior:
-            loss = F.cross_entropy(model(images), labels) + 0.01 * prior.value()
+        with BatchNormPrior(network) as prior:
+            loss = F.cross_entropy(network(images), labels) + 0.01 * prior.value()
 
     Args:
-        model: a network with BatchNorm layers that keep running statistics, in `eval()` mode; in training mode every
+        network: a network with BatchNorm layers that keep running statistics, in `eval()` mode; in training mode every
             forward would move the stored statistics towards the synthetic images.
-        first_multiplier: a_l of the first layer in the order of `model.modules()` (10 on ImageNet); the others have 1.
+        first_multiplier: a_l of the first layer in the order of `network.modules()` (10 on ImageNet); that of all
+            others is 1.
 
     Raises:
         TypeError: not an `nn.Module`.
-        ValueError: the model has no such layer, or a multiplier below 0.
+        ValueError: the network has no such layer, or a multiplier below 0.
 
-    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The released code leaves its hooks on the model.
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The released code leaves its hooks on the network.
     """
 
-    def __init__(self, model: nn.Module, *, first_multiplier: float = 1.0) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    def __init__(self, network: nn.Module, *, first_multiplier: float = 1.0) -> None:
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+        norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._layers = [m for m in norms if m.running_mean is not None]
         if not self._layers:
             raise ValueError(
-                f"model has no BatchNorm layer with running statistics, so {type(model).__name__} cannot have "
+                f"network has no BatchNorm layer with running statistics, so {type(network).__name__} cannot have "
                 "this prior: take a network with BatchNorm or leave the prior out"
             )
         self._first_multiplier = check.real_number(first_multiplier, "first_multiplier", least=0)
@@ -166,5 +167,7 @@ class BatchNormPrior:
             RuntimeError: no forward pass inside the `with` block yet.
         """
         if not self._distances:
-            raise RuntimeError("no forward pass to judge: call the model inside `with BatchNormPrior(model) as prior:`")
+            raise RuntimeError(
+                "no forward pass to judge: call the network inside `with BatchNormPrior(network) as prior:`"
+            )
         return torch.stack(list(self._distances.values())).sum()

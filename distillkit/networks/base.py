@@ -53,13 +53,13 @@ class Network(Protocol):
 class SplitNetwork(nn.Module):
     """A network whose embedding is what reaches one of its modules, the classifier (see `split`)."""
 
-    def __init__(self, model: nn.Module, name: str) -> None:
+    def __init__(self, network: nn.Module, name: str) -> None:
         super().__init__()
-        self.model = model
+        self.model = network
         self._name = name
 
     def features(self, images: Tensor) -> Tensor:
-        """Run the model; return the classifier's input, flattened to [N, d]."""
+        """Run the network; return the classifier's input, flattened to [N, d]."""
         return self.outputs(images)[0]
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,44 +87,44 @@ class SplitNetwork(nn.Module):
         return self.model(images)
 
 
-def _has_split(model: nn.Module) -> bool:
+def _has_split(network: nn.Module) -> bool:
     # A method: torchvision's VGG, MobileNet and DenseNet have submodules of these names, which are no such split.
-    return callable(getattr(type(model), "features", None)) and callable(getattr(model, "classifier", None))
+    return callable(getattr(type(network), "features", None)) and callable(getattr(network, "classifier", None))
 
 
-def split(model: nn.Module, classifier: str | None = None) -> Network:
+def split(network: nn.Module, classifier: str | None = None) -> Network:
     """Give any classifier network the `features` / `classifier` split.
 
     Args:
-        model: a network that has the split already (a method `features` and a `classifier`) is returned as it is.
-        classifier: the name of the module whose input is the embedding (as in `model.named_modules()`).
+        network: a network that has the split already (a method `features` and a `classifier`) is returned as it is.
+        classifier: the name of the module whose input is the embedding (as in `network.named_modules()`).
             Default: the last `nn.Linear`, as in torchvision's ResNets. What follows it must be nothing:
             the logits must be its output.
 
-    The wrapper shares the model's parameters under the prefix `model.`.
+    The wrapper shares the network's parameters under the prefix `model.`.
 
     Raises:
         TypeError: not an `nn.Module`.
         ValueError: no such module, or no `nn.Linear` to choose.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
     if classifier is None:
-        if _has_split(model):
-            return cast(Network, model)
-        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if _has_split(network):
+            return cast(Network, network)
+        linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
         if not linear:
             raise ValueError(
-                f"{type(model).__name__} has no nn.Linear to take as classifier; name one of its modules: "
-                "split(model, classifier='...')"
+                f"{type(network).__name__} has no nn.Linear to take as classifier; name one of its modules: "
+                "split(network, classifier='...')"
             )
         classifier = linear[-1]
-    elif not isinstance(classifier, str) or classifier not in dict(model.named_modules()) or not classifier:
-        names = ", ".join(name for name, _ in model.named_children())
+    elif not isinstance(classifier, str) or classifier not in dict(network.named_modules()) or not classifier:
+        names = ", ".join(name for name, _ in network.named_children())
         raise ValueError(
-            f"classifier must name a module of {type(model).__name__}, got {classifier!r}; its children are {names}"
+            f"classifier must name a module of {type(network).__name__}, got {classifier!r}; its children are {names}"
         )
-    return cast(Network, SplitNetwork(model, classifier))
+    return cast(Network, SplitNetwork(network, classifier))
 
 
 def require_network(network: Any, name: str = "network") -> nn.Module:
@@ -137,8 +137,8 @@ def require_network(network: Any, name: str = "network") -> nn.Module:
 
 
 @torch.no_grad()
-def initialize(model: nn.Module, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Re-draw all parameters of `model` in place, from `generator` alone; return the model.
+def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
+    """Re-draw all parameters of `network` in place, from `generator` alone; return the network.
 
     The distributions are PyTorch's own defaults: Kaiming uniform with a = sqrt(5) for linear and convolution
     weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for embeddings, Xavier for attention, and constants
@@ -149,30 +149,30 @@ def initialize(model: nn.Module, generator: int | torch.Generator, redraw: Redra
     they are.
 
     Args:
-        model: the network.
+        network: any `nn.Module`.
         generator: an int seed, or a CPU generator, which is advanced.
-        redraw: called as `redraw(model, generator)` after all this, without gradients: it sets the parameters for which
-            there is no such rule (a class token, position embeddings, layer scales), and may change any other.
+        redraw: called as `redraw(network, generator)` after all this, without gradients: it sets the parameters for
+            which there is no such rule (a class token, position embeddings, layer scales), and may change any other.
 
     Raises:
         TypeError: without `redraw`, a module that this function does not know how to draw (it is named, with the
             remedies).
     """
-    require_network(model, "model")
+    require_network(network, "network")
     generator = as_generator(generator)
-    unknown = [(name, module) for name, module in model.named_modules() if not draw_own(module, generator)]
+    unknown = [(name, module) for name, module in network.named_modules() if not draw_own(module, generator)]
     if redraw is not None:
         with seeded(seed_of(generator)):
-            redraw(model, generator)
+            redraw(network, generator)
     elif unknown:
         name, module = unknown[0]
         raise TypeError(
-            f"cannot re-draw {name or 'the model'} ({type(module).__name__}): it has parameters of its own; give it a "
-            "method initialize(generator), or keep what its constructor draws with AsMade(factory), or pass "
-            "redraw=lambda network, generator: ... where that is an option. FixedNetwork(model) and NetworkBall(model, "
-            "radius) take any network as it is"
+            f"cannot re-draw {name or 'the network'} ({type(module).__name__}): it has parameters of its own; give it "
+            "a method initialize(generator), or keep what its constructor draws with AsMade(factory), or pass "
+            "redraw=lambda network, generator: ... where that is an option. FixedNetwork(network) and "
+            "NetworkBall(network, radius) take any network as it is"
         )
-    return model
+    return network
 
 
 class AsMade:
@@ -196,10 +196,10 @@ class AsMade:
 
     def __call__(self, *arguments: Any) -> nn.Module:
         """The factory's network, marked to be left as it is."""
-        model = self.factory(*arguments)
-        if isinstance(model, nn.Module):
-            model.__dict__[_AS_MADE] = True
-        return model
+        network = self.factory(*arguments)
+        if isinstance(network, nn.Module):
+            network.__dict__[_AS_MADE] = True
+        return network
 
     def __repr__(self) -> str:
         return f"AsMade({getattr(self.factory, '__name__', repr(self.factory))})"
@@ -208,9 +208,9 @@ class AsMade:
 _AS_MADE = "_distillkit_as_made"
 
 
-def is_as_made(model: nn.Module) -> bool:
+def is_as_made(network: nn.Module) -> bool:
     """Whether an `AsMade` factory made it."""
-    return bool(model.__dict__.get(_AS_MADE, False))
+    return bool(network.__dict__.get(_AS_MADE, False))
 
 
 def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: ConvNet(shape, 10)") -> Any:
@@ -218,7 +218,7 @@ def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: 
     if isinstance(factory, nn.Module):
         raise TypeError(
             f"{name} must be a function that makes a network, such as `{wanted}`, but a {type(factory).__name__} "
-            "is one; to start from its weights give `AsMade(lambda: copy.deepcopy(model))`"
+            "is one; to start from its weights give `AsMade(lambda: copy.deepcopy(network))`"
         )
     if not callable(factory):
         raise TypeError(
@@ -258,15 +258,15 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
     _require_no_arguments(require_factory(factory))
     generator = as_generator(generator)
     with seeded(seed_of(generator.clone_state())):
-        model = factory()
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"factory must return an nn.Module, got {type(model).__name__}")
-    if not is_as_made(model):
-        return initialize(model, generator, redraw)
+        network = factory()
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"factory must return an nn.Module, got {type(network).__name__}")
+    if not is_as_made(network):
+        return initialize(network, generator, redraw)
     seed_of(generator)
-    return model
+    return network
 
 
-def frozen(model: nn.Module) -> nn.Module:
-    """A deep copy of `model` whose parameters ask for no gradient (input gradients cost half as much)."""
-    return copy.deepcopy(require_network(model, "model")).requires_grad_(False)
+def frozen(network: nn.Module) -> nn.Module:
+    """A deep copy of `network` whose parameters ask for no gradient (input gradients cost half as much)."""
+    return copy.deepcopy(require_network(network, "network")).requires_grad_(False)

@@ -20,7 +20,9 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
     """Return `networks` if they are a sampler, else raise a TypeError that says which one is meant."""
     if isinstance(networks, nn.Module):
         kind = type(networks).__name__
-        wanted = f"to match at this {kind} give FixedNetwork(model), for draws around it NetworkBall(model, radius=5)"
+        wanted = (
+            f"to match at this {kind} give FixedNetwork(network), for draws around it NetworkBall(network, radius=5)"
+        )
     elif isinstance(networks, type) and hasattr(networks, "draw"):
         wanted = f"{networks.__name__} is a class: build it"
     elif not hasattr(networks, "draw"):
@@ -95,7 +97,7 @@ def try_network(
     if again is not None and logits is not None and not _alike(again, logits):
         raise ValueError(
             f"{name}'s logits must be the output of its classifier, but those of {_kind(network)} are not; name the "
-            "module that gives them: split(model, classifier='...')"
+            "module that gives them: split(network, classifier='...')"
         )
 
 

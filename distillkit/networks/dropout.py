@@ -24,24 +24,24 @@ def _drop(layer: nn.modules.dropout._DropoutNd, generator: torch.Generator, x: T
     return x * kept / (1 - layer.p)
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, _LAYERS)]
+def _layers(network: nn.Module) -> list[nn.Module]:
+    return [module for module in network.modules() if isinstance(module, _LAYERS)]
 
 
-def seed_dropout(model: nn.Module, generator: torch.Generator) -> list[nn.Module]:
-    """Make the `nn.Dropout` layers of `model` (1d to 3d too) draw from `generator`, for good; return these layers.
+def seed_dropout(network: nn.Module, generator: torch.Generator) -> list[nn.Module]:
+    """Make the `nn.Dropout` layers of `network` (1d to 3d too) draw from `generator`, for good; return these layers.
 
     Other layers that draw (alpha dropout, attention's own, `F.dropout` in a forward) are not reached.
     """
-    layers = _layers(model)
+    layers = _layers(network)
     for layer in layers:
         layer.forward = partial(_drop, layer, generator)  # type: ignore[arg-type]
     return layers
 
 
 @contextlib.contextmanager
-def _own_forwards(model: nn.Module) -> Iterator[None]:
-    before = [(layer, vars(layer).get("forward")) for layer in _layers(model)]
+def _own_forwards(network: nn.Module) -> Iterator[None]:
+    before = [(layer, vars(layer).get("forward")) for layer in _layers(network)]
     try:
         yield
     finally:
@@ -52,18 +52,18 @@ def _own_forwards(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seeded_dropout(model: nn.Module, generator: torch.Generator) -> Iterator[None]:
+def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[None]:
     """`seed_dropout` for the length of a `with` block; then the layers draw as they did before."""
-    with _own_forwards(model):
-        seed_dropout(model, generator)
+    with _own_forwards(network):
+        seed_dropout(network, generator)
         yield
 
 
 @contextlib.contextmanager
-def plain_dropout(model: nn.Module) -> Iterator[None]:
+def plain_dropout(network: nn.Module) -> Iterator[None]:
     """Let the layers that `seed_dropout` reaches pass their input on unchanged, for the length of a `with` block."""
-    with _own_forwards(model):
-        for layer in _layers(model):
+    with _own_forwards(network):
+        for layer in _layers(network):
             layer.forward = _pass
         yield
 

@@ -90,19 +90,19 @@ class RandomNetworks:
         if isinstance(factory, nn.Module):
             raise TypeError(
                 f"factory must be a function without arguments that returns an nn.Module, but a "
-                f"{type(factory).__name__} is one; for one trained network take FixedNetwork(model)"
+                f"{type(factory).__name__} is one; for one trained network take FixedNetwork(network)"
             )
         if redraw is not None and not callable(redraw):
             raise TypeError(f"redraw must be a function of (network, generator), got {type(redraw).__name__}")
-        self._factory, self._redraw = factory, redraw
-        self._model = build(factory, 0, redraw)
-        self._kept = {} if redraw is None else {n: p.detach().clone() for n, p in self._model.named_parameters()}
-        self._ready(self._model)
+        self.factory, self.redraw = factory, redraw
+        self._made = build(factory, 0, redraw)
+        self._kept = {} if redraw is None else {n: p.detach().clone() for n, p in self._made.named_parameters()}
+        self._ready(self._made)
         first, other, again = (self._weights(seed) for seed in (0, 1, 0))
         if len(first) and torch.equal(first, other):
             raise ValueError(
-                f"factory must give another {type(self._model).__name__} with another seed, but two draws are equal; "
-                "for one trained network take FixedNetwork(model)"
+                f"factory must give another {type(self._made).__name__} with another seed, but two draws are equal; "
+                "for one trained network take FixedNetwork(network)"
             )
         if not torch.equal(first, again):
             raise ValueError(
@@ -111,47 +111,47 @@ class RandomNetworks:
 
     def draw(self, generator: torch.Generator) -> Network:
         """Re-draw the parameters; see `NetworkSampler.draw`."""
-        if is_as_made(self._model):
-            self._ready(build(self._factory, generator, self._redraw))
+        if is_as_made(self._made):
+            self._ready(build(self.factory, generator, self.redraw))
             return self._network
         with torch.no_grad():
-            for name, parameter in self._model.named_parameters() if self._kept else ():
+            for name, parameter in self._made.named_parameters() if self._kept else ():
                 parameter.copy_(self._kept[name])
-        initialize(self._model, generator, self._redraw)
+        initialize(self._made, generator, self.redraw)
         return self._network
 
-    def _ready(self, model: nn.Module) -> None:
-        self._model = model.requires_grad_(False).eval()
-        for module in model.modules():
+    def _ready(self, network: nn.Module) -> None:
+        self._made = network.requires_grad_(False).eval()
+        for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.train()
-        self._network = split(model)
+        self._network = split(network)
 
     def _weights(self, seed: int) -> Tensor:
         self.draw(derive(seed, "trial"))
-        return torch.cat([p.flatten() for p in self._model.parameters()] or [torch.empty(0)]).clone()
+        return torch.cat([p.flatten() for p in self._made.parameters()] or [torch.empty(0)]).clone()
 
     def __repr__(self) -> str:
-        kind = type(self._model).__name__
-        return f"RandomNetworks({f'AsMade({kind})' if is_as_made(self._model) else kind})"
+        kind = type(self._made).__name__
+        return f"RandomNetworks({f'AsMade({kind})' if is_as_made(self._made) else kind})"
 
 
 class FixedNetwork:
-    """Always the same network: a frozen copy of `model` in eval mode (FedLGD's iterative distribution matching).
+    """Always the same network: a frozen copy of `network` in eval mode (FedLGD's iterative distribution matching).
 
-    Eval mode is what the released code leaves it in; batch norm then uses the running statistics of `model`.
+    Eval mode is what the released code leaves it in; batch norm then uses the running statistics of `network`.
 
     Paper: Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation"
     (FedLGD, TMLR 2024), section 3.3.1.
 
     Args:
-        model: left untouched; later changes of it do not reach the copy.
+        network: left untouched; later changes of it do not reach the copy.
     """
 
     fixed = True
 
-    def __init__(self, model: nn.Module) -> None:
-        self._network = _copy(model)
+    def __init__(self, network: nn.Module) -> None:
+        self._network = _copy(network)
 
     def draw(self, generator: torch.Generator) -> Network:
         """The network; `generator` is not used."""
@@ -162,31 +162,31 @@ class FixedNetwork:
 
 
 class NetworkBall:
-    """Networks around `model`, drawn at distance `radius` (FedDM).
+    """Networks around `network`, drawn at distance `radius` (FedDM).
 
     A draw is w = w_r + rho * eps / ||eps||, eps ~ N(0, 1) for each of the P parameters, all of them flattened to one
     vector. The paper clips w_r + eps to the ball of radius rho; but ||eps|| is about sqrt(P) (566 for ConvNet's
     320,010 parameters, against rho = 5), so the clip acts on every draw and **every draw lies on the sphere**. We
     say so in the formula. Only networks of fewer than some rho^2 = 25 parameters would differ. One parameter moves by
-    rho / sqrt(P) (0.009 for ConvNet), not by 1. Buffers (running statistics) are the model's; eval mode.
+    rho / sqrt(P) (0.009 for ConvNet), not by 1. Buffers (running statistics) are the network's; eval mode.
 
     Paper: Xiong et al., "FedDM: iterative distribution matching for communication-efficient federated learning"
     (CVPR 2023), section 3.2 and Eq. 15.
 
     Args:
-        model: the centre w_r; left untouched.
+        network: the centre w_r; left untouched.
         radius: rho > 0, in units of the parameters. The paper takes 5.
     """
 
     fixed = False
 
-    def __init__(self, model: nn.Module, radius: float) -> None:
+    def __init__(self, network: nn.Module, radius: float) -> None:
         self.radius = check.real_number(radius, "radius", above=0.0)
-        self._network = _copy(model)
+        self._network = _copy(network)
         assert isinstance(self._network, nn.Module)
         self._parameters = list(self._network.parameters())
         if not self._parameters:
-            raise ValueError(f"model must have parameters, but {type(model).__name__} has none")
+            raise ValueError(f"network must have parameters, but {type(network).__name__} has none")
         self._center = [p.detach().clone() for p in self._parameters]
         self._sizes = [p.numel() for p in self._parameters]
 
@@ -204,8 +204,8 @@ class NetworkBall:
         return f"NetworkBall({type(self._network).__name__}, radius={self.radius:g})"
 
 
-def _copy(model: nn.Module) -> Network:
-    if not isinstance(model, nn.Module):
-        came = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"model must be an nn.Module, got {came}; for fresh networks take RandomNetworks(factory)")
-    return split(frozen(model).eval())
+def _copy(network: nn.Module) -> Network:
+    if not isinstance(network, nn.Module):
+        came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
+        raise TypeError(f"network must be an nn.Module, got {came}; for fresh networks take RandomNetworks(factory)")
+    return split(frozen(network).eval())

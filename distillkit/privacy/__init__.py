@@ -9,7 +9,7 @@ one's own.
 
 from distillkit.privacy.accounting import Bound, compose
 from distillkit.privacy.assumed import ASSUMED, FACTS
-from distillkit.privacy.class_means import class_sums, match_sums, matching_step, release
+from distillkit.privacy.class_means import class_sums, fit_to_means, map_gradient, release
 from distillkit.privacy.condense import condense_private
 from distillkit.privacy.dp_sgd import train_private, without_batch_norm
 from distillkit.privacy.errors import (
@@ -66,12 +66,12 @@ __all__ = [
     "compose",
     "condense_private",
     "example_gradients",
+    "fit_to_means",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_sigma",
     "image_sgd",
-    "match_sums",
-    "matching_step",
+    "map_gradient",
     "per_example_gradients",
     "plan",
     "private_histogram",

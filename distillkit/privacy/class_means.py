@@ -1,7 +1,7 @@
 """Release noised class sums of public embeddings once; everything after that is free.
 
 The three steps of `condense_private`, to be used one by one: `class_sums` of the private images, `release` of the sums
-with noise, and `match_sums`, which fits images to what was released.
+with noise, and `fit_to_means`, which fits images to what was released.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distillkit.privacy.maps import PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.progress import bar
 
-__all__ = ["class_sums", "match_sums", "matching_step", "release"]
+__all__ = ["class_sums", "fit_to_means", "map_gradient", "release"]
 
 
 @torch.no_grad()
@@ -102,11 +102,11 @@ def release(
     return sums.double() + noise.to(sums.device)
 
 
-def matching_step(images: Tensor, maps: PublicMaps, k: int, target: Tensor, *, chunk: int | None = None) -> Tensor:
+def map_gradient(images: Tensor, maps: PublicMaps, k: int, target: Tensor, *, chunk: int | None = None) -> Tensor:
     """One step's gradient of distribution matching: how to change the images so that their class means meet `target`.
 
-    The gradient in the images s of sum_c ||target_c - mean_j v(s_cj)||^2, with v the map `maps[k]`. `match_sums` calls
-    it; call it yourself for an optimiser of your own. Only a few classes are in memory at once.
+    The gradient in the images s of sum_c ||target_c - mean_j v(s_cj)||^2, with v the map `maps[k]`. `fit_to_means`
+    calls it; call it yourself for an optimiser of your own. Only a few classes are in memory at once.
 
     Args:
         images: the synthetic images, float [classes, ipc, C, H, W].
@@ -127,7 +127,7 @@ def matching_step(images: Tensor, maps: PublicMaps, k: int, target: Tensor, *, c
     return torch.cat(parts)
 
 
-def match_sums(
+def fit_to_means(
     start: Tensor,
     maps: PublicMaps,
     targets: Tensor,
@@ -169,7 +169,7 @@ def match_sums(
     with bar(steps, "fitting private images", progress=progress) as shown:
         for step in range(steps):
             k = step % len(maps)
-            gradient = matching_step(images, maps, k, targets[k], chunk=chunk)
+            gradient = map_gradient(images, maps, k, targets[k], chunk=chunk)
             velocity.mul_(momentum).add_(gradient)
             images.sub_(velocity, alpha=lr * 0.5 * (1 + math.cos(math.pi * step / steps)))
             shown.update()

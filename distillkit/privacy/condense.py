@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from distillkit import check
 from distillkit.augment import Augmentation
-from distillkit.networks.base import NetworkFactory
 from distillkit.networks.convnet import ConvNet
+from distillkit.networks.door import require_sampler
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
 from distillkit.normalization import Normalization
-from distillkit.privacy.class_means import class_sums, match_sums, release
+from distillkit.privacy.class_means import class_sums, fit_to_means, release
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gaussian import gaussian_sigma
 from distillkit.privacy.guards import ledger_at, private_set, public_start
@@ -28,7 +28,7 @@ from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
 
-__all__ = ["condense_private", "network_sampler"]
+__all__ = ["condense_private", "public_networks"]
 
 
 def condense_private(
@@ -40,15 +40,15 @@ def condense_private(
     num_classes: int | None = None,
     size: int | None = None,
     ipc: int = 10,
-    network: NetworkFactory | NetworkSampler | None = None,
-    networks: int = 20,
+    networks: NetworkSampler | None = None,
+    draws: int = 20,
     match: str = "embedding",
     augment: Augmentation | None = None,
     clip: float | None = None,
     sizes: Tensor | None = None,
     histogram_share: float = 0.05,
     first_share: float = 0.2,
-    first_networks: int = 5,
+    first_draws: int = 5,
     first_steps: int = 100,
     passes: int = 2,
     train: Protocol | None = None,
@@ -68,7 +68,7 @@ def condense_private(
 ) -> LabeledImages:
     """Condense a private set to `ipc` images per class that are (epsilon, delta) differentially private.
 
-    The set that it returns may be published and trained on like any other. Each image is embedded by `networks` public
+    The set that it returns may be published and trained on like any other. Each image is embedded by `draws` public
     random networks; the embedding minus a public centre is divided by its norm, so that one record moves one class sum
     by exactly 1 at most and there is no clip to tune. The sums of all classes get Gaussian noise once. Images are then
     fitted to the noised means by distribution matching, which costs no more privacy. Neighbours differ by one added or
@@ -95,10 +95,10 @@ def condense_private(
             too, of noise.
         size: a public number of records, or an upper bound; delta is compared with it, and nothing else.
         ipc: images per class.
-        network: makes or draws the networks that embed the images (a factory of networks, which are re-drawn, or a
-            sampler); it must owe nothing to the private data.
-            Default: ConvNet of width 128, of depth 3 or what the image size allows.
-        networks: how many maps are released in each later pass; sigma grows with its root.
+        networks: where the networks that embed the images come from, as in `distribution_matching`; they must owe
+            nothing to the private data. Default: `RandomNetworks` of a ConvNet of width 128, of depth 3 or what the
+            image size allows.
+        draws: how many networks are drawn, and as many maps released, in each later pass; sigma grows with its root.
         match: what is matched of each image: `"embedding"`, or `"embedding+logits"`, the two in a row.
         augment: an augmentation such as `DSA()`, one draw per map for private and synthetic images.
         clip: None for unit vectors; a number clips centred embeddings instead (a clip tuned on the private data is
@@ -107,12 +107,12 @@ def condense_private(
             epsilon.
         histogram_share: share of the Gaussian budget (sum of 1 / sigma^2) that goes to the histogram, in (0, 0.5].
         first_share: share that goes to the first pass, in [0, 0.5]; 0 for none, and the centre is smooth noise.
-        first_networks, first_steps: as `networks` and `steps`, of the first pass.
+        first_draws, first_steps: as `draws` and `steps`, of the first pass.
         passes: how many, the first included, at least 2; the later ones share the rest of the budget equally, each with
-            `networks` and `steps`.
+            `draws` and `steps`.
         train: how the networks of every later pass are trained, on the set of the pass before (`TrainedNetworks`);
-            `network` must then be a factory. None for random networks throughout. Trained ones embed far better where
-            the noise is small, as with thousands of records a class; where it is large they learn it.
+            `networks` must then be `RandomNetworks`. None for random networks throughout. Trained ones embed far better
+            where the noise is small, as with thousands of records a class; where it is large they learn it.
         init: `"noise"`, or a public set with `ipc` images per class.
         steps: of each later pass's fit.
         lr, momentum: of all fits (SGD, cosine schedule); lr is for unit vectors.
@@ -155,26 +155,28 @@ def condense_private(
     check.switch(progress, "progress")
     counting = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
     check.real_number(first_share, "first_share", least=0.0, most=0.5)
-    check.positive_int(first_networks, "first_networks")
+    check.positive_int(first_draws, "first_draws")
     seed, first_seed, *more = torch.randint(2**62, (passes,), generator=as_generator(generator)).tolist()
     fitted, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
-    factory, sampler = network_factory(network, real), network_sampler(network, real)
-    if train is not None and factory is None:
-        raise ValueError("network must be a factory of networks if they are to be trained, got a sampler")
+    networks = public_networks(networks, real)
+    if train is not None and not isinstance(networks, RandomNetworks):
+        raise ValueError(
+            f"networks must be RandomNetworks(factory) if `train` is to train them, got {type(networks).__name__}"
+        )
     options: dict[str, Any] = {"like": real, "clip": clip, "match": match, "augment": augment}
-    maps = PublicMaps(sampler, networks, seed=seed, **options)
+    maps = PublicMaps(networks, draws, seed=seed, **options)
     secret, ledger = as_secret(secret), ledger_at(ledger, delta)
     where: dict[str, Any] = {"ledger": ledger, "client": client, "round": round, "secret": secret}
 
     whole = 0.0 if epsilon == math.inf else gaussian_sigma(epsilon, delta)
-    sigma = whole * math.sqrt(networks * (passes - 1) / (1 - counting - first_share))
-    sigma_first = whole * math.sqrt(first_networks / first_share) if first_share else 0.0
+    sigma = whole * math.sqrt(draws * (passes - 1) / (1 - counting - first_share))
+    sigma_first = whole * math.sqrt(first_draws / first_share) if first_share else 0.0
     sigma_sizes = whole / math.sqrt(counting) if counting else 0.0
     events = [Event("histogram", sigma_sizes, client=client)] if counting else []
-    events += [Event("class_means", sigma_first, count=first_networks, client=client)] if first_share else []
+    events += [Event("class_means", sigma_first, count=first_draws, client=client)] if first_share else []
     ledger.assume("condense_private")
-    ledger.check(*events, Event("class_means", sigma, count=networks * (passes - 1), client=client))
+    ledger.check(*events, Event("class_means", sigma, count=draws * (passes - 1), client=client))
 
     if sizes is None:
         counted = private_histogram(real.labels, num_classes=real.num_classes, sigma=sigma_sizes, **where)
@@ -191,15 +193,17 @@ def condense_private(
         sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes, chunk=chunk)
         noised = release(sums, sigma=sigma, sensitivity=maps.sensitivity, **where)
         targets = noised / denominators.to(noised)
-        return match_sums(start, maps, targets, steps=steps, lr=lr, momentum=momentum, chunk=chunk, progress=progress)
+        return fit_to_means(start, maps, targets, steps=steps, lr=lr, momentum=momentum, chunk=chunk, progress=progress)
 
     if first_share:
-        fitted = fit(fitted, PublicMaps(sampler, first_networks, seed=first_seed, **options), sigma_first, first_steps)
+        fitted = fit(fitted, PublicMaps(networks, first_draws, seed=first_seed, **options), sigma_first, first_steps)
+    trained: NetworkSampler | None = None
     for number, own_seed in enumerate((seed, *more)):
         if first_share or number:
             shown = real.replace(images=fitted, labels=classes, columns={}, info={})
-            embed = sampler if train is None or factory is None else TrainedNetworks(factory, shown, train)
-            maps = PublicMaps(embed, networks, seed=own_seed, centers=fitted, **options)
+            if train is not None and isinstance(networks, RandomNetworks):
+                trained = TrainedNetworks(networks.factory, shown, train, redraw=networks.redraw)
+            maps = PublicMaps(trained or networks, draws, seed=own_seed, centers=fitted, **options)
         fitted = fit(fitted, maps, sigma, steps)
     guarantee = ledger.guarantee(client)
     info = {
@@ -207,7 +211,7 @@ def condense_private(
         **guarantee.info(),
         "size": size,
         "sigma": sigma,
-        "networks": networks,
+        "draws": draws,
         "first_share": first_share,
         "passes": passes,
         "trained": train is not None,
@@ -219,28 +223,10 @@ def condense_private(
     return LabeledImages(fitted, classes, num_classes=real.num_classes, normalization=real.normalization, info=info)
 
 
-def network_factory(network: NetworkFactory | NetworkSampler | None, like: LabeledImages) -> NetworkFactory | None:
-    """Read the option `network` of a private component as a factory, if it is one.
-
-    Args:
-        network: a factory, which is returned as it is; a sampler, which gives None; or None, for a ConvNet of width 128
-            and depth 3, or the depth that the images allow.
-        like: gives shape, class count, device and dtype of that ConvNet, and nothing else.
-    """
-    if network is None:
-        depth = min(3, min(like.shape[1:]).bit_length() - 1)
-        shape, classes, place = like.shape, max(2, like.num_classes), like.images
-        return lambda: ConvNet(shape, classes, depth=depth).to(place.device, place.dtype)
-    return None if hasattr(network, "draw") else network
-
-
-def network_sampler(network: NetworkFactory | NetworkSampler | None, like: LabeledImages) -> NetworkSampler:
-    """Read the option `network` of a private component as a sampler, which draws the network of each map.
-
-    Args:
-        network: a sampler, which is returned as it is; a factory, whose networks are re-drawn; or None, for the default
-            of `network_factory`.
-        like: as for `network_factory`.
-    """
-    factory = network_factory(network, like)
-    return cast(NetworkSampler, network) if factory is None else RandomNetworks(factory)
+def public_networks(networks: NetworkSampler | None, like: LabeledImages) -> NetworkSampler:
+    """The sampler that was given; without one, random ConvNets as deep as the shape of `like`'s images allows."""
+    if networks is not None:
+        return require_sampler(networks)
+    depth = min(3, min(like.shape[1:]).bit_length() - 1)
+    shape, classes, place = like.shape, max(2, like.num_classes), like.images
+    return RandomNetworks(lambda: ConvNet(shape, classes, depth=depth).to(place.device, place.dtype))

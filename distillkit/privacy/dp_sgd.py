@@ -1,4 +1,4 @@
-"""DP-SGD for a model's local training, on Opacus' per-example gradients, with Poisson batches and a ledger."""
+"""DP-SGD for a network's local training, on Opacus' per-example gradients, with Poisson batches and a ledger."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ __all__ = ["train_private", "without_batch_norm"]
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 
-def without_batch_norm(model: nn.Module) -> nn.Module:
-    """A copy of `model` without layers that keep or use statistics of a batch, which private training refuses.
+def without_batch_norm(network: nn.Module) -> nn.Module:
+    """A copy of `network` without layers that keep or use statistics of a batch, which private training refuses.
 
-    For when `train_private` refuses a model as `BatchStatistics`. The replacements are those of Opacus' validator:
-    batch norm becomes group norm (up to 32 groups), instance norm loses its running statistics. It is another model
+    For when `train_private` refuses a network as `BatchStatistics`. The replacements are those of Opacus' validator:
+    batch norm becomes group norm (up to 32 groups), instance norm loses its running statistics. It is another network
     with fresh norm layers: train it from scratch, or fine-tune.
 
     Args:
-        model: any network; it is not changed.
+        network: any network; it is not changed.
     """
     from opacus.validators import ModuleValidator
 
-    twin = copy.deepcopy(model)
+    twin = copy.deepcopy(network)
     for name, module in list(twin.named_modules()):
         if not keeps_statistics(module):
             continue
@@ -61,7 +61,7 @@ def without_batch_norm(model: nn.Module) -> nn.Module:
 
 
 def train_private(
-    model: nn.Module,
+    network: nn.Module,
     images: Tensor | LabeledImages,
     labels: Tensor | None = None,
     *,
@@ -84,20 +84,20 @@ def train_private(
     gradients: Ways = "auto",
     public_statistics: bool = False,
 ) -> Ledger:
-    """Train `model` in place so that its weights are differentially private, by DP-SGD.
+    """Train `network` in place so that its weights are differentially private, by DP-SGD.
 
     Every step draws records by Poisson sampling, clips the gradient of each, adds them up, adds noise and hands the
     result to an ordinary optimiser. All steps are charged to the ledger before the first.
 
     Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Per-example gradients are
     Opacus' where its hooks serve; the batches and the noise come from `secret`, and so do the draws of `nn.Dropout`. It
-    may be called again, round after round, with the same model and ledger: all steps compose.
+    may be called again, round after round, with the same network and ledger: all steps compose.
 
-    Before anything is charged, model and loss are tried on public noise (see `per_example_gradients`): what makes
+    Before anything is charged, network and loss are tried on public noise (see `per_example_gradients`): what makes
     something else of an example when it stands among others is refused. That costs as much as a few steps.
 
     Args:
-        model: any network without batch statistics; see `require_per_example`. The weights it comes with must be
+        network: any network without batch statistics; see `require_per_example`. The weights it comes with must be
             public, or released under the same ledger.
         images, labels: the private set, as for `condense_private`; N may be 0.
         size: the public number of records: gradients are divided by rate * size, not by the batch, and delta is
@@ -124,8 +124,8 @@ def train_private(
 
     Raises:
         BudgetExhausted: before the first step; `.fits` of the steps would do.
-        BatchStatistics, NotSeparable, PrivateStatistics, PrivacyError, TypeError, ValueError: bad model, loss, data or
-            options; before anything is charged.
+        BatchStatistics, NotSeparable, PrivateStatistics, PrivacyError, TypeError, ValueError: bad network, loss, data
+            or options; before anything is charged.
     """
     real = as_set(images, labels)
     check.positive_int(size, "size")
@@ -146,22 +146,22 @@ def train_private(
     ledger = ledger_at(ledger, delta)
     secret = as_secret(secret)
     rows_of = loss if loss is not None else _cross_entropy
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    trained = {n: p for n, p in network.named_parameters() if p.requires_grad}
     parameters = list(trained.values())
     public = _public_examples(real)
     part, sizes = examples_at_once(real.images, rate * size, chunk)
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-        return rows_of(model(inputs), targets)
+        return rows_of(network(inputs), targets)
 
-    modes = {module: module.training for module in model.modules()}
-    model.train()
+    modes = {module: module.training for module in network.modules()}
+    network.train()
     try:
-        require_per_example(model)
-        _refuse_mixing_loss(model, rows_of, *public)
+        require_per_example(network)
+        _refuse_mixing_loss(network, rows_of, *public)
         with (
-            per_example_gradients(model, losses, public=public, chunk=part, sizes=sizes, how=gradients) as rows_for,
-            seeded_dropout(model, secret.generator()),
+            per_example_gradients(network, losses, public=public, chunk=part, sizes=sizes, how=gradients) as rows_for,
+            seeded_dropout(network, secret.generator()),
             bar(steps, "private training", progress=progress) as shown,
         ):
             step_of = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
@@ -190,10 +190,10 @@ def _public_examples(like: LabeledImages) -> tuple[Tensor, Tensor]:
     return public_trial(6, like, derive(0, "train_private")), labels.to(like.labels.dtype)
 
 
-def _refuse_mixing_loss(model: nn.Module, loss: RowLoss, images: Tensor, labels: Tensor) -> None:
-    what = f"the network {type(model).__name__}"
-    with torch.no_grad(), plain_dropout(model), untouched(what, model, device=images.device):
-        logits = model(images)
+def _refuse_mixing_loss(network: nn.Module, loss: RowLoss, images: Tensor, labels: Tensor) -> None:
+    what = f"the network {type(network).__name__}"
+    with torch.no_grad(), plain_dropout(network), untouched(what, network, device=images.device):
+        logits = network(images)
     drawn = torch.randn(logits.shape, generator=derive(0, "logits"), dtype=torch.float64)
     refuse_mixing_rows(loss, drawn.to(logits), labels)
 

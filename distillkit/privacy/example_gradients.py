@@ -42,8 +42,8 @@ class ExampleGradients:
     the trial; the methods `by_...` are the ways themselves.
 
     Args:
-        model: the network, in training mode.
-        losses: the loss of each example, by `model`.
+        network: the network, in training mode.
+        losses: the loss of each example, by `network`.
         trained, chunk: as the attributes.
 
     Attributes:
@@ -52,8 +52,8 @@ class ExampleGradients:
         chunk: the most examples at once.
     """
 
-    def __init__(self, model: nn.Module, losses: Losses, trained: dict[str, nn.Parameter], chunk: int) -> None:
-        self.model, self.losses, self.trained, self.chunk = model, losses, trained, chunk
+    def __init__(self, network: nn.Module, losses: Losses, trained: dict[str, nn.Parameter], chunk: int) -> None:
+        self.network, self.losses, self.trained, self.chunk = network, losses, trained, chunk
         self.engine = ""
         self._wrapped: nn.Module | None = None
 
@@ -106,13 +106,13 @@ class ExampleGradients:
 
     def by_vmap(self, *examples: Tensor) -> list[Tensor]:
         """The rows of `examples` by one call of torch.func's `vmap(grad)`: the network sees batches of one."""
-        call = _Call(self.model, self.loss_rows)
+        call = _Call(self.network, self.loss_rows)
 
         def loss(values: dict[str, Tensor], *one: Tensor) -> Tensor:
             rows: Tensor = torch.func.functional_call(call, values, tuple(e.unsqueeze(0) for e in one))
             return rows.sum()
 
-        values = {f"model.{n}": p.detach() for n, p in self.trained.items()}
+        values = {f"network.{n}": p.detach() for n, p in self.trained.items()}
         batched = torch.func.vmap(torch.func.grad(loss), (None, *[0] * len(examples)), randomness="different")
         with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no batching rule
             found: dict[str, Tensor] = batched(values, *(e.detach() for e in examples))
@@ -149,7 +149,7 @@ class ExampleGradients:
 
         known = GradSampleModule.GRAD_SAMPLERS
         ours = {id(p): n for n, p in self.trained.items()}
-        for module in self.model.modules():
+        for module in self.network.modules():
             for parameter in module.parameters(recurse=False):
                 if id(parameter) in ours and type(module) not in known:
                     return ours[id(parameter)]
@@ -159,8 +159,8 @@ class ExampleGradients:
         from opacus.grad_sample import GradSampleModule
 
         if self._wrapped is None:
-            self._wrapped = GradSampleModule(self.model, loss_reduction="sum", strict=False)
-        for module in self.model.modules():  # a layer whose output is not used leaves its activations behind
+            self._wrapped = GradSampleModule(self.network, loss_reduction="sum", strict=False)
+        for module in self.network.modules():  # a layer whose output is not used leaves its activations behind
             if "activations" in vars(module):
                 vars(module)["activations"] = []
         for parameter in self.trained.values():
@@ -168,26 +168,26 @@ class ExampleGradients:
             vars(parameter).pop("_current_grad_sample", None)
 
     def close(self) -> None:
-        """Remove all that Opacus put on the model; it may be used as before, and `by_hooks` may be called again."""
+        """Remove all that Opacus put on the network; it may be used as before, and `by_hooks` may be called again."""
         if self._wrapped is None:
             return
         self._wrapped.remove_hooks()  # type: ignore[operator]
         self._wrapped = None
-        for module in self.model.modules():
+        for module in self.network.modules():
             for name in ("activations", "max_batch_len"):
                 if hasattr(module, name):
                     delattr(module, name)
-        for parameter in self.model.parameters():
+        for parameter in self.network.parameters():
             for name in ("grad_sample", "_forward_counter", "_current_grad_sample"):
                 vars(parameter).pop(name, None)
 
 
 class _Call(nn.Module):
-    """A function of the model as a module that holds the model."""
+    """A function of the network as a module that holds the network."""
 
-    def __init__(self, model: nn.Module, function: Losses) -> None:
+    def __init__(self, network: nn.Module, function: Losses) -> None:
         super().__init__()
-        self.model, self._function = model, function
+        self.network, self._function = network, function
 
     def forward(self, *examples: Tensor) -> Tensor:
         return self._function(*examples)

@@ -10,10 +10,9 @@ from torch import Tensor
 from distillkit import check
 from distillkit.augment import Augmentation
 from distillkit.chunks import chunk_size
-from distillkit.networks.base import NetworkFactory
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
-from distillkit.privacy.condense import network_sampler
+from distillkit.privacy.condense import public_networks
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gradient import PrivateGradient
@@ -87,7 +86,7 @@ def image_sgd(
     delta: float = 1e-5,
     num_classes: int | None = None,
     ipc: int = 10,
-    network: NetworkFactory | NetworkSampler | None = None,
+    networks: NetworkSampler | None = None,
     match: str = "embedding+logits",
     loss: SeparableLoss = squared_distance,
     augment: Augmentation | None = None,
@@ -121,9 +120,9 @@ def image_sgd(
     scale (Theorem 3.2) is not sound outside q < 1 / (16 sigma) and covers one round: the ledger takes an accountant.
 
     Args:
-        images, labels, num_classes, ipc, init, network, augment, normalization, public_statistics, ledger, client,
-            round, secret, generator, chunk, progress: see `condense_private`. `network` may be
-            `NetworkBall(model, rho)` around weights that are public or were released under this ledger.
+        images, labels, num_classes, ipc, init, networks, augment, normalization, public_statistics, ledger, client,
+            round, secret, generator, chunk, progress: see `condense_private`. `networks` may be
+            `NetworkBall(network, rho)` around weights that are public or were released under this ledger.
         size: the public number of records that the mean gradient is scaled by and delta is compared with; not the
             private `len(images)`.
         epsilon: for all steps of this call, from which sigma follows; or give `sigma`.
@@ -175,7 +174,7 @@ def image_sgd(
     start, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))
     synthetic = start.unflatten(0, (real.num_classes, ipc)).requires_grad_()
     maps = PublicMaps(
-        network_sampler(network, real), steps, like=real, match=match, augment=augment, centers=0, seed=seed
+        public_networks(networks, real), steps, like=real, match=match, augment=augment, centers=0, seed=seed
     )
     if clip is None:
         clip = _public_clip(synthetic, maps[0], loss, real, seed)

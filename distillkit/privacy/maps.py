@@ -99,13 +99,13 @@ class PublicMap:
 class PublicMaps:
     """The public maps of one release, each with its own network, centre and augmentation: `maps[0]`, `maps[1]`, ...
 
-    What `class_sums`, `release` and `match_sums` share. `maps[k]` is a pure function of the seed. A map is valid until
-    the next one is asked for: networks may be drawn in place.
+    What `class_sums`, `release` and `fit_to_means` share. `maps[k]` is a pure function of the seed. A map is valid
+    until the next one is asked for: networks may be drawn in place.
 
     Args:
         networks: draws the networks, as in `distribution_matching`; it must know nothing about the private data, or
             only what was released.
-        count: how many maps.
+        draws: how many networks are drawn, a map of each.
         like: gives the shape, space, dtype and device of the images, and nothing else.
         clip: the greatest length of a vector; None normalises every vector, so that there is no clip to tune.
         match: what is matched: `"embedding"`, or `"embedding+logits"`, the two in a row (FedDM's Eq. 8).
@@ -126,7 +126,7 @@ class PublicMaps:
     def __init__(
         self,
         networks: NetworkSampler,
-        count: int,
+        draws: int,
         *,
         like: LabeledImages,
         clip: float | None = None,
@@ -135,7 +135,7 @@ class PublicMaps:
         centers: int | Tensor = 64,
         seed: int = 0,
     ) -> None:
-        self.count = check.positive_int(count, "networks")
+        self.draws = check.positive_int(draws, "draws")
         self.clip = clip if clip is None or clip == math.inf else check.real_number(clip, "clip", above=0.0)
         check.one_of(match, "match", MATCHES)
         self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
@@ -176,7 +176,7 @@ class PublicMaps:
         return 1.0 if self.clip is None else self.clip
 
     def __len__(self) -> int:
-        return self.count
+        return self.draws
 
     def __getitem__(self, k: int) -> PublicMap:
         network = self._networks.draw(derive(self._seed, "network", k))

@@ -19,31 +19,31 @@ __all__ = ["Ways", "per_example_gradients", "require_per_example"]
 Ways = Literal["auto", "hooks", "func"]
 
 
-def require_per_example(model: nn.Module) -> None:
-    """Refuse a model in which examples of a batch meet by design, or in which there is nothing to train.
+def require_per_example(network: nn.Module) -> None:
+    """Refuse a network in which examples of a batch meet by design, or in which there is nothing to train.
 
-    The quick look at a model before private training, by its layers. What cannot be read off its layers is tried when
+    The quick look at a network before private training, by its layers. What cannot be read off its layers is tried when
     it is trained; see `per_example_gradients`.
 
     Args:
-        model: the network that shall be trained.
+        network: the network that shall be trained.
 
     Raises:
         BatchStatistics: batch norm, or running statistics; the message names the layers.
         PrivacyError: no parameter asks for a gradient, or one is in half precision.
     """
-    found = [name or type(m).__name__ for name, m in model.named_modules() if keeps_statistics(m)]
+    found = [name or type(m).__name__ for name, m in network.named_modules() if keeps_statistics(m)]
     if found:
         raise BatchStatistics(
-            f"layers {', '.join(found)} of {type(model).__name__} keep or use statistics of the batch, which no "
-            "per-example clip bounds; take norm='instance' or 'group', or convert a copy: without_batch_norm(model)"
+            f"layers {', '.join(found)} of {type(network).__name__} keep or use statistics of the batch, which no "
+            "per-example clip bounds; take norm='instance' or 'group', or convert a copy: without_batch_norm(network)"
         )
-    if not any(p.requires_grad for p in model.parameters()):
+    if not any(p.requires_grad for p in network.parameters()):
         raise PrivacyError(
-            f"{type(model).__name__} has no parameter that asks for a gradient, so there is nothing to train; set "
+            f"{type(network).__name__} has no parameter that asks for a gradient, so there is nothing to train; set "
             "requires_grad on those that shall learn"
         )
-    for name, parameter in model.named_parameters():
+    for name, parameter in network.named_parameters():
         refuse_half_precision(parameter, f"parameter {name}")
 
 
@@ -59,7 +59,7 @@ def keeps_statistics(module: nn.Module) -> bool:
 
 @contextmanager
 def per_example_gradients(
-    model: nn.Module,
+    network: nn.Module,
     losses: Losses,
     *,
     public: Sequence[Tensor],
@@ -72,19 +72,20 @@ def per_example_gradients(
     """A `with` block in which `gradients(images, labels)` gives the gradient of every example's own loss.
 
     What a private optimiser needs and autograd does not give: not the sum over a batch but its terms. When the block
-    ends no trace is left on the model.
+    ends no trace is left on the network.
 
         def losses(images, labels):
-            return F.cross_entropy(model(images), labels, reduction="none")
-        with per_example_gradients(model, losses, public=(noise, some_labels), chunk=16) as gradients:
+            return F.cross_entropy(network(images), labels, reduction="none")
+        with per_example_gradients(network, losses, public=(noise, some_labels), chunk=16) as gradients:
             rows = gradients(images, labels)     # for each trained parameter [n, *shape], n <= 16
 
-    Before `gradients` is handed out it is *tried* on `public`, in the mode the model is in, with these very parameters:
-    the law is that row i is the gradient of example i's loss alone, for every parameter, and stays what it is when the
-    other examples are replaced; that no global random state is read or moved; that a forward pass changes no tensor of
-    the model. `nn.Dropout` is set aside for it (it multiplies by draws of a generator that the caller hides), all else
-    runs as it will. With hooks every forward pass has exactly `chunk` examples, a short batch is filled up with copies
-    that are dropped: so the batch size that is tried is the only one that is ever used, `sizes` are tried besides.
+    Before `gradients` is handed out it is *tried* on `public`, in the mode the network is in, with these very
+    parameters: the law is that row i is the gradient of example i's loss alone, for every parameter, and stays what it
+    is when the other examples are replaced; that no global random state is read or moved; that a forward pass changes
+    no tensor of the network. `nn.Dropout` is set aside for it (it multiplies by draws of a generator that the caller
+    hides), all else runs as it will. With hooks every forward pass has exactly `chunk` examples, a short batch is
+    filled up with copies that are dropped: so the batch size that is tried is the only one that is ever used, `sizes`
+    are tried besides.
 
     There are three ways. Opacus' hooks serve networks whose parameters all belong to layers that Opacus knows. A
     network with parameters of its own (a class token, a position embedding), `nn.MultiheadAttention`, weights that are
@@ -94,12 +95,12 @@ def per_example_gradients(
     vmap, 3.5 by the loop; ResNet-18, whose ordinary step at 32x32 is short for its 11 million weights, 31 and 23.
 
     Args:
-        model: the network, in training mode.
-        losses: losses [n] of tensors with n rows each (images, labels, ...), by `model`; only their sum counts.
+        network: the network, in training mode.
+        losses: losses [n] of tensors with n rows each (images, labels, ...), by `network`; only their sum counts.
         public: such tensors of a few examples (two at least) that owe nothing to private data.
         chunk: the most examples at once, a public number.
         sizes: further batch sizes to try it at, those that the caller will use.
-        trained: the parameters that are trained, by their names in the model; all others are frozen meanwhile.
+        trained: the parameters that are trained, by their names in the network; all others are frozen meanwhile.
             Default: all that ask for a gradient.
         how: "auto"; "hooks" or "func" to allow one way alone. Hooks see a view or patch that is folded into the batch
             as an example of its own, and clip each: such a network is refused, and "func" is its remedy.
@@ -108,16 +109,16 @@ def per_example_gradients(
     Raises:
         BatchStatistics, NotSeparable, PrivacyError: the law does not hold; the message says of what, and the remedy.
     """
-    require_per_example(model)
+    require_per_example(network)
     check.positive_int(chunk, "chunk")
     check.one_of(how, "how", ("auto", "hooks", "func"))
-    chosen = {n: p for n, p in model.named_parameters() if p.requires_grad} if trained is None else dict(trained)
+    chosen = {n: p for n, p in network.named_parameters() if p.requires_grad} if trained is None else dict(trained)
     if not chosen:
         raise PrivacyError("trained names no parameter, so there is nothing to take gradients of; leave it out for all")
-    frozen = [p for n, p in model.named_parameters() if p.requires_grad and n not in chosen]
+    frozen = [p for n, p in network.named_parameters() if p.requires_grad and n not in chosen]
     for parameter in frozen:
         parameter.requires_grad_(False)
-    gradients = ExampleGradients(model, losses, chosen, chunk)
+    gradients = ExampleGradients(network, losses, chosen, chunk)
     try:
         gradients.engine = tried(gradients, public, sizes, how) if engine is None else engine
         yield gradients

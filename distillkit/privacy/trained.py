@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from distillkit.networks.base import Network, NetworkFactory, build, frozen, split
+from distillkit.networks.base import Network, NetworkFactory, Redraw, build, frozen, split
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train
 
@@ -27,14 +27,17 @@ class TrainedNetworks:
         factory: `factory()` gives a network, on the device and of the dtype of the set; its parameters are drawn.
         data: the public set.
         protocol: how they are trained: epochs, optimiser, augmentation.
+        redraw: how the parameters are set that no rule is known for; see `networks.initialize`.
 
     A network is kept for every state it was drawn with, so that a second draw is free and gives the same bits.
     """
 
     fixed = False
 
-    def __init__(self, factory: NetworkFactory, data: LabeledImages, protocol: Protocol) -> None:
-        self._factory, self._data, self._protocol = factory, data, protocol
+    def __init__(
+        self, factory: NetworkFactory, data: LabeledImages, protocol: Protocol, *, redraw: Redraw | None = None
+    ) -> None:
+        self._factory, self._data, self._protocol, self._redraw = factory, data, protocol, redraw
         self._drawn: dict[bytes, Network] = {}
 
     def draw(self, generator: torch.Generator) -> Network:
@@ -45,7 +48,8 @@ class TrainedNetworks:
         """
         state = generator.get_state().numpy().tobytes()
         if state not in self._drawn:
-            network = train(build(self._factory, generator), self._data, self._protocol, generator=generator)
+            network = build(self._factory, generator, self._redraw)
+            train(network, self._data, self._protocol, generator=generator)
             self._drawn[state] = split(frozen(network).eval())
         return self._drawn[state]
 

@@ -1,4 +1,4 @@
-"""The trial of per-example gradients on public examples: each row is one example's own, or the model is refused."""
+"""The trial of per-example gradients on public examples: each row is one example's own, or the network is refused."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def examples_at_once(images: Tensor, expected: float, chunk: int | None) -> tupl
 
 
 def tried(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence[int], how: str) -> str:
-    """Try a model's per-example gradients on public examples, and say which way of finding them is right for it.
+    """Try a network's per-example gradients on public examples, and say which way of finding them is right for it.
 
-    The first in which every row is one example's own: "hooks", "vmap" or "loop". Tried in float64 where the model can
+    The first in which every row is one example's own: "hooks", "vmap" or "loop". Tried in float64 where the network can
     be run so, because there rounding cannot be mistaken for a difference, and once more, coarsely, in its own type;
     else in its own type alone, where a trial that fails is repeated on other examples before it counts.
 
@@ -74,7 +74,7 @@ def tried(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence
     double = [e.double() if e.is_floating_point() else e for e in examples] if examples[0].device.type != "mps" else []
     if double:
         try:
-            with _in_float64(gradients.model):
+            with _in_float64(gradients.network):
                 engine = _Trial(gradients, double, sizes, how).run()
             if examples[0].dtype != torch.float64:
                 _Trial(gradients, examples, sizes, how).confirm(engine)
@@ -92,8 +92,8 @@ def tried(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence
 
 
 @contextmanager
-def _in_float64(model: nn.Module) -> Iterator[None]:
-    held = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+def _in_float64(network: nn.Module) -> Iterator[None]:
+    held = [t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()]
     before = [t.data for t in held]
     try:
         for tensor in held:
@@ -109,26 +109,26 @@ class _Trial:
 
     def __init__(self, gradients: ExampleGradients, examples: list[Tensor], sizes: Sequence[int], how: str) -> None:
         self.gradients, self.examples, self.sizes, self.how = gradients, examples, sizes, how
-        self.what = f"the network {type(gradients.model).__name__}"
+        self.what = f"the network {type(gradients.network).__name__}"
         eps = torch.finfo(examples[0].dtype).eps
         self.tolerance, self.strict = eps**0.5, eps**0.75
         self.count, self.folded = 0, cast("tuple[str, int, int] | None", None)
 
     def run(self) -> str:
-        model, device = self.gradients.model, self.examples[0].device
-        with plain_dropout(model):
-            with untouched(self.what, model, device=device), self._watching_rows():
+        network, device = self.gradients.network, self.examples[0].device
+        with plain_dropout(network):
+            with untouched(self.what, network, device=device), self._watching_rows():
                 each = self._look_at_each()
                 self.values = torch.stack([self._value(self._at(i)) for i in each])
                 self._totals()
             return self._engine()
 
     def confirm(self, engine: str) -> None:
-        """Refuse rows that are right in float64 but not, by far, in the model's own type."""
+        """Refuse rows that are right in float64 but not, by far, in the network's own type."""
         self.gradients.close()
         self.tolerance = 0.05
-        with plain_dropout(self.gradients.model):
-            with untouched(self.what, self.gradients.model, device=self.examples[0].device):
+        with plain_dropout(self.gradients.network):
+            with untouched(self.what, self.gradients.network, device=self.examples[0].device):
                 self._look_at_each()
                 wrong = self._wrong(engine) if engine != "loop" else ""
             if wrong:
@@ -154,7 +154,7 @@ class _Trial:
                 self.folded = self.folded or (name, rows[0] if rows else 0, self.count)
 
         handles = []
-        for module in self.gradients.model.modules():
+        for module in self.gradients.network.modules():
             names = [ours[id(p)] for p in module.parameters(recurse=False) if id(p) in ours]
             if names:
                 handles.append(module.register_forward_pre_hook(partial(note, names[0])))
@@ -209,7 +209,7 @@ class _Trial:
             if self.folded is not None:
                 raise PrivacyError(folds(*self.folded))
             try:
-                with untouched(self.what, self.gradients.model, device=self.examples[0].device):
+                with untouched(self.what, self.gradients.network, device=self.examples[0].device):
                     unserved = self._wrong("hooks")
                 if not unserved:
                     return "hooks"
@@ -224,7 +224,7 @@ class _Trial:
                 "its layer's forward alone, in a layer that Opacus knows, or allow gradients='auto' (slower)"
             )
         try:
-            with untouched(self.what, self.gradients.model, device=self.examples[0].device):
+            with untouched(self.what, self.gradients.network, device=self.examples[0].device):
                 if not self._wrong("vmap"):
                     return "vmap"
         except RuntimeError:  # no batching rule, or control flow by values

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.condense import class_statistics, images_from_statistics, match_gradient
+from distillkit.condense import class_statistics, fit_to_gradient, images_from_statistics
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
 from fl.addons.condensed import SELECTED
@@ -187,7 +187,7 @@ class Anchors(AddOn):
         network = core.network_on(server, core.networks[0], old)
         lr = core.lr * core.lr_decay ** (server.round - 1)
         target = {n: (-u / lr).to(server.device) for n, u in replies[FedAvg.update].items()}
-        server.state[self.anchors] = match_gradient(
+        server.state[self.anchors] = fit_to_gradient(
             network, server.state[self.anchors], target, steps=self.steps, lr=self.lr, momentum=self.momentum,
             callback=lambda _: server.check_running(), progress=False,
         )  # fmt: skip

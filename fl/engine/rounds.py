@@ -158,7 +158,7 @@ class Engine:
         server.secret = self.post.secret_of("server")
         before = server.state.copy()
         try:
-            hidden = self.method.draws
+            hidden = self.method.draws_clients
             server.drawn = (
                 self.pool.on_server(lambda: self.method.draw(server)) if hidden else self._draw(participation)
             )
@@ -218,7 +218,7 @@ class Engine:
 
         reducer, seconds = Reducer(self.entries), 0.0
         for i, (number, outcome) in enumerate(zip(server.drawn, self.pool.run(server.drawn, work)), start=1):
-            if not method.draws:
+            if not method.draws_clients:
                 self.say(f"client {i} of {len(server.drawn)}")
             if outcome.error is None and self.post.absent(outcome.client):
                 empty.append(number)

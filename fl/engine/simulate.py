@@ -109,7 +109,7 @@ def simulate(
         check.positive_int(server_threads, "server_threads"),
         check.positive_int(seed, "seed", least=0),
     )
-    drawn = door.drawn_count(participation, len(clients), min_replies, drawn_by_method=method.draws)
+    drawn = door.drawn_count(participation, len(clients), min_replies, drawn_by_method=method.draws_clients)
     participation = int(participation) if isinstance(participation, Integral) else float(participation)
     for name, wanted in {"transcript": transcript, "resume": resume}.items():
         if check.switch(wanted, name) and out is None:

@@ -37,7 +37,7 @@ class Filter(Part):
         return False
 
     @property
-    def draws(self) -> bool:
+    def draws_clients(self) -> bool:
         """Whether `draw` says who takes part in a round."""
         return type(self).draw is not Filter.draw
 
@@ -100,7 +100,7 @@ class Filtered(Method):
         self.method: Method = method
         self.filters: tuple[Filter, ...] = filters
         self._links: tuple[Method | Filter, ...] = (method, *filters)
-        drawing = [type(x).__name__ for x in self._links if x.draws]
+        drawing = [type(x).__name__ for x in self._links if x.draws_clients]
         if len(drawing) > 1:
             raise ValueError(f"{' and '.join(drawing)} cannot be combined: both draw the clients")
         for one in filters:
@@ -122,13 +122,13 @@ class Filtered(Method):
         return any(x.private for x in self._links)
 
     @property
-    def draws(self) -> bool:
+    def draws_clients(self) -> bool:
         """Whether the method draws the clients, or a filter."""
-        return any(x.draws for x in self._links)
+        return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
         """The draw of the one that draws."""
-        return next(x for x in self._links if x.draws).draw(server)
+        return next(x for x in self._links if x.draws_clients).draw(server)
 
     def entries(self) -> list[Entry[Any]]:
         """The method's and the filters'."""

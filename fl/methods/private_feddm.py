@@ -19,8 +19,8 @@ from distillkit.privacy import (
     PrivateInitialization,
     PublicMaps,
     class_sums,
+    fit_to_means,
     image_sgd,
-    match_sums,
     private_histogram,
     release,
 )
@@ -37,7 +37,7 @@ __all__ = ["PrivateFedDM"]
 class PrivateFedDM(FedDM):
     """FedDM whose clients' sets are differentially private (Xiong et al., CVPR 2023, section 3.3), record by record.
 
-    `"class_means"`: each round a client embeds its records with `networks` public maps around the received weights,
+    `"class_means"`: each round a client embeds its records with `draws` public maps around the received weights,
     adds noise once to the class sums of all classes, and fits images to the noised means, which costs nothing more.
     `"image_sgd"` is the paper's way: DP-SGD on the images. Every client takes part, one without records too. Noise is
     charged to the run's ledger before it is drawn; epsilon composes over rounds and is the largest of any client.
@@ -48,11 +48,11 @@ class PrivateFedDM(FedDM):
     the server would train on noise for every class that a client lacks.
 
     Args:
-        sigma: noise standard deviation / sensitivity of each of the `networks` (or `steps`) releases of a round; from
-            `privacy.plan(epsilon, delta, count=networks * rounds, spent=[(sigma_sizes, 1.0, 1)])`, with `rate=rate`
+        sigma: noise standard deviation / sensitivity of each of the `draws` (or `steps`) releases of a round; from
+            `privacy.plan(epsilon, delta, count=draws * rounds, spent=[(sigma_sizes, 1.0, 1)])`, with `rate=rate`
             and `count=steps * rounds` for `"image_sgd"`.
         mechanism: see above.
-        networks: how many maps a round (class means only).
+        draws: how many networks are drawn, a map of each, in a round (class means only).
         sizes: public number of records per class, [classes], of every client. Or else:
         sigma_sizes: noise, in records, on a histogram that each client takes once, when it first takes part. (If that
             reply is lost it is taken, and charged, again.)
@@ -82,7 +82,7 @@ class PrivateFedDM(FedDM):
         *,
         sigma: float,
         mechanism: Literal["class_means", "image_sgd"] = "class_means",
-        networks: int = 10,
+        draws: int = 10,
         sizes: Sequence[float] | None = None,
         sigma_sizes: float | None = None,
         least: float | None = None,
@@ -105,7 +105,7 @@ class PrivateFedDM(FedDM):
         if self.sigma == 0:
             name = type(self).__name__
             warn(f"{name}(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
-        self.networks = check.positive_int(networks, "networks")
+        self.draws = check.positive_int(draws, "draws")
         if (sizes is None) == (sigma_sizes is None):
             raise PrivacyError(
                 "give either sizes, public numbers, or sigma_sizes, the noise of a histogram that is taken once: the "
@@ -154,7 +154,7 @@ class PrivateFedDM(FedDM):
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
         if around is not None and len(around):
             options["centers"] = around
-        return PublicMaps(NetworkBall(net, self.rho), self.networks, like=like, seed=seed, **options)
+        return PublicMaps(NetworkBall(net, self.rho), self.draws, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, Ledger]:
         """A client's records, if its class count is given, and the ledger that they are charged to."""
@@ -195,7 +195,7 @@ class PrivateFedDM(FedDM):
         else:
             images = image_sgd(
                 real, size=max(1, round(float(counts.sum()))), delta=ledger.delta, ipc=self.ipc,
-                network=NetworkBall(net, self.rho), match=self.match, augment=self.augment, clip=self.clip,
+                networks=NetworkBall(net, self.rho), match=self.match, augment=self.augment, clip=self.clip,
                 rate=self.rate, steps=self.steps, lr=self.lr, momentum=self.momentum, init=self.as_set(start, real),
                 public_statistics=True, generator=client.generator("images"),
                 callback=lambda *_: client.check_running(), **who,
@@ -218,7 +218,7 @@ class PrivateFedDM(FedDM):
         images = start.unflatten(0, (len(counts), self.ipc)).clone()
         if bool(kept.any()):
             targets = (sums / counts.clamp_min(1.0).view(1, -1, 1))[:, kept]
-            fitted = match_sums(
+            fitted = fit_to_means(
                 images[kept].flatten(0, 1), maps, targets, steps=self.steps, lr=self.lr, momentum=self.momentum
             )
             images[kept] = fitted.unflatten(0, (-1, self.ipc))

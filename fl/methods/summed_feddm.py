@@ -65,7 +65,7 @@ class SummedFedDM(PrivateFedDM):
     def start(self, server: Server) -> None:
         """Draw w_0; how long a sum is; what epsilon rests on."""
         super().start(server)
-        shape = self.networks, server.task.num_classes, self.maps_of(server, server.state, self.blank(server)).dim
+        shape = self.draws, server.task.num_classes, self.maps_of(server, server.state, self.blank(server)).dim
         server.state[self.sums] = torch.zeros(shape, dtype=torch.float64, device=server.device)
         if self.noise == "shares" and server.ledger is not None:
             server.ledger.remark(REMARK)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit.condense import embedding_means, matching_gradient
+from distillkit.condense import distance_to_means, embedding_means
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
 
@@ -39,7 +39,7 @@ def straightforward(network: Any, real: list[Tensor], synthetic: Tensor) -> Tens
 
 def ours(network: Any, real: list[Tensor], synthetic: Tensor) -> Tensor:
     targets = torch.cat([embedding_means(network, own, [len(own)]) for own in real])
-    return matching_gradient(network, targets, synthetic, [IPC] * CLASSES)[1]
+    return distance_to_means(network, targets, synthetic, [IPC] * CLASSES)[1]
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from distillkit.condense.parameter_gradient import distance_gradient, parameter_gradient
+from distillkit.condense.parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.losses import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
@@ -59,7 +59,7 @@ def ours(network: nn.Module, real: list[Tensor], synthetic: Tensor) -> tuple[Ten
     parameters, parts = list(network.parameters()), []
     for c, (own, fake) in enumerate(zip(real, synthetic.split(IPC), strict=True)):
         target = parameter_gradient(network, parameters, own, torch.full((len(own),), c))
-        parts.append(distance_gradient(network, parameters, fake, torch.full((IPC,), c), target))
+        parts.append(distance_to_target(network, parameters, fake, torch.full((IPC,), c), target))
     return torch.stack([p[0] for p in parts]).sum(), torch.cat([p[1] for p in parts])
 
 

@@ -25,9 +25,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from distillkit.condense import embedding_means, matching_gradient
+from distillkit.condense import distance_to_means, embedding_means
 from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.privacy import PrivateGradient, PublicMaps, Secret, example_gradients, matching_step
+from distillkit.privacy import PrivateGradient, PublicMaps, Secret, example_gradients, map_gradient
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -42,7 +42,7 @@ def data(count: int) -> tuple[Tensor, Tensor]:
 def dm_fit(width: int, batch: int) -> Step:
     network = RandomNetworks(lambda: ConvNet(SHAPE, CLASSES, width=width)).draw(derive(0))
     synthetic, targets = data(CLASSES * IPC)[0], embedding_means(network, data(CLASSES)[0], [1] * CLASSES)
-    return lambda: matching_gradient(network, targets, synthetic, [IPC] * CLASSES)
+    return lambda: distance_to_means(network, targets, synthetic, [IPC] * CLASSES)
 
 
 def dm_step(width: int, batch: int) -> Step:
@@ -51,7 +51,7 @@ def dm_step(width: int, batch: int) -> Step:
 
     def step() -> None:
         targets = embedding_means(network, real, [batch] * CLASSES)
-        matching_gradient(network, targets, synthetic, [IPC] * CLASSES)
+        distance_to_means(network, targets, synthetic, [IPC] * CLASSES)
 
     return step
 
@@ -60,7 +60,7 @@ def class_means(width: int, batch: int) -> Step:
     like = LabeledImages(*data(CLASSES), num_classes=CLASSES)
     maps = PublicMaps(RandomNetworks(lambda: ConvNet(SHAPE, CLASSES, width=width)), 1, like=like)
     synthetic, target = data(CLASSES * IPC)[0].unflatten(0, (CLASSES, IPC)), maps[0](like.images).detach()
-    return lambda: matching_step(synthetic, maps, 0, target)
+    return lambda: map_gradient(synthetic, maps, 0, target)
 
 
 def image_sgd(width: int, batch: int) -> Step:

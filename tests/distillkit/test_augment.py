@@ -331,7 +331,7 @@ def test_crop_flip_serves_wherever_augment_is_taken() -> None:
             lambda: distribution_matching(data, steps=1, **few),
             lambda: gradient_matching(data, iterations=1, loops=(1, 1), **few),
             lambda: condense_private(
-                data, epsilon=5.0, delta=1e-3, network=networks, networks=2, first_networks=2, first_steps=1, steps=1,
+                data, epsilon=5.0, delta=1e-3, networks=networks, draws=2, first_draws=2, first_steps=1, steps=1,
                 ipc=1, augment=augment, public_statistics=True,
             ),
             lambda: train(ConvNet((1, 8, 8), 2, width=4, depth=1), data, Protocol(epochs=1, augment=augment)),

@@ -13,10 +13,10 @@ from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
 from distillkit.condense import (
     distribution_matching,
+    fit_to_gradient,
     gradient_matching,
     herding,
     k_center,
-    match_gradient,
     random_subset,
 )
 from distillkit.evaluate import evaluate
@@ -76,7 +76,7 @@ COMPONENTS: dict[str, Callable[[Callable[[], nn.Module], nn.Module, LabeledImage
     "DSA": lambda make, net, real: gradient_matching(
         real, networks=RandomNetworks(make), ipc=1, iterations=1, augment=DSA()
     ),
-    "a given gradient": lambda make, net, real: match_gradient(net.eval(), real, _gradient(net.eval(), real), steps=1),
+    "a given gradient": lambda make, net, real: fit_to_gradient(net.eval(), real, _gradient(net.eval(), real), steps=1),
     "random": lambda make, net, real: random_subset(real, ipc=2),
     "herding": lambda make, net, real: herding(real, ipc=2, network=net),
     "k-center": lambda make, net, real: k_center(real, ipc=2, network=net),
@@ -103,7 +103,7 @@ def test_a_component_runs_on_what_is_not_ours(component: str, network: str) -> N
 def test_evaluation_selection_and_priors_run_on_what_is_not_ours(network: str) -> None:
     make, shape = FOREIGN[network]
     real, net = data(shape), split(build(make, 0).eval())
-    result = evaluate(real, real, make, nets=1, protocol=Protocol(epochs=1, batch=6), real=real)
+    result = evaluate(real, real, make, draws=1, protocol=Protocol(epochs=1, batch=6), real=real)
     assert 0 <= result.accuracy <= 1
     with torch.no_grad():
         embedding = net.features(real.images)

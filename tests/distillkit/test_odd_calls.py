@@ -18,16 +18,16 @@ from distillkit import losses as lo
 from distillkit.augment import DSA, CropFlip, augmented, in_space, require_augmentation, require_space
 from distillkit.condense import (
     class_statistics,
+    distance_to_means,
     distribution_matching,
     embedding_means,
+    fit_to_gradient,
     gradient_matching,
     herding,
     images_from_statistics,
     initial_images,
     k_center,
     loops_for,
-    match_gradient,
-    matching_gradient,
     random_subset,
 )
 from distillkit.data import clients, load
@@ -204,8 +204,8 @@ CALLS: dict[str, Call] = {
     "gradient_matching": C(
         gradient_matching, images=data, networks=sampler, ipc=1, iterations=1, loops=(2, 1), augment=DSA(), chunk=4
     ),
-    "match_gradient": C(
-        match_gradient,
+    "fit_to_gradient": C(
+        fit_to_gradient,
         network=made,
         synthetic=data,
         target=lambda: [torch.ones_like(p) for p in made().parameters()],
@@ -222,8 +222,8 @@ CALLS: dict[str, Call] = {
     ),
     "loops_for": C(loops_for, ipc=10),
     "embedding_means": F(embedding_means, network=made, images=lambda: normal(6, 1, 8, 8), counts=[2, 4], chunk=4),
-    "matching_gradient": F(
-        matching_gradient,
+    "distance_to_means": F(
+        distance_to_means,
         network=made,
         targets=lambda: normal(2, 64),
         images=lambda: normal(6, 1, 8, 8),
@@ -237,7 +237,7 @@ CALLS: dict[str, Call] = {
         data=data,
         test=data,
         factory=net,
-        nets=1,
+        draws=1,
         protocol=Protocol(epochs=1),
         real=data,
         chunk=4,
@@ -259,18 +259,18 @@ CALLS: dict[str, Call] = {
     "network": C(network, answers, name="lenet", **NETS),
     "norm_layer": C(norm_layer, lambda n: finite(n(normal(2, 4, 3, 3))), kind="group", channels=4),
     "build": C(build, answers, factory=net, generator=0),
-    "initialize": C(initialize, answers, model=made, generator=0),
-    "frozen": C(frozen, answers, model=made),
+    "initialize": C(initialize, answers, network=made, generator=0),
+    "frozen": C(frozen, answers, network=made),
     "split": C(
         split,
         lambda n: finite(n.features(data().images)),
-        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
+        network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
         classifier="1",
     ),
     "AsMade": C(AsMade, lambda f: answers(build(f, 0)), factory=net),
     "RandomNetworks": C(RandomNetworks, lambda s: answers(s.draw(derive(0))), factory=net),
-    "FixedNetwork": C(FixedNetwork, lambda s: answers(s.draw(derive(0))), model=made),
-    "NetworkBall": C(NetworkBall, lambda s: answers(s.draw(derive(0))), model=made, radius=1.0),
+    "FixedNetwork": C(FixedNetwork, lambda s: answers(s.draw(derive(0))), network=made),
+    "NetworkBall": C(NetworkBall, lambda s: answers(s.draw(derive(0))), network=made, radius=1.0),
     # Data
     "load": C(load, lambda s: finite(s.train), skip=("root", "download"), name="digits", size=4, channels=1),
     "clients": C(clients, lambda sets: finite(sets[0]), data=data, partition=[torch.arange(3), torch.arange(3, 6)]),
@@ -295,7 +295,7 @@ CALLS: dict[str, Call] = {
         separability,
         lambda found: finite(found.small_net),
         images=data,
-        network=net,
+        factory=net,
         epochs=1,
         batch=4,
     ),
@@ -354,7 +354,7 @@ CALLS: dict[str, Call] = {
     "BatchNormPrior": F(
         lo.BatchNormPrior,
         lambda p: p.close() if hasattr(p, "close") else None,
-        model=lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch").eval(),
+        network=lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch").eval(),
     ),
     "proximal": F(lo.proximal, parameters=lambda: [normal(3)], reference=lambda: [normal(3, seed=1)], mu=0.1),
     "feature_decorrelation": F(lo.feature_decorrelation, embeddings=lambda: normal(6, 4)),
@@ -418,7 +418,7 @@ SEED = "any integer is a seed"
 NONE_DUE = "none asked for, none made"
 
 FORMULAS = (
-    *("augmented", "embedding_means", "matching_gradient", "decorrelation", "total_variation", "image_l2"),
+    *("augmented", "embedding_means", "distance_to_means", "decorrelation", "total_variation", "image_l2"),
     *("deepinversion_variation", "supervised_contrastive*", "model_contrastive", "knowledge_distillation"),
     *("binary_distillation", "jensen_shannon", "clamped_disagreement", "class_means", "mean_embedding_distance"),
     *("rbf_mmd", "feature_decorrelation", "prototype_distance", "clip_logit_norm"),
@@ -485,13 +485,12 @@ OTHERWISE: Listed = {
     },
     ("evaluate", "*", "space"): BOTH,
     ("initial_images given", "*", "space"): BOTH,
-    ("match_gradient", "synthetic", "*"): NETWORK,
+    ("fit_to_gradient", "synthetic", "*"): NETWORK,
     ("gradient_matching", "images", "class count"): "`networks`, which give fewer logits",
     ("*", "*", "one row"): "what is too few: classes, labels, rows, or the option that wants more",
     ("*", "labels", "huge"): "the option that one class cannot serve",
     ("*", "*", "empty"): "`images`, or the indices that point at none",
     ("norm_layer", "kind", "*"): "`norm`, as the networks call it",
-    ("separability", "network", "*"): "`factory`, which `network` is",
     ("mmd_table", "before", "*"): "`embeddings`, by the client's name",
 }
 """(name, argument, corruption) -> what such a call's refusal names instead of the argument."""

@@ -20,10 +20,10 @@ from distillkit import LabeledImages, progress
 from distillkit.augment import DSA
 from distillkit.condense import (
     distribution_matching,
+    fit_to_gradient,
     gradient_matching,
     herding,
     k_center,
-    match_gradient,
     random_subset,
 )
 from distillkit.data import load_folder
@@ -71,29 +71,29 @@ TINY: dict[str, Any] = {
     "epsilon": 8.0,
     "size": 12,
     "ipc": 1,
-    "networks": 1,
+    "draws": 1,
     "steps": 1,
     "first_steps": 1,
-    "network": net,
+    "networks": RandomNetworks(net),
 }
 
 CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "DM": ("distribution matching", lambda **q: distribution_matching(SET, networks=networks(), ipc=1, steps=2, **q)),
     "DC": ("gradient matching", lambda **q: gradient_matching(SET, networks=networks(), ipc=1, iterations=2, **q)),
-    "match_gradient": ("gradient matching", lambda **q: match_gradient(build(net, 0), SET, gradients(), steps=2, **q)),
+    "to a target": ("gradient matching", lambda **q: fit_to_gradient(build(net, 0), SET, gradients(), steps=2, **q)),
     "herding": ("herding", lambda **q: herding(SET, ipc=1, **q)),
     "k_center": ("k-center", lambda **q: k_center(SET, ipc=1, **q)),
     "a lazy dataset": ("reading images", lambda **q: random_subset(Lazy(), ipc=1, **q)),
     "train": ("training", lambda **q: train(build(net, 0), SET, SHORT, **q)),
-    "evaluate": ("evaluate", lambda **q: evaluate(SET, SET, net, nets=1, protocol=SHORT, **q)),
+    "evaluate": ("evaluate", lambda **q: evaluate(SET, SET, net, draws=1, protocol=SHORT, **q)),
     "invert": ("invert", lambda **q: invert(build(net, 0), torch.tensor([0, 1]), shape=(1, 8, 8), steps=2, **q)),
     "stylegan_noise": ("stylegan_noise", lambda **q: stylegan_noise(2, 2, 8, 1, width=4, **q)),
     "cnn_noise": ("cnn_noise", lambda **q: cnn_noise(2, 2, 8, 1, width=4, **q)),
-    "separability": ("separability", lambda **q: separability(SET, network=net, epochs=1, **q)),
+    "separability": ("separability", lambda **q: separability(SET, factory=net, epochs=1, **q)),
     "condense_private": ("fitting private images", lambda **q: condense_private(PUBLIC, **TINY, **q)),
     "image_sgd": (
         "private image steps",
-        lambda **q: image_sgd(PUBLIC, size=12, sigma=1.0, ipc=1, steps=2, network=net, **q),
+        lambda **q: image_sgd(PUBLIC, size=12, sigma=1.0, ipc=1, steps=2, networks=RandomNetworks(net), **q),
     ),
     "train_private": (
         "private training",
@@ -211,7 +211,7 @@ MADE: dict[str, Callable[[], LabeledImages]] = {
     "gaussian": lambda: upsampled_gaussian(2, 2, 8, 1, generator=7),
     "herding": lambda: herding(SET, ipc=1),
     "k-center": lambda: k_center(SET, ipc=1),
-    "match": lambda: match_gradient(build(net, 0), SET, gradients(), steps=1),
+    "match": lambda: fit_to_gradient(build(net, 0), SET, gradients(), steps=1),
 }
 
 

@@ -74,9 +74,9 @@ def test_a_set_that_is_there_is_only_tested_again(private_sets: ModuleType, tmp_
 
 
 def test_settings(private_sets: ModuleType) -> None:
-    options = private_sets.arguments(["--preset", "paper", "--set", "dm.lr=2", "class_means.networks=7"])
-    assert (options.settings["dm"]["lr"], options.settings["class_means"]["networks"]) == (2, 7)
-    assert private_sets.DATASETS["digits"]["class_means"]["networks"] != 7
+    options = private_sets.arguments(["--preset", "paper", "--set", "dm.lr=2", "class_means.draws=7"])
+    assert (options.settings["dm"]["lr"], options.settings["class_means"]["draws"]) == (2, 7)
+    assert private_sets.DATASETS["digits"]["class_means"]["draws"] != 7
     assert options.seeds == list(range(10))
     with pytest.raises(SystemExit, match="there is only"):
         private_sets.arguments(["--set", "dm.size=2"])
@@ -103,7 +103,7 @@ def test_bfloat16_networks_move_a_class_sum_by_one_record_of_length_one_and_trai
 
 
 def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: ModuleType, tmp_path: Path) -> None:
-    small = ["networks=1", "first_networks=1", "steps=1", "first_steps=1", "train.epochs=1"]
+    small = ["draws=1", "first_draws=1", "steps=1", "first_steps=1", "train.epochs=1"]
     settings = private_sets.changed(
         private_sets.DATASETS["mnist28"],
         {**{f"class_means.{key}": int(value) for key, value in (s.split("=") for s in small)}, "width": 4, "ipc": 1},

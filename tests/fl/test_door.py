@@ -95,7 +95,7 @@ def test_a_rate_beyond_all_custom_is_warned_of() -> None:
         lambda sigma: Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(sigma, 1.0, 1.0)),
         lambda sigma: FedAvg(DPSGD(sigma=sigma, rate=0.5, size=20), network=Tiny, weights="uniform"),
         lambda sigma: PrivateFedDM(
-            network=Tiny, ipc=1, steps=1, server_epochs=1, networks=1, sigma=sigma, sizes=[5.0, 5.0, 5.0]
+            network=Tiny, ipc=1, steps=1, server_epochs=1, draws=1, sigma=sigma, sizes=[5.0, 5.0, 5.0]
         ),
     ],
 )

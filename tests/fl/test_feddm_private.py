@@ -56,7 +56,7 @@ def clients() -> list[LabeledImages]:
 
 
 def method(kind: type[PrivateFedDM] = PrivateFedDM, **changes: Any) -> PrivateFedDM:
-    options = {"network": double, "sigma": SIGMA, "sigma_sizes": SIGMA_SIZES, "networks": MAPS, "ipc": IPC, "rho": RHO}
+    options = {"network": double, "sigma": SIGMA, "sigma_sizes": SIGMA_SIZES, "draws": MAPS, "ipc": IPC, "rho": RHO}
     return kind(**{**options, "steps": STEPS, "lr": LR, "least": 0.0, **SERVER, **changes})
 
 
@@ -222,7 +222,7 @@ def test_image_sgd_is_the_component_around_the_received_weights() -> None:
         counted = data.counts() + noise_of(k, 1).normal((3,), SIGMA_SIZES)
         start = LabeledImages(start_of((2, k)), torch.arange(3).repeat_interleave(IPC), num_classes=3)
         expected = image_sgd(
-            data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, network=NetworkBall(net, RHO),
+            data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, networks=NetworkBall(net, RHO),
             clip=0.5, rate=0.3, steps=STEPS, lr=0.1, init=start, generator=derive(0, 2, k, "images"),
             secret=noise_of(k, 2),
         )  # fmt: skip

@@ -126,7 +126,7 @@ def test_the_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pyt
         targets.append((target, dict(zip(names, torch.autograd.grad(loss, list(network.parameters()))))))
         return images
 
-    monkeypatch.setattr("fl.addons.anchors.match_gradient", record)
+    monkeypatch.setattr("fl.addons.anchors.fit_to_gradient", record)
     anchors = Anchors(ipc=1, selected=(1, 2, 3))
     played(anchors, rounds=4, clients=[toy(9, 2)], network=Small, lr=0.2, lr_decay=0.5, batch=9)
     assert len(targets) == 3

@@ -263,8 +263,8 @@ def test_chains_are_flat_and_say_what_they_are() -> None:
     assert repr(chain) == f"Filtered({inner!r}, Scale(factor=2.0), Shift(by=0.5))"
     assert {e.key for e in chain.entries()} == {e.key for e in inner.entries()} | {"Scale.now", "Scale.count"}
     assert not chain.private
-    assert not chain.draws
-    assert Filtered(inner, Choose()).draws
+    assert not chain.draws_clients
+    assert Filtered(inner, Choose()).draws_clients
 
 
 class Masks(Shift):

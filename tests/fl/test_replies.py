@@ -35,7 +35,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedAvg FedDF": lambda: FedAvg(FedDF(steps=1), network=Tiny, **SMALL),
     "FedDM": lambda: FedDM(network=Tiny, **DM),
     "PrivateFedDM": lambda: PrivateFedDM(
-        network=Tiny, sigma=1.0, sigma_sizes=1.0, networks=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
+        network=Tiny, sigma=1.0, sigma_sizes=1.0, draws=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
     ),
     "FedProto": lambda: FedProto(network=Tiny),
     "FedGen": lambda: FedAvg(FedGen(steps=1, batch=4, noise=2, hidden=4), network=Tiny, **SMALL),

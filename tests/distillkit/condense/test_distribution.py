@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
-from distillkit.condense import distribution_matching, embedding_means, load_state, matching_gradient, save_state
+from distillkit.condense import distance_to_means, distribution_matching, embedding_means, load_state, save_state
 from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build, split
 from distillkit.rng import derive
 
@@ -63,7 +63,7 @@ def test_the_gradient_is_the_slow_obvious_one(norm: str, match: str, chunk: int 
         real = torch.randn(21, *SHAPE, generator=derive(0), dtype=dtype) + 1
         synthetic = torch.randn(6, *SHAPE, generator=derive(1), dtype=dtype)
         targets = embedding_means(network, real, real_counts, match=match, chunk=chunk)
-        loss, gradient = matching_gradient(network, targets, synthetic, counts, match=match, chunk=chunk)
+        loss, gradient = distance_to_means(network, targets, synthetic, counts, match=match, chunk=chunk)
         slow_loss, slow = reference(
             network, list(real.split(real_counts)), list(synthetic.split(counts)), match, norm == "batch"
         )
@@ -86,7 +86,7 @@ def test_real_images_match_themselves_in_any_order(seed: int, counts: list[int])
     real = torch.randn(sum(counts), *SHAPE, generator=derive(seed), dtype=torch.float64)
     targets = embedding_means(network, real, counts)
     shuffled = torch.cat([own[torch.randperm(len(own), generator=derive(seed))] for own in real.split(counts)])
-    loss, gradient = matching_gradient(network, targets, shuffled, counts)
+    loss, gradient = distance_to_means(network, targets, shuffled, counts)
     assert float(loss) < 1e-20
     assert gradient.abs().max() < 1e-10
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
 from distillkit.condense import Progress, load_state, save_state
-from distillkit.condense.gradient import gradient_matching, loops_for, match_gradient
-from distillkit.condense.parameter_gradient import distance_gradient, parameter_gradient
+from distillkit.condense.gradient import fit_to_gradient, gradient_matching, loops_for
+from distillkit.condense.parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.networks.samplers import FixedNetwork, RandomNetworks
@@ -72,7 +72,7 @@ def test_chunked_parameter_gradient_is_the_whole_one(chunk: int | None) -> None:
 
 
 @pytest.mark.parametrize("metric", ["row_cosine", "mse", "cos"])
-def test_chunked_distance_gradient_is_the_whole_one_and_right(metric: str) -> None:
+def test_chunked_distance_to_target_is_the_whole_one_and_right(metric: str) -> None:
     synthetic = data([3, 2])
     network = build(convnet(), 0)
     parameters = list(network.parameters())
@@ -82,10 +82,10 @@ def test_chunked_distance_gradient_is_the_whole_one_and_right(metric: str) -> No
         g = torch.autograd.grad(F.cross_entropy(network(images), synthetic.labels), parameters, create_graph=True)
         return gradient_distance(g, targets, metric=metric)
 
-    value, gradient = distance_gradient(network, parameters, *synthetic, targets, metric=metric)
+    value, gradient = distance_to_target(network, parameters, *synthetic, targets, metric=metric)
     torch.testing.assert_close(value, distance(synthetic.images).detach())
     for chunk in (1, 2):
-        again = distance_gradient(network, parameters, *synthetic, targets, metric=metric, chunk=chunk)
+        again = distance_to_target(network, parameters, *synthetic, targets, metric=metric, chunk=chunk)
         torch.testing.assert_close(again, (value, gradient))
     way = torch.randn(gradient.shape, generator=derive(2), dtype=torch.float64)
     ahead, behind = (distance(synthetic.images + sign * 1e-5 * way).detach() for sign in (1, -1))
@@ -223,7 +223,7 @@ def test_works_where_the_caller_has_switched_gradients_off() -> None:
     target = parameter_gradient(network, list(network.parameters()), *real)
     with torch.no_grad():
         inside = gradient_matching(real, networks=networks, ipc=1, iterations=1, loops=(2, 1), augment=DSA())
-        moved = match_gradient(network, outside, target, steps=1)
+        moved = fit_to_gradient(network, outside, target, steps=1)
     assert torch.equal(inside.images, outside.images)
     assert not torch.equal(moved.images, outside.images)
 
@@ -273,7 +273,7 @@ def test_batch_norm_gets_the_statistics_of_a_mixed_batch_and_batches_of_any_chun
         own = (real.labels == c).nonzero().flatten()
         rows = own[torch.randperm(6, generator=derive(seed, 0, 0, "real", c))[:5]]
         target = parameter_gradient(network, parameters, real.images[rows], torch.full((5,), c))
-        want.append(distance_gradient(network, parameters, start[2 * c :][:2], torch.full((2,), c), target)[1])
+        want.append(distance_to_target(network, parameters, start[2 * c :][:2], torch.full((2,), c), target)[1])
     torch.testing.assert_close(a, start - 0.1 * torch.cat(want))
     trained = gradient_matching(real, loops=(2, 1), **options)
     assert bool(torch.isfinite(trained.images).all())
@@ -332,7 +332,7 @@ def server_case() -> tuple[nn.Module, LabeledImages, list[Tensor]]:
     return network, data([2, 3], seed=5), target
 
 
-def test_match_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: None) -> None:
+def test_fit_to_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: None) -> None:
     network, start, target = server_case()
     before = copy.deepcopy(network.state_dict())
     named = dict(zip(dict(network.named_parameters()), target, strict=True))
@@ -347,7 +347,7 @@ def test_match_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: N
         sgd.step()
     for given in (target, named, {name: 7 * t for name, t in named.items()}):
         losses: list[float] = []
-        made = match_gradient(network, start, given, steps=3, callback=lambda p, to=losses: to.append(p.loss))
+        made = fit_to_gradient(network, start, given, steps=3, callback=lambda p, to=losses: to.append(p.loss))
         torch.testing.assert_close(made.images, leaf.detach(), rtol=1e-3, atol=1e-5)
         assert losses[-1] < losses[0]
     for name, value in network.state_dict().items():
@@ -356,47 +356,47 @@ def test_match_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: N
     assert made.info["steps"] == 3
 
 
-def test_match_gradient_of_some_parameters_soft_labels_and_chunks() -> None:
+def test_fit_to_gradient_of_some_parameters_soft_labels_and_chunks() -> None:
     network, start, target = server_case()
     rows = start.replace(labels=F.one_hot(start.labels, 2).double(), columns={"client": torch.arange(5)})
-    by_index = match_gradient(network, start, target, steps=2)
-    by_row = match_gradient(network, rows, target, steps=2, chunk=2)
+    by_index = fit_to_gradient(network, start, target, steps=2)
+    by_row = fit_to_gradient(network, rows, target, steps=2, chunk=2)
     torch.testing.assert_close(by_index.images, by_row.images)
     assert by_row.columns == {}
     last = dict(zip(dict(network.named_parameters()), target, strict=True))["classifier.weight"]
-    only = match_gradient(network, start, {"classifier.weight": last}, steps=2)
+    only = fit_to_gradient(network, start, {"classifier.weight": last}, steps=2)
     assert not torch.allclose(only.images, by_index.images)
 
 
-def test_match_gradient_resumes_to_the_same_bits() -> None:
+def test_fit_to_gradient_resumes_to_the_same_bits() -> None:
     network, start, target = server_case()
     states: list[dict[str, Tensor]] = []
-    whole = match_gradient(network, start, target, steps=4, callback=lambda p: states.append(p.state()))
-    again = match_gradient(network, start, target, steps=4, resume=states[1])
+    whole = fit_to_gradient(network, start, target, steps=4, callback=lambda p: states.append(p.state()))
+    again = fit_to_gradient(network, start, target, steps=4, resume=states[1])
     assert torch.equal(again.images, whole.images)
     with pytest.raises(ValueError, match=r"lr=1\.0"):
-        match_gradient(network, start, target, steps=4, lr=0.5, resume=states[1])
+        fit_to_gradient(network, start, target, steps=4, lr=0.5, resume=states[1])
     with pytest.raises(ValueError, match="other arguments: target="):
-        match_gradient(network, start, [-t for t in target], steps=4, resume=states[1])
+        fit_to_gradient(network, start, [-t for t in target], steps=4, resume=states[1])
     with pytest.raises(ValueError, match="other arguments: data="):
-        match_gradient(network, start.replace(images=-start.images), target, steps=4, resume=states[1])
+        fit_to_gradient(network, start.replace(images=-start.images), target, steps=4, resume=states[1])
     with torch.no_grad():
         next(network.parameters()).mul_(1.01)
     with pytest.raises(ValueError, match="other arguments: network="):
-        match_gradient(network, start, target, steps=4, resume=states[1])
+        fit_to_gradient(network, start, target, steps=4, resume=states[1])
 
 
-def test_match_gradient_refuses_targets_that_do_not_fit() -> None:
+def test_fit_to_gradient_refuses_targets_that_do_not_fit() -> None:
     network, start, target = server_case()
     with pytest.raises(ValueError, match="for each of the"):
-        match_gradient(network, start, target[:-1])
+        fit_to_gradient(network, start, target[:-1])
     with pytest.raises(ValueError, match="no parameters of the network: mask"):
-        match_gradient(network, start, {"mask": target[0]})
+        fit_to_gradient(network, start, {"mask": target[0]})
     with pytest.raises(ValueError, match=r"must be a tensor \[2\], got \[3\]"):
-        match_gradient(network, start, [*target[:-1], torch.zeros(3)])
+        fit_to_gradient(network, start, [*target[:-1], torch.zeros(3)])
     with pytest.raises(ValueError, match="must be finite"):
-        match_gradient(network, start, [*target[:-1], torch.full((2,), torch.nan)])
+        fit_to_gradient(network, start, [*target[:-1], torch.full((2,), torch.nan)])
     with pytest.raises(ValueError, match="target must hold at least one"):
-        match_gradient(network, start, {})
+        fit_to_gradient(network, start, {})
     with pytest.raises(TypeError, match="network must be"):
-        match_gradient("net", start, target)  # type: ignore[arg-type]
+        fit_to_gradient("net", start, target)  # type: ignore[arg-type]

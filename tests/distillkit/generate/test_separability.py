@@ -39,7 +39,7 @@ def test_your_own_network_and_unbalanced_classes_with_one_missing() -> None:
     images = torch.cat([EASY.images[:24], EASY.images[48:57]])
     labels = torch.tensor([0] * 24 + [2] * 9)
     found = separability(
-        images, labels, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(512, 3)), generator=as_generator(1)
+        images, labels, factory=lambda: nn.Sequential(nn.Flatten(), nn.Linear(512, 3)), generator=as_generator(1)
     )
     assert found.chance == 12 / 16, "of an odd class the larger half is trained on"
     assert found.linear_probe > 0.9

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
-from distillkit.condense import distribution_matching, gradient_matching, herding, match_gradient
-from distillkit.condense.parameter_gradient import distance_gradient, parameter_gradient
+from distillkit.condense import distribution_matching, fit_to_gradient, gradient_matching, herding
+from distillkit.condense.parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.evaluate import evaluate
 from distillkit.generate import invert
 from distillkit.networks import AsMade, ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
@@ -54,7 +54,7 @@ def weights(network: Any) -> torch.Tensor:
 def _match(make: Callable[[], nn.Module]) -> LabeledImages:
     net = make().eval()
     target = [torch.randn_like(p) for p in net.parameters()]
-    return match_gradient(net, data(), target, steps=1)
+    return fit_to_gradient(net, data(), target, steps=1)
 
 
 COMPONENTS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
@@ -68,7 +68,7 @@ COMPONENTS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
     ),
     "given gradient": _match,
     "herding": lambda make: herding(data(), ipc=1, network=make()),
-    "evaluate": lambda make: evaluate(data(), data(), AsMade(make), nets=1, protocol=Protocol(epochs=1, batch=6)),
+    "evaluate": lambda make: evaluate(data(), data(), AsMade(make), draws=1, protocol=Protocol(epochs=1, batch=6)),
     "invert": lambda make: invert(make(), torch.tensor([0, 1]), shape=SHAPE, steps=1),
 }
 
@@ -132,9 +132,9 @@ def test_pretrained_networks_are_fixed_ones() -> None:
 
     assert torch.equal(weights(build(AsMade(load), 0)), weights(pretrained))
     assert not torch.equal(weights(build(load, 0)), weights(pretrained))
-    with pytest.raises(ValueError, match=r"two draws are equal; for one trained network take FixedNetwork\(model\)"):
+    with pytest.raises(ValueError, match=r"two draws are equal; for one trained network take FixedNetwork\(network\)"):
         RandomNetworks(AsMade(load))
-    found = evaluate(data(), data(), AsMade(load), nets=1, protocol=Protocol(epochs=1, batch=6, lr=1e-12))
+    found = evaluate(data(), data(), AsMade(load), draws=1, protocol=Protocol(epochs=1, batch=6, lr=1e-12))
     assert found.accuracy == accuracy(pretrained, data())
 
 
@@ -155,8 +155,8 @@ def test_attention_is_differentiated_twice_as_its_formula_is() -> None:
     x = torch.rand(2, *SHAPE, generator=derive(1)).double()
     y = torch.tensor([0, 2])
     target = [torch.randn(p.shape, generator=derive(2)).double() for p in own]
-    distance, gradient = distance_gradient(net, own, x, y, target, metric="mse")  # type: ignore[arg-type]
-    again, cut = distance_gradient(net, own, x, y, target, metric="mse", chunk=1)  # type: ignore[arg-type]
+    distance, gradient = distance_to_target(net, own, x, y, target, metric="mse")  # type: ignore[arg-type]
+    again, cut = distance_to_target(net, own, x, y, target, metric="mse", chunk=1)  # type: ignore[arg-type]
     torch.testing.assert_close((again, cut), (distance, gradient))
     way, eps = torch.randn(x.shape, generator=derive(3)).double(), 1e-5
 
@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a module as networks": (
         lambda: distribution_matching(data(), networks=sized()),  # type: ignore[arg-type]
         TypeError,
-        r"networks must be a sampler.*this ConvNet give FixedNetwork\(model\)",
+        r"networks must be a sampler.*this ConvNet give FixedNetwork\(network\)",
     ),
     "a factory as networks": (
         lambda: gradient_matching(data(), networks=lambda: sized()),  # type: ignore[arg-type]
@@ -211,17 +211,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"factory must be callable without arguments, but ConvNet\(.*needs shape, num_classes; wrap it.*`lambda: Conv",
     ),
     "a factory of one argument": (
-        lambda: evaluate(data(), data(), lambda classes: sized(classes), nets=1),
+        lambda: evaluate(data(), data(), lambda classes: sized(classes), draws=1),
         TypeError,
         r"factory must be callable without arguments, but <lambda>\(classes\) needs classes",
     ),
     "a module as factory": (
-        lambda: evaluate(data(), data(), sized(), nets=1),
+        lambda: evaluate(data(), data(), sized(), draws=1),
         TypeError,
         "factory must be a function that makes a network.*but a ConvNet is one",
     ),
     "a module among factories": (
-        lambda: evaluate(data(), data(), {"net": sized()}, nets=1),
+        lambda: evaluate(data(), data(), {"net": sized()}, draws=1),
         TypeError,
         r"factory\['net'\] must be a function",
     ),
@@ -236,7 +236,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "network must give 3 logits, one a class of the data, but ConvNet gives 2",
     ),
     "too many outputs": (
-        lambda: evaluate(data(), data(), lambda: sized(5), nets=1),
+        lambda: evaluate(data(), data(), lambda: sized(5), draws=1),
         ValueError,
         "must give 3 logits.*gives 5; build it for 3 classes",
     ),

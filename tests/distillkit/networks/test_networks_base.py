@@ -79,9 +79,9 @@ class TestSplit:
             split(Twice()).features(images())
 
     def test_refuses(self) -> None:
-        with pytest.raises(TypeError, match=r"model must be an nn\.Module, got function"):
+        with pytest.raises(TypeError, match=r"network must be an nn\.Module, got function"):
             split(lambda x: x)
-        with pytest.raises(ValueError, match=r"Sequential has no nn.Linear .* split\(model, classifier='...'\)"):
+        with pytest.raises(ValueError, match=r"Sequential has no nn.Linear .* split\(network, classifier='...'\)"):
             split(nn.Sequential(nn.Conv2d(3, 2, 8), nn.Flatten()))
         for name in ("tail", ""):
             with pytest.raises(ValueError, match=f"name a module of Users, got '{name}'; its children are head, conv"):
@@ -185,7 +185,7 @@ class TestInitialize:
                 super().__init__()
                 self.shift = nn.Parameter(torch.zeros(3))
 
-        with pytest.raises(TypeError, match=r"cannot re-draw the model \(Shift\).*give it a method initialize"):
+        with pytest.raises(TypeError, match=r"cannot re-draw the network \(Shift\).*give it a method initialize"):
             initialize(Shift(), 0)
         with pytest.raises(TypeError, match=r"cannot re-draw inner.1 \(Shift\)"):
             initialize(nn.ModuleDict({"inner": nn.Sequential(nn.Linear(2, 2), Shift())}), 0)
@@ -219,7 +219,7 @@ class TestInitialize:
             initialize(parametrized, 0)
         from torch.nn.utils import prune
 
-        with pytest.raises(TypeError, match=r"cannot re-draw the model \(Linear\)"):
+        with pytest.raises(TypeError, match=r"cannot re-draw the network \(Linear\)"):
             initialize(prune.identity(nn.Linear(3, 3), "weight"), 0)
 
     def test_refuses_other_generators(self) -> None:
@@ -335,5 +335,5 @@ def test_torchvisions_transformer_can_be_split_but_not_redrawn() -> None:
     network = split(model)
     x = images(size=64)
     assert torch.equal(network.classifier(network.features(x)), model(x))
-    with pytest.raises(TypeError, match=r"cannot re-draw the model \(VisionTransformer\)"):
+    with pytest.raises(TypeError, match=r"cannot re-draw the network \(VisionTransformer\)"):
         initialize(model, 0)

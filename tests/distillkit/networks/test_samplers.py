@@ -89,7 +89,7 @@ def test_random_networks_use_batch_statistics_but_no_dropout() -> None:
 
     networks = RandomNetworks(factory)
     drawn = networks.draw(derive(0))
-    modes = {type(m).__name__: m.training for m in networks._model}
+    modes = {type(m).__name__: m.training for m in networks._made}
     assert modes == {"Conv2d": False, "BatchNorm2d": True, "Dropout": False, "Flatten": False, "Linear": False}
     assert uses_batch_statistics(drawn)
     images = torch.randn(6, *SHAPE, generator=derive(3)) * 7
@@ -125,7 +125,7 @@ def test_bad_arguments_are_named() -> None:
         RandomNetworks(lambda: 3)  # type: ignore[arg-type,return-value]
     with pytest.raises(ValueError, match="radius must be greater than 0"):
         NetworkBall(convnet(), 0.0)
-    with pytest.raises(TypeError, match=r"model must be an nn\.Module"):
+    with pytest.raises(TypeError, match=r"network must be an nn\.Module"):
         FixedNetwork(convnet)  # type: ignore[arg-type]
 
     class Bare(nn.Module):

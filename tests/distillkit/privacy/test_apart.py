@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.augment import DSA
+from distillkit.networks import RandomNetworks
 from distillkit.privacy import (
     BatchStatistics,
     Ledger,
@@ -64,10 +65,19 @@ def test_maps_refuse_an_augmentation_with_a_draw_for_each_place(
 ) -> None:
     ledger = Ledger()
     with pytest.raises(error, match=why):
-        condense_private(toy_set, epsilon=1.0, network=toy_network, networks=1, ipc=1, augment=augment, ledger=ledger)
+        condense_private(
+            toy_set, epsilon=1.0, networks=RandomNetworks(toy_network), draws=1, ipc=1, augment=augment, ledger=ledger
+        )
     assert ledger.events == ()
     condense_private(
-        toy_set, epsilon=1.0, network=toy_network, networks=1, ipc=1, steps=1, augment=DSA(), ledger=ledger
+        toy_set,
+        epsilon=1.0,
+        networks=RandomNetworks(toy_network),
+        draws=1,
+        ipc=1,
+        steps=1,
+        augment=DSA(),
+        ledger=ledger,
     )
     assert ledger.events
 

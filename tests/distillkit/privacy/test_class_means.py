@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from distillkit.augment import DSA
-from distillkit.condense.means import embedding_means, matching_gradient
+from distillkit.condense.means import distance_to_means, embedding_means
 from distillkit.networks import build, split
 from distillkit.networks.samplers import FixedNetwork, NetworkBall, RandomNetworks
 from distillkit.privacy import (
@@ -25,9 +25,9 @@ from distillkit.privacy import (
     class_sums,
     condense,
     condense_private,
+    fit_to_means,
     gaussian_sigma,
-    match_sums,
-    matching_step,
+    map_gradient,
     plan,
     private_histogram,
     release,
@@ -128,10 +128,10 @@ def test_without_noise_and_clip_a_step_is_distribution_matching(toy_set: Labeled
     sums = class_sums(toy_set.images, toy_set.labels, maps, num_classes=3)
     released = release(sums, sigma=0.0, sensitivity=maps.sensitivity, ledger=Ledger())
     synthetic = torch.randn(3, 2, 1, 4, 4, generator=derive(1), dtype=torch.float64)
-    ours = matching_step(synthetic, maps, 0, released[0] / 4)
+    ours = map_gradient(synthetic, maps, 0, released[0] / 4)
     network = FixedNetwork(model).draw(derive(0))
     target = embedding_means(network, toy_set.images[order], [4, 4, 4], match="embedding+logits")
-    _, reference = matching_gradient(network, target, synthetic.flatten(0, 1), [2, 2, 2], match="embedding+logits")
+    _, reference = distance_to_means(network, target, synthetic.flatten(0, 1), [2, 2, 2], match="embedding+logits")
     torch.testing.assert_close(ours.flatten(0, 1), reference, atol=1e-10, rtol=1e-10)
 
 
@@ -140,7 +140,7 @@ def test_matching_equals_autograd_of_the_whole_loss(toy_set: LabeledImages, toy_
     maps = maps_of(toy_set, toy_network)
     targets = torch.randn(3, 3, 16, generator=derive(0), dtype=torch.float64)
     start = torch.randn(6, 1, 4, 4, generator=derive(2), dtype=torch.float64)
-    fitted = match_sums(start, maps, targets, steps=4, lr=3.0, momentum=0.5, chunk=chunk)
+    fitted = fit_to_means(start, maps, targets, steps=4, lr=3.0, momentum=0.5, chunk=chunk)
     images, velocity = start.clone(), torch.zeros_like(start)
     for step in range(4):
         leaf = images.clone().requires_grad_()
@@ -149,7 +149,7 @@ def test_matching_equals_autograd_of_the_whole_loss(toy_set: LabeledImages, toy_
         velocity = 0.5 * velocity + gradient
         images = images - 3.0 * 0.5 * (1 + math.cos(math.pi * step / 4)) * velocity
     torch.testing.assert_close(fitted, images)
-    assert torch.equal(match_sums(start, maps, targets, steps=0), start)
+    assert torch.equal(fit_to_means(start, maps, targets, steps=0), start)
 
 
 def test_matching_moves_towards_the_released_means(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -160,7 +160,7 @@ def test_matching_moves_towards_the_released_means(toy_set: LabeledImages, toy_n
     def distance(images: Tensor) -> float:
         return float((targets[0] - maps[0](images).view(3, 2, 16).mean(1)).square().sum())
 
-    assert distance(match_sums(start, maps, targets, steps=50, lr=5.0)) < 0.3 * distance(start)
+    assert distance(fit_to_means(start, maps, targets, steps=50, lr=5.0)) < 0.3 * distance(start)
 
 
 def test_release_charges_first_and_draws_once(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -206,8 +206,8 @@ def test_histogram(toy_set: LabeledImages) -> None:
 def condensed(toy_set: LabeledImages, toy_network: Factory, **options: object) -> LabeledImages:
     return condense_private(
         toy_set,
-        **{"epsilon": 8.0, "network": toy_network, "networks": 3, "ipc": 2, "steps": 6, "lr": 2.0}  # type: ignore[arg-type]
-        | {"first_networks": 2, "first_steps": 2}
+        **{"epsilon": 8.0, "networks": RandomNetworks(toy_network), "draws": 3, "ipc": 2, "steps": 6, "lr": 2.0}  # type: ignore[arg-type]
+        | {"first_draws": 2, "first_steps": 2}
         | options,
     )
 
@@ -272,10 +272,10 @@ def test_the_second_pass_is_centred_on_the_first_and_goes_on_from_it(
     passes: list[tuple[Tensor, PublicMaps, Tensor]] = []
 
     def told(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
-        passes.append((start, maps, match_sums(start, maps, targets, **options)))
+        passes.append((start, maps, fit_to_means(start, maps, targets, **options)))
         return passes[-1][2]
 
-    monkeypatch.setattr(condense, "match_sums", told)
+    monkeypatch.setattr(condense, "fit_to_means", told)
     private = condensed(toy_set, toy_network)
     (_, first_maps, rough), (start, maps, fitted) = passes
     assert torch.equal(start, rough)
@@ -308,7 +308,7 @@ def test_an_infinite_epsilon_is_the_same_without_noise_and_without_a_claim(
 
 def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
     tensors = condense_private(
-        toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, networks=1, ipc=1, steps=1
+        toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, draws=1, ipc=1, steps=1
     )
     assert tensors.images.dtype == torch.float32
     ball = NetworkBall(build(toy_network, 0), 0.5)
@@ -319,7 +319,7 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
         normalization=toy_set.normalization,
     )
     private = condensed(
-        toy_set, toy_network, network=ball, init=start, augment=DSA(), clip=2.0, match="embedding+logits", steps=0,
+        toy_set, toy_network, networks=ball, init=start, augment=DSA(), clip=2.0, match="embedding+logits", steps=0,
         first_steps=0,
     )  # fmt: skip
     assert private.info["init"] == "public set"
@@ -331,14 +331,14 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
         condensed(toy_set, toy_network, sizes=torch.tensor([1.0, 0.0, 2.0]))
     with pytest.raises(ValueError, match="first_share"):
         condensed(toy_set, toy_network, first_share=0.6)
-    with pytest.raises(ValueError, match="first_networks"):
-        condensed(toy_set, toy_network, first_networks=0)
+    with pytest.raises(ValueError, match="first_draws"):
+        condensed(toy_set, toy_network, first_draws=0)
     with pytest.raises(ValueError, match="init must hold 2 images"):
         condensed(toy_set, toy_network, init=start[:4])
     with pytest.raises(ValueError, match="delta must be the ledger's"):
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
     with pytest.raises(ValueError, match="targets must be"):
-        match_sums(start.images, maps_of(toy_set, toy_network), torch.zeros(2, 3, 16))
+        fit_to_means(start.images, maps_of(toy_set, toy_network), torch.zeros(2, 3, 16))
 
 
 def test_siamese_augmentation_is_one_draw_a_map(toy_set: LabeledImages, toy_network: Factory) -> None:

@@ -146,7 +146,7 @@ def test_options(toy_set: LabeledImages) -> None:
 def test_batch_norm_is_refused_or_converted(toy_set: LabeledImages) -> None:
     model = build(lambda: ConvNet((1, 4, 4), 3, width=4, depth=1, norm="batch").double(), 0)
     ledger = Ledger()
-    with pytest.raises(BatchStatistics, match=r"body\.1.*without_batch_norm\(model\)"):
+    with pytest.raises(BatchStatistics, match=r"body\.1.*without_batch_norm\(network\)"):
         train(model, toy_set, ledger=ledger)
     assert ledger.events == ()
     converted = without_batch_norm(model)

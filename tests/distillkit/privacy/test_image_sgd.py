@@ -31,7 +31,15 @@ Factory = Callable[[], nn.Module]
 
 
 def private(toy_set: LabeledImages, toy_network: Factory, **options: object) -> LabeledImages:
-    defaults = {"size": 12, "sigma": 1.0, "rate": 0.5, "steps": 3, "ipc": 2, "network": toy_network, "clip": 1.0}
+    defaults = {
+        "size": 12,
+        "sigma": 1.0,
+        "rate": 0.5,
+        "steps": 3,
+        "ipc": 2,
+        "networks": RandomNetworks(toy_network),
+        "clip": 1.0,
+    }
     return image_sgd(toy_set, **defaults | options)  # type: ignore[arg-type]
 
 
@@ -226,4 +234,4 @@ def test_squared_distance_is_flagged() -> None:
 
 
 def test_a_fixed_network_is_accepted(toy_set: LabeledImages, toy_network: Factory) -> None:
-    assert len(private(toy_set, toy_network, network=FixedNetwork(build(toy_network, 0)))) == 6
+    assert len(private(toy_set, toy_network, networks=FixedNetwork(build(toy_network, 0)))) == 6

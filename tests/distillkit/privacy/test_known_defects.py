@@ -25,8 +25,8 @@ from distillkit.privacy import (
     Secret,
     compose,
     condense_private,
+    fit_to_means,
     image_sgd,
-    match_sums,
     train_private,
 )
 from distillkit.rng import derive
@@ -41,7 +41,7 @@ def test_dosser_noise_belongs_to_the_cache_not_to_its_reader(toy_set: LabeledIma
     cache = torch.randn(2, 3, 16, generator=derive(0), dtype=torch.float64)
     before = cache.clone()
     start = torch.randn(3, 1, 4, 4, generator=derive(1), dtype=torch.float64)
-    first, second = (match_sums(start, maps, cache, steps=7, lr=1.0) for _ in range(2))
+    first, second = (fit_to_means(start, maps, cache, steps=7, lr=1.0) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(cache, before)
     claimed = compose([(4.2969, 0.01, 10_000)], 1e-5, accountant="rdp").epsilon
@@ -53,7 +53,14 @@ def test_dosser_noise_belongs_to_the_cache_not_to_its_reader(toy_set: LabeledIma
 def test_psg_as_many_steps_as_are_charged(toy_set: LabeledImages, toy_network: Factory) -> None:
     """PSG runs one iteration more than it accounts for."""
     ledger, seen = Ledger(), []
-    options: dict[str, Any] = {"size": 12, "sigma": 1.0, "network": toy_network, "ipc": 1, "steps": 3, "clip": 1.0}
+    options: dict[str, Any] = {
+        "size": 12,
+        "sigma": 1.0,
+        "networks": RandomNetworks(toy_network),
+        "ipc": 1,
+        "steps": 3,
+        "clip": 1.0,
+    }
     image_sgd(toy_set, ledger=ledger, callback=lambda step, g: seen.append(step), **options)
     assert seen == [0, 1, 2]
     assert sum(e.count for e in ledger.events) == 3
@@ -62,7 +69,13 @@ def test_psg_as_many_steps_as_are_charged(toy_set: LabeledImages, toy_network: F
 def test_psg_and_dosser_print_neither_counts_nor_statistics(
     toy_set: LabeledImages, toy_network: Factory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options: dict[str, Any] = {"epsilon": 2.0, "network": toy_network, "networks": 2, "ipc": 1, "steps": 1}
+    options: dict[str, Any] = {
+        "epsilon": 2.0,
+        "networks": RandomNetworks(toy_network),
+        "draws": 2,
+        "ipc": 1,
+        "steps": 1,
+    }
     infos = []
     for data in (toy_set, toy_set[:5]):
         private = condense_private(data, **options)
@@ -73,10 +86,10 @@ def test_psg_and_dosser_print_neither_counts_nor_statistics(
 
 def test_dp_kip_real_images_and_private_whitening_are_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
     with pytest.raises(PrivateInitialization):
-        condense_private(toy_set, epsilon=1.0, network=toy_network, init="real")
+        condense_private(toy_set, epsilon=1.0, networks=RandomNetworks(toy_network), init="real")
     whitened = toy_set.replace(normalization=Normalization((0.5,), (0.25,), ZCA.fit(toy_set.images)))
     with pytest.raises(PrivateStatistics):
-        condense_private(whitened, epsilon=1.0, network=toy_network)
+        condense_private(whitened, epsilon=1.0, networks=RandomNetworks(toy_network))
 
 
 def test_dp_kip_shuffled_batches_have_no_poisson_accountant() -> None:
@@ -120,7 +133,7 @@ def test_opacus_stale_weights_of_a_wrapped_network(toy_set: LabeledImages, toy_n
     """A network in the closure of a wrapped module is deep-copied once; later weights never reach it."""
     seen: list[Tensor] = []
     options: dict[str, Any] = {"size": 12, "sigma": 0.0, "rate": 1.0, "clip": 1.0, "ipc": 1, "lr": 0.0, "steps": 2}
-    image_sgd(toy_set, network=toy_network, callback=lambda step, g: seen.append(g.clone()), **options)
+    image_sgd(toy_set, networks=RandomNetworks(toy_network), callback=lambda step, g: seen.append(g.clone()), **options)
     assert not torch.allclose(seen[0], seen[1], rtol=1e-2)
 
 
@@ -146,7 +159,7 @@ def test_feddm_theorem_is_not_what_is_reported() -> None:
 
 
 def test_feddm_only_classes_that_exist_would_be_sent(toy_set: LabeledImages, toy_network: Factory) -> None:
-    options: dict[str, Any] = {"size": 12, "sigma": 1.0, "network": toy_network, "ipc": 2, "steps": 1}
+    options: dict[str, Any] = {"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network), "ipc": 2, "steps": 1}
     for data in (toy_set, toy_set[toy_set.labels == 1], toy_set[:0]):
         assert image_sgd(data, **options).counts().tolist() == [2, 2, 2]
 
@@ -156,4 +169,4 @@ def test_batch_norm_would_mix_the_records(toy_set: LabeledImages) -> None:
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
 
     with pytest.raises(BatchStatistics):
-        image_sgd(toy_set, size=12, sigma=1.0, network=factory)
+        image_sgd(toy_set, size=12, sigma=1.0, networks=RandomNetworks(factory))

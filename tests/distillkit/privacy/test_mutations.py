@@ -32,13 +32,21 @@ Patch = pytest.MonkeyPatch
 
 
 def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
-    fixed = {"epsilon": 4.0, "network": toy_network, "networks": 2, "ipc": 1, "steps": 6, "lr": 1.0}
-    fixed |= {"first_networks": 1, "first_steps": 2}
+    fixed = {"epsilon": 4.0, "networks": RandomNetworks(toy_network), "draws": 2, "ipc": 1, "steps": 6, "lr": 1.0}
+    fixed |= {"first_draws": 1, "first_steps": 2}
     return condense_private(toy_set, **fixed | options)
 
 
 def stepped(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
-    fixed = {"size": 12, "sigma": 1.0, "rate": 1.0, "clip": 1.0, "network": toy_network, "ipc": 1, "steps": 4}
+    fixed = {
+        "size": 12,
+        "sigma": 1.0,
+        "rate": 1.0,
+        "clip": 1.0,
+        "networks": RandomNetworks(toy_network),
+        "ipc": 1,
+        "steps": 4,
+    }
     return image_sgd(toy_set, **fixed | options)
 
 
@@ -130,7 +138,7 @@ def check_a_resumed_run_remembers(tmp_path: Path) -> None:
 
 
 def renoise(patch: Patch) -> None:
-    step = class_means.matching_step
+    step = class_means.map_gradient
 
     def noisy(images: Tensor, maps: PublicMaps, k: int, target: Tensor, **options: Any) -> Tensor:
         return step(images, maps, k, target + secrets[0].normal(target.shape, 1.0), **options)
@@ -143,7 +151,7 @@ def renoise(patch: Patch) -> None:
         return release(*args, **options)
 
     patch.setattr(condense, "release", keep)
-    patch.setattr(class_means, "matching_step", noisy)
+    patch.setattr(class_means, "map_gradient", noisy)
 
 
 def forget_a_step(patch: Patch) -> None:
@@ -171,7 +179,7 @@ def leave_blocks_without_records_out(patch: Patch) -> None:
 
 
 def divide_by_the_class_count(patch: Patch) -> None:
-    private_set, match_sums = condense.private_set, condense.match_sums
+    private_set, fit_to_means = condense.private_set, condense.fit_to_means
     seen: list[Tensor] = []
 
     def keep(*args: Any, **options: Any) -> LabeledImages:
@@ -181,7 +189,7 @@ def divide_by_the_class_count(patch: Patch) -> None:
 
     patch.setattr(condense, "private_set", keep)
     patch.setattr(
-        condense, "match_sums", lambda start, maps, targets, **o: match_sums(start, maps, targets / seen[-1], **o)
+        condense, "fit_to_means", lambda start, maps, targets, **o: fit_to_means(start, maps, targets / seen[-1], **o)
     )
 
 

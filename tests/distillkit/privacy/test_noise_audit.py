@@ -175,7 +175,7 @@ def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Steps:
         ipc=1,
         steps=EACH,
         match="embedding",
-        network=FixedNetwork(linear()),
+        networks=FixedNetwork(linear()),
         secret=secret,
         callback=lambda step, g: seen.append(g.clone()),
     )
@@ -215,7 +215,7 @@ def image_sgd_sum(data: LabeledImages) -> Tensor:
     options = {"size": 2, "sigma": 0.0, "rate": 1.0, "clip": 0.1, "lr": 0.0, "ipc": 1, "steps": 1}
     options |= {"match": "embedding"}
     network = FixedNetwork(linear())
-    image_sgd(data, network=network, callback=lambda step, g: seen.append(g.clone()), **options)  # type: ignore[arg-type]
+    image_sgd(data, networks=network, callback=lambda step, g: seen.append(g.clone()), **options)  # type: ignore[arg-type]
     return seen[0] / 0.1
 
 

@@ -38,9 +38,9 @@ Factory = Callable[[], nn.Module]
 @pytest.fixture(params=["class_means", "image_sgd"])
 def condense(request: pytest.FixtureRequest, toy_network: Factory) -> Callable[..., LabeledImages]:
     def run(images: Tensor | LabeledImages, labels: Tensor | None = None, **options: Any) -> LabeledImages:
-        common = {"network": toy_network, "ipc": 1, "steps": 1, "epsilon": 4.0} | options
+        common = {"networks": RandomNetworks(toy_network), "ipc": 1, "steps": 1, "epsilon": 4.0} | options
         if request.param == "class_means":
-            return condense_private(images, labels, **{"networks": 1} | common)
+            return condense_private(images, labels, **{"draws": 1} | common)
         return image_sgd(images, labels, **{"size": 12, "rate": 1.0} | common)
 
     return run
@@ -74,7 +74,11 @@ def test_private_initial_images(condense: Callable[..., LabeledImages], toy_set:
 def test_batch_norm(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     ledger = Ledger()
     with pytest.raises(BatchStatistics, match="norm='instance'"):
-        condense(toy_set, network=lambda: ConvNet((1, 4, 4), 3, width=2, depth=1, norm="batch").double(), ledger=ledger)
+        condense(
+            toy_set,
+            networks=RandomNetworks(lambda: ConvNet((1, 4, 4), 3, width=2, depth=1, norm="batch").double()),
+            ledger=ledger,
+        )
     assert ledger.events == ()
 
 
@@ -85,7 +89,9 @@ class Mixing(nn.Module):
 
 def test_any_layer_in_which_images_meet(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(BatchStatistics, match="the network .* among other images"):
-        condense(toy_set, network=lambda: nn.Sequential(Mixing(), nn.Flatten(), nn.Linear(16, 3)).double())
+        condense(
+            toy_set, networks=RandomNetworks(lambda: nn.Sequential(Mixing(), nn.Flatten(), nn.Linear(16, 3)).double())
+        )
 
 
 def test_augmentation_by_statistics_of_the_batch(
@@ -129,12 +135,16 @@ def test_no_refusal_depends_on_how_many_records_there_are(
     """delta = 0.19: one over 5 records and over 6 lie on either side of it. Only public sizes count."""
     data = toy_set[:records]
     sizes = torch.full((3,), 1.5)
-    assert len(condense_private(data, sizes=sizes, epsilon=4.0, delta=0.19, network=toy_network, networks=1, steps=1))
+    assert len(
+        condense_private(
+            data, sizes=sizes, epsilon=4.0, delta=0.19, networks=RandomNetworks(toy_network), draws=1, steps=1
+        )
+    )
     for public in ({"size": 6}, {"size": 600}):
         with pytest.raises(NotAccountable, match=rf"one over the number of records \(1/{public['size']}\)"):
             condense(data, delta=0.19, **public)
     with pytest.raises(NotAccountable, match=r"number of records \(1/6\)"):
-        condense_private(data, sizes=2 * torch.ones(3), epsilon=4.0, delta=0.19, network=toy_network)
+        condense_private(data, sizes=2 * torch.ones(3), epsilon=4.0, delta=0.19, networks=RandomNetworks(toy_network))
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
     train_private(model, data, size=5, sigma=1.0, steps=1, delta=0.19)
     with pytest.raises(NotAccountable, match=r"number of records \(1/6\)"):
@@ -142,7 +152,7 @@ def test_no_refusal_depends_on_how_many_records_there_are(
 
 
 def test_delta_is_compared_with_the_noised_size_after_the_fact(toy_set: LabeledImages, toy_network: Factory) -> None:
-    options: dict[str, Any] = {"epsilon": 1e6, "network": toy_network, "networks": 1, "steps": 1}
+    options: dict[str, Any] = {"epsilon": 1e6, "networks": RandomNetworks(toy_network), "draws": 1, "steps": 1}
     with pytest.warns(UserWarning, match="not below one over the .noised. number of records"):
         condense_private(toy_set, delta=0.2, **options)
     with warnings.catch_warnings():
@@ -188,7 +198,9 @@ def test_losses_that_are_not_separable(toy_set: LabeledImages, toy_network: Fact
 
     ledger = Ledger()
     with pytest.raises(NotSeparable, match="cosine_of_means is not flagged .* use condense_private"):
-        image_sgd(toy_set, size=12, sigma=1.0, network=toy_network, loss=cosine_of_means, ledger=ledger)
+        image_sgd(
+            toy_set, size=12, sigma=1.0, networks=RandomNetworks(toy_network), loss=cosine_of_means, ledger=ledger
+        )
     cosine_of_means.why = "its denominator is the norm of a batch mean"  # type: ignore[attr-defined]
     with pytest.raises(NotSeparable, match="its denominator is the norm of a batch mean"):
         require_separable(cosine_of_means)
@@ -207,10 +219,10 @@ def test_bad_options_are_named(toy_set: LabeledImages, toy_network: Factory) -> 
         PublicMaps(networks, 1, like=toy_set, clip=-1.0)
     with pytest.raises(ValueError, match="match"):
         PublicMaps(networks, 1, like=toy_set, match="gradient")
-    with pytest.raises(ValueError, match="networks"):
+    with pytest.raises(ValueError, match="draws"):
         PublicMaps(networks, 0, like=toy_set)
     with pytest.raises(ValueError, match="histogram_share"):
-        condense_private(toy_set, epsilon=1.0, network=toy_network, histogram_share=0.9)
+        condense_private(toy_set, epsilon=1.0, networks=RandomNetworks(toy_network), histogram_share=0.9)
     for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):
         with pytest.raises(ValueError, match=next(iter(option))):
-            image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "network": toy_network} | option)  # type: ignore[arg-type]
+            image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network)} | option)  # type: ignore[arg-type]

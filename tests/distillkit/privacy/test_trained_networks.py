@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distillkit.networks import build, split
+from distillkit.networks import RandomNetworks, build, split
 from distillkit.privacy import (
     Ledger,
     PublicMaps,
@@ -17,8 +17,8 @@ from distillkit.privacy import (
     class_sums,
     condense,
     condense_private,
+    fit_to_means,
     gaussian_sigma,
-    match_sums,
 )
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -26,6 +26,12 @@ from distillkit.training import Protocol, train
 
 Factory = Callable[[], nn.Module]
 SHORT = Protocol(epochs=2, batch=6, lr=0.1)
+
+
+def doubled(network: nn.Module, generator: torch.Generator) -> None:
+    """A redraw of one's own."""
+    for parameter in network.parameters():
+        parameter.mul_(2)
 
 
 def test_a_draw_is_the_network_that_the_set_trains(
@@ -55,8 +61,8 @@ def test_a_record_adds_one_to_the_sum_of_trained_maps_as_well(toy_set: LabeledIm
 
 
 def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
-    small = {"epsilon": 8.0, "network": toy_network, "networks": 3, "ipc": 2, "steps": 6, "lr": 2.0}
-    return condense_private(toy_set, **{**small, "first_networks": 2, "first_steps": 2, "train": SHORT, **options})
+    small = {"epsilon": 8.0, "networks": RandomNetworks(toy_network), "draws": 3, "ipc": 2, "steps": 6, "lr": 2.0}
+    return condense_private(toy_set, **{**small, "first_draws": 2, "first_steps": 2, "train": SHORT, **options})
 
 
 def test_every_pass_is_charged_and_all_together_cost_epsilon(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -77,16 +83,18 @@ def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
     passes: list[tuple[PublicMaps, Tensor]] = []
 
     def told(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
-        passes.append((maps, match_sums(start, maps, targets, **options)))
+        passes.append((maps, fit_to_means(start, maps, targets, **options)))
         return passes[-1][1]
 
-    monkeypatch.setattr(condense, "match_sums", told)
-    condensed(toy_set, toy_network, passes=3)
+    monkeypatch.setattr(condense, "fit_to_means", told)
+    condensed(toy_set, toy_network, passes=3, networks=RandomNetworks(toy_network, doubled))
     assert len(passes) == 3
     for (_, before), (maps, _) in pairwise(passes):
         shown = toy_set.replace(images=before, labels=torch.tensor([0, 0, 1, 1, 2, 2]))
-        expected = TrainedNetworks(toy_network, shown, SHORT).draw(derive(maps._seed, "network", 1))
+        expected = TrainedNetworks(toy_network, shown, SHORT, redraw=doubled).draw(derive(maps._seed, "network", 1))
         assert torch.equal(maps[1].network.features(before), expected.features(before))
+        other = TrainedNetworks(toy_network, shown, SHORT).draw(derive(maps._seed, "network", 1))
+        assert not torch.equal(other.features(before), expected.features(before))
         torch.testing.assert_close(maps[1].center, expected.features(before).mean(0))
 
 
@@ -96,18 +104,18 @@ def test_without_noise_a_pass_is_the_matching_of_clean_means(
     def exact(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
         means = class_sums(*toy_set, maps, num_classes=3) / 4
         torch.testing.assert_close(targets, means)
-        return match_sums(start, maps, means, **options)
+        return fit_to_means(start, maps, means, **options)
 
     plain = condensed(toy_set, toy_network, passes=3, epsilon=math.inf)
-    monkeypatch.setattr(condense, "match_sums", exact)
+    monkeypatch.setattr(condense, "fit_to_means", exact)
     assert torch.equal(condensed(toy_set, toy_network, passes=3, epsilon=math.inf).images, plain.images)
 
 
 def test_what_cannot_be_trained_is_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger()
     networks = TrainedNetworks(toy_network, toy_set, SHORT)
-    with pytest.raises(ValueError, match="network must be a factory"):
-        condensed(toy_set, toy_network, network=networks, ledger=ledger)
+    with pytest.raises(ValueError, match=r"networks must be RandomNetworks\(factory\) if .* got TrainedNetworks"):
+        condensed(toy_set, toy_network, networks=networks, ledger=ledger)
     with pytest.raises(ValueError, match="passes"):
         condensed(toy_set, toy_network, passes=1, ledger=ledger)
     assert not ledger.events
