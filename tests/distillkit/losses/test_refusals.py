@@ -132,8 +132,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, st.SearchStrateg
     (losses.image_l2, {"images": IMAGES}, {"images": images, "reduction": choice}),
     (
         losses.BatchNormPrior,
-        {"model": nn.BatchNorm2d(3)},
-        {"model": model, "first_multiplier": at_least_zero},
+        {"network": nn.BatchNorm2d(3)},
+        {"network": model, "first_multiplier": at_least_zero},
     ),
     (
         losses.proximal,
