@@ -91,7 +91,13 @@ def _finite(key: str, value: Value) -> Value:
 
 
 def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
-    """Serialise a message (and string facts beside it) as safetensors, with a checksum of its content.
+    """Write a message as bytes, in the safetensors format, with a checksum of its content.
+
+    For the wire, a checkpoint or a client's memory; `decode` reads it back, the same to the bit.
+
+    Args:
+        message: any; tensors may lie on any device.
+        facts: strings that go with it, name -> value.
 
     Raises:
         TypeError, ValueError: a value that a message cannot hold (see `check_value`), or a number that is not finite.
@@ -116,9 +122,12 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
-    """Rebuild what `encode` wrote: the message and its facts.
+    """Read back what `encode` wrote: the message, with its tensors on the CPU, and its facts.
 
-    Bytes from anywhere: every form is checked, every tensor belongs to exactly one entry.
+    The bytes may come from anywhere: every form is checked, every tensor belongs to exactly one entry.
+
+    Args:
+        data: the bytes.
 
     Raises:
         ValueError: the bytes are truncated, altered, or not a message; whatever else is wrong with them, too.
@@ -152,7 +161,14 @@ def decode(data: bytes) -> tuple[Message, dict[str, str]]:
 
 
 def digest(key: str, value: Value) -> str:
-    """A 32-character fingerprint of one value, equal on every machine that holds the same bits."""
+    """A 32-character fingerprint of one value, equal on every machine that holds the same bits.
+
+    The server sends it in place of a value that the client keeps (`Entry(kept=True)`).
+
+    Args:
+        key: of the entry; it is part of the fingerprint.
+        value: anything that a message may hold.
+    """
     tensors: Tensors = {}
     form = _pack(key, value, tensors)
     return _checksum({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"form": json.dumps(form)})

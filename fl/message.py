@@ -1,4 +1,4 @@
-"""Typed entries and messages."""
+"""What travels between server and clients: messages, which map declared entries to values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ DTYPES = (
 class Entry(Generic[V]):
     """One named thing that a message, a server's state or a client's memory may hold.
 
-    Declared once, as a class attribute; its key is `"Class.attribute"`, or `"key.attribute"` in a class that states a
-    `key`, as every built-in add-on, filter and method does. The declaration is the wire format and the rule by which
-    the replies of a round combine:
+    Declare one in the class body for everything that your method or add-on sends or keeps, with the type of its values
+    in brackets: `model = Entry[Tensors]("first")`. Then `message[self.model]` reads and writes it. Its key is
+    `"Class.attribute"`, or `"key.attribute"` in a class that states a `key`, as every built-in add-on, filter and
+    method does. The declaration is the wire format and the rule by which the replies of a round combine:
 
     * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector
       with one weight for each row of v. Without it w = 1; with `over` the sum is divided by that public constant.
@@ -38,11 +39,16 @@ class Entry(Generic[V]):
     * `union`: rows one after the other in client order, each with its client's number.
 
     Args:
-        reduce: the rule.
-        by: the weight's entry (mean only).
-        over: a public denominator (mean only, not with `by`).
+        reduce: the rule by which replies combine.
+        by: the entry of the same reply that holds the weights (mean only).
+        over: a public denominator, > 0 (mean only, not with `by`).
         bound: the largest absolute value of an element, for secure sums and clipping; checked on arrival.
-        kept: the body travels only to a client that does not hold the current value; else its digest does.
+        kept: for what the server sends round after round unchanged: the body travels only to a client that does not
+            hold the current value; else its digest does.
+
+    Raises:
+        ValueError: options out of range, or that do not go together.
+        TypeError: `kept` that is neither True nor False.
     """
 
     def __init__(
@@ -57,9 +63,9 @@ class Entry(Generic[V]):
         if reduce not in get_args(Rule):
             raise ValueError(f"reduce must be one of {', '.join(get_args(Rule))}, got {reduce!r}")
         if reduce != "mean" and (by is not None or over is not None):
-            raise ValueError(f"by and over belong to reduce='mean', got reduce={reduce!r}")
+            raise ValueError(f"by and over belong to reduce='mean', got reduce={reduce!r}; leave them out")
         if by is not None and over is not None:
-            raise ValueError("by and over cannot both be given: one denominator")
+            raise ValueError("give by (divide by the sum of weights) or over (by a public constant), not both")
         if over is not None and not over > 0:
             raise ValueError(f"over must be positive, got {over}")
         if bound is not None and not bound > 0:
@@ -78,7 +84,11 @@ class Entry(Generic[V]):
 
 
 def declared(owner: object) -> list[Entry[Any]]:
-    """The entries that an object's class and its bases declare."""
+    """The entries that an object's class and its bases declare: what its messages may hold.
+
+    Args:
+        owner: a method, an add-on or a filter.
+    """
     found: dict[str, Entry[Any]] = {}
     for base in reversed(type(owner).__mro__):
         for value in vars(base).values():
@@ -90,8 +100,16 @@ def declared(owner: object) -> list[Entry[Any]]:
 class Message:
     """A flat map from entries to values: tensors, groups of tensors, image sets, numbers and strings.
 
-    It is what travels, what a server keeps as state and what a client keeps as memory. `message[entry]` is typed by
-    the entry's annotation. Values are shared, not copied: treat a message as read-only once it is sent.
+    Make one of what you send, `Message({self.model: weights})`, or make an empty one and set its entries one by one;
+    `message[self.model]` reads a value back, `self.model in message` asks whether there is one. It is what travels,
+    what a server keeps as state and what a client keeps as memory. `message[entry]` is typed by the entry's annotation.
+    Values are shared, not copied: treat a message as read-only once it is sent.
+
+    Args:
+        values: entry -> value, to begin with.
+
+    Raises:
+        TypeError, ValueError: as `check_value`, also when a value is set later.
     """
 
     def __init__(self, values: Mapping[Entry[Any], Value] | None = None) -> None:
@@ -103,7 +121,11 @@ class Message:
 
     @staticmethod
     def of(values: Mapping[str, Value]) -> Message:
-        """Build a message from keys (what `codec.decode` does)."""
+        """Build a message from keys, without checking the values: what `codec.decode` does, which checked them.
+
+        Args:
+            values: key of an entry -> value.
+        """
         message = Message()
         message._values = dict(values)
         return message
@@ -117,7 +139,10 @@ class Message:
         if not isinstance(entry, Entry):
             raise TypeError(f"a message holds values by Entry, got the name {entry!r}")
         if not entry.key:
-            raise ValueError("an Entry must be declared as a class attribute before it is used")
+            raise ValueError(
+                "an Entry must be declared as a class attribute before it is used, in the class body, as "
+                "`model = Entry[Tensors]()`: its key comes from there"
+            )
         self._values[entry.key] = check_value(entry.key, value)
 
     def __delitem__(self, entry: Entry[Any]) -> None:
@@ -131,15 +156,15 @@ class Message:
     @overload
     def get(self, entry: Entry[V], default: V) -> V: ...
     def get(self, entry: Entry[V], default: V | None = None) -> V | None:
-        """The entry's value, or `default`."""
+        """The value of `entry`, or `default` where the message does not hold it."""
         return cast("V | None", self._values.get(entry.key, cast(Value, default)))
 
     def items(self) -> Iterator[tuple[str, Value]]:
-        """Pairs of key and value."""
+        """Pairs of an entry's key and its value, in the order in which they were set."""
         yield from self._values.items()
 
     def copy(self) -> Message:
-        """A shallow copy: setting entries in it leaves this one alone."""
+        """A shallow copy: setting entries in it leaves this one alone, but the values are the same objects."""
         return Message.of(self._values)
 
     def __len__(self) -> int:
@@ -151,6 +176,10 @@ class Message:
 
 def check_value(key: str, value: Any) -> Value:
     """Return `value` if a message may hold it: what any codec can write, and any rule of combination can look at.
+
+    Args:
+        key: the entry's key, for the message of an error.
+        value: whatever was given.
 
     Numbers may still be NaN or infinite here: a state may diverge. `codec` and `check_reply` refuse them.
 
@@ -206,9 +235,13 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def sizes(message: Message) -> dict[str, int]:
-    """Payload bytes by entry. A set counts its pixels under its key, labels and columns under `key:labels` etc.
+    """How many bytes of payload each entry of a message has, by key: what a run's history counts.
 
-    Numbers count 8 bytes, strings their UTF-8 length; names, shapes and framing are not payload.
+    A set counts its pixels under its key, labels and columns under `key:labels` etc. Numbers count 8 bytes, strings
+    their UTF-8 length; names, shapes and framing are not payload.
+
+    Args:
+        message: what is sent, or kept.
     """
     found: dict[str, int] = {}
     for key, value in message.items():

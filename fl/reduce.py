@@ -1,4 +1,4 @@
-"""How replies combine: folded in client order, in float64."""
+"""How the replies of a round combine into one: folded in client order, in float64, each entry by its declared rule."""
 
 from __future__ import annotations
 
@@ -45,7 +45,17 @@ def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
 
 
 class Reduced:
-    """The replies of a round, combined. `replies[entry]` is typed by the entry; what nobody sent is absent."""
+    """The replies of a round, combined: what `Method.receive` gets in place of the single replies.
+
+    `replies[entry]` is the mean, sum, ... of what the clients sent under that entry, in the type of its values;
+    `entry in replies` asks whether anybody sent it. The engine makes it (`Reducer.result`).
+
+    Args:
+        values: the combined values.
+        weights: of each mean, by key: what it was divided by (for a group by name).
+        sums: of each entry, by key: the weighted sum before it was divided, in float64.
+        clients: the numbers of the clients whose replies are in it, ascending.
+    """
 
     def __init__(
         self, values: Message, weights: Mapping[str, Any], sums: Mapping[str, Any], clients: list[int]
@@ -64,13 +74,19 @@ class Reduced:
     @overload
     def get(self, entry: Entry[V], default: V) -> V: ...
     def get(self, entry: Entry[V], default: V | None = None) -> V | None:
-        """The reduced value, or `default` if nobody sent it."""
+        """The combined value of `entry`, or `default` if nobody sent it."""
         return self._values[entry] if entry in self else default
 
     def weight(self, entry: Entry[Any], name: str | None = None) -> Any:
-        """Sum of the weights behind a mean: a number, or a vector for row weights. 0 if nobody sent it.
+        """The sum of the weights behind a mean: how much the clients who sent it count together.
 
-        `name` asks for one tensor of a group (groups are reduced key by key over the replies that carry the key).
+        Args:
+            entry: one whose rule is `mean` or `sum`.
+            name: of one tensor of a group: groups are combined name by name over the replies that carry the name.
+                Without it the largest of the group's.
+
+        Returns:
+            A number, or a vector [rows] where each row has its own weight; 0 if nobody sent it.
         """
         found = self._weights.get(entry.key, 0.0)
         if isinstance(found, dict):
@@ -78,20 +94,39 @@ class Reduced:
         return found
 
     def sum(self, entry: Entry[Any]) -> Any:
-        """Sum of (weighted) values before any division, float64."""
+        """The sum of the values times their weights before any division, in float64.
+
+        Args:
+            entry: one whose rule is `mean` or `sum`; for a group the answer is name -> tensor.
+
+        Raises:
+            KeyError: nobody sent it.
+        """
         return self._sums[entry.key]
 
     def replace(self, entry: Entry[Any], value: Value) -> Reduced:
-        """The same replies with one reduced value changed (what a server-side filter returns)."""
+        """The same replies with one combined value changed; for a filter on the server's side, which adds noise, say.
+
+        Args:
+            entry: whose value is changed.
+            value: what stands in its place; weights and sums stay as they are.
+        """
         values = self._values.copy()
         values[entry] = value
         return Reduced(values, self._weights, self._sums, self.clients)
 
 
 class Reducer:
-    """Folds replies, already checked, one after the other in client order.
+    """Combines the replies of a round one by one as they come, so that none has to be kept.
 
-    `require` looks whether a reply fits those before it; after it `fold` cannot fail, so no reply counts in part.
+    The engine folds what `check_reply` has checked, in client order, and asks for the `result` at the end. `require`
+    looks whether a reply fits those before it; after it `fold` cannot fail, so no reply counts in part.
+
+    Args:
+        entries: what the method declares, by key.
+
+    Attributes:
+        clients: the numbers of the clients folded so far.
     """
 
     def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
@@ -104,7 +139,14 @@ class Reducer:
         self.clients: list[int] = []
 
     def require(self, reply: Message) -> None:
-        """Raise `BadReply` if an entry has another form than in the replies before."""
+        """Refuse a reply in which an entry has another form (dtype, shape, space) than in the replies before.
+
+        Args:
+            reply: one that `check_reply` has let pass.
+
+        Raises:
+            BadReply: it names the entry, and both forms.
+        """
         for key, value in reply.items():
             entry = self._entries[key]
             for name, form in _forms(entry, value) if entry.reduce != "first" else ():
@@ -113,7 +155,15 @@ class Reducer:
                     raise BadReply(f"{key}{name} has another form than in other replies: {form}, want {known}")
 
     def fold(self, client: int, reply: Message) -> None:
-        """Add one client's reply. Replies must come in the order that the drawn clients have."""
+        """Add one client's reply to what was folded before.
+
+        Args:
+            client: its number. Clients must come in ascending order, because the order decides the last bits.
+            reply: what it sent, checked.
+
+        Raises:
+            BadReply: as `require`; then nothing of it was added.
+        """
         self.require(reply)
         self.clients.append(client)
         held = dict(reply.items())
@@ -157,7 +207,7 @@ class Reducer:
         return float(total)
 
     def result(self) -> Reduced:
-        """Combine what was folded."""
+        """Combine what was folded so far; means are divided here, and cast to the type that came."""
         values: dict[str, Value] = {}
         for key, first in self._first.items():
             entry = self._entries[key]

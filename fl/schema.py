@@ -20,12 +20,15 @@ MOST = 1e6
 
 
 class BadReply(ValueError):
-    """A reply that cannot be folded; the message says which entry and why."""
+    """A reply that cannot be folded: its client is named and left out of the round. Says which entry, and why."""
 
 
 @dataclass(frozen=True)
 class Like:
-    """What one entry of a reply must look like. Whatever is not finite is refused in any case.
+    """What one entry of a reply must look like: a line of the schema that `Method.expect` and its kin return.
+
+    A client's reply is compared with it before anything is done with it, so that no client can send what the server
+    does not expect. Whatever is not finite is refused in any case.
 
     Attributes:
         value: a value of the wanted kind. A tensor's or group's names, shapes and dtypes must equal its own; a set must
@@ -54,10 +57,12 @@ Schema = dict[str, Like]
 def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema) -> Message:
     """Return the reply if it can be folded: what is due and nothing else, of the right form, finite, in its range.
 
+    The engine calls it for everything that clients send, before anything else looks at it.
+
     Args:
-        reply: whatever came.
-        entries: what the method declares, by key.
-        schema: what is due.
+        reply: whatever came, from whomever.
+        entries: the entries that the method declares, by key.
+        schema: what is due in this reply, by key.
 
     Raises:
         BadReply: with the first thing that is wrong.
