@@ -224,7 +224,16 @@ def condense_private(
 
 
 def public_networks(networks: NetworkSampler | None, like: LabeledImages) -> NetworkSampler:
-    """The sampler that was given; without one, random ConvNets as deep as the shape of `like`'s images allows."""
+    """Read the option `networks` of a private component: where the network of each map comes from.
+
+    Args:
+        networks: a sampler, which is returned as it is; or None, for random ConvNets of width 128 and of depth 3, or
+            the depth that the size of the images allows.
+        like: gives shape, class count, device and dtype of these ConvNets, and nothing else.
+
+    Raises:
+        TypeError: something else, such as a network or a factory of networks.
+    """
     if networks is not None:
         return require_sampler(networks)
     depth = min(3, min(like.shape[1:]).bit_length() - 1)
