@@ -1,8 +1,7 @@
 """Standalone dataset-distillation and privacy components for PyTorch image classification."""
 
 from distillkit.normalization import Normalization
+from distillkit.provenance import VERSION as __version__
 from distillkit.sets import LabeledImages
 
 __all__ = ["LabeledImages", "Normalization", "__version__"]
-
-__version__ = "0.1.0"

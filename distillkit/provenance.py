@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["provenance"]
+__all__ = ["VERSION", "provenance"]
+
+VERSION = "0.1.0"
+"""Of this distribution."""
 
 
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:
@@ -14,7 +17,5 @@ def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> 
 
     The code's commit is not among them: it is the business of whoever runs from a checkout.
     """
-    from distillkit import __version__
-
     given = {} if generator is None or isinstance(generator, torch.Generator) else {"generator": int(generator)}
-    return {**given, **facts, "distillkit": __version__, "torch": str(torch.__version__)}
+    return {**given, **facts, "distillkit": VERSION, "torch": str(torch.__version__)}

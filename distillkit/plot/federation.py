@@ -11,13 +11,12 @@ from torch import Tensor
 from distillkit import check
 from distillkit.data.partition import summary
 from distillkit.plot._figure import LINES, MARKERS, class_names, panels
+from distillkit.sets import Labels
 from distillkit.sources import as_tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from distillkit.sets import Labels
 
 Run = Sequence[Mapping[str, Any]]
 
