@@ -1,6 +1,6 @@
 """What runs a method: rounds, what is delivered, where clients run, tests, files. It knows no method by name."""
 
-from fl.engine.delivery import Holding
+from fl.engine.holding import Holding
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.engine.store import CheckpointError

@@ -1,106 +1,92 @@
-"""What passes between the server and one client: its side of the round, the message, and what the message weighs."""
+"""What passes between the server and its clients: letters out, answers in, what each weighs, what a client then has."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+import secrets
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
 from distillkit.privacy import Secret
-from distillkit.rng import derive
-from distillkit.sets import LabeledImages
 from fl.codec import digest
-from fl.engine.pool import Pool
-from fl.engine.store import Memories
-from fl.message import Entry, Message, sizes
-from fl.method import Client, Method, Server
+from fl.engine.known import Known
+from fl.engine.seam import Answer, Cohort, Head, Letter, noise_of
+from fl.engine.store import Restored
+from fl.engine.threads import ServerThread
+from fl.message import sizes
+from fl.method import Method, Server
 
-__all__ = ["Holding", "Post", "holding"]
+__all__ = ["Post", "weight"]
 
 _DIGEST_BYTES = 16
 
 
-@dataclass(frozen=True)
-class Holding:
-    """What one client holds: training images, and (optionally) its own test images."""
-
-    train: LabeledImages
-    test: LabeledImages | None = None
-
-
-def holding(client: LabeledImages | Holding) -> Holding:
-    """A client as a `Holding`; a bare set is training images without test images."""
-    if isinstance(client, LabeledImages):
-        return Holding(client)
-    if not isinstance(client, Holding):
-        raise TypeError(f"clients must hold LabeledImages or Holding objects, got {type(client).__name__}")
-    return client
-
-
-class _Kept:
-    """The client's memory of which bodies of kept entries it holds: JSON, key -> digest."""
-
-    digests = Entry[str]("first")
-
-
 class Post:
-    """Reaches one client at a time.
+    """Asks clients, one exchange after the other: a round may have several.
 
     Attributes:
-        committed: the last completed round; a client's memory is as of then, or as staged since.
         entries: what the method declares, by key.
+        known: what each client has.
     """
 
     def __init__(
-        self,
-        method: Method,
-        clients: Sequence[LabeledImages | Holding],
-        server: Server,
-        memories: Memories,
-        pool: Pool,
-        secret: int | None = None,
+        self, method: Method, server: Server, cohort: Cohort, thread: ServerThread, secret: int | None = None
     ) -> None:
-        self.method, self.clients, self.server = method, clients, server
-        self.memories, self.pool, self.secret, self.committed = memories, pool, secret, 0
+        self.method, self.server, self.cohort, self.thread, self.known = method, server, cohort, thread, Known()
         self.entries = {e.key: e for e in method.entries()}
+        self._secret = secret
+        self._session, self._asked = secrets.token_hex(4), itertools.count()
         self._digests: dict[str, tuple[Any, str]] = {}
 
-    def secret_of(self, owner: int | str) -> Secret:
-        """Where the noise of a client, or of the server, comes from in this round."""
-        if self.secret is None:
-            return Secret()
-        return Secret(int(torch.randint(2**62, (), generator=derive(self.secret, self.server.round, owner, "secret"))))
+    def secret(self) -> Secret:
+        """Where the noise of the server comes from in this round."""
+        return noise_of(self._secret, self.server.round, "server")
 
-    def client(self, number: int) -> Client:
-        """The client's side of this round."""
-        server, held = self.server, holding(self.clients[number])
-        memory, secret = self.memories.load(number, self.committed), self.secret_of(number)
-        return Client(
-            number, held.train, held.test, server.task, server.round, server.seed,
-            memory=memory, stop=self.pool.stop, device=server.device, ledger=server.ledger, secret=secret,
-        )  # fmt: skip
+    def exchange(
+        self, verb: str, numbers: Sequence[int], *, keeps: bool
+    ) -> Iterator[tuple[Answer, Letter | None, str]]:
+        """Ask these clients: their answers in this order, each with the letter that it answers, if one was written,
+        and the version of a memory that it left; `keeps` is whether it may leave one.
 
-    def absent(self, client: Client) -> bool:
-        """A client without images is not asked, unless that it has none is private."""
-        return not self.method.private and not len(client.data)
+        Raises:
+            BudgetExhausted, Interrupted: see `Cohort.ask`.
+        """
+        head = Head(
+            verb, self.server.round, f"{self._session}-{next(self._asked)}", self.server.seed, self._secret, keeps
+        )
+        sent: dict[int, Letter] = {}
 
-    def message(self, number: int) -> Message:
-        """What the server tells this client; made on the server's thread."""
+        def tell(number: int) -> Letter:
+            sent[number] = letter = self.thread.run(lambda: self._letter(number))
+            return letter
 
-        def work() -> Message:
-            message = self.method.send(self.server, number)
-            unknown = [key for key, _ in message.items() if key not in self.entries]
-            if unknown:
-                raise ValueError(f"{type(self.method).__name__} sends {unknown[0]}, which it does not declare")
-            for key, value in message.items():
-                if self.entries[key].kept:
-                    self._digest(key, value)
-            return message
+        for answer in self.cohort.ask(head, numbers, tell):
+            yield answer, sent.pop(answer.client, None), head.version if answer.remembers else ""
 
-        return self.pool.on_server(work)
+    def settle(self) -> None:
+        """The round is committed."""
+        self.cohort.settle(self.known.settle())
+
+    def drop(self) -> None:
+        """The round has failed."""
+        self.known.drop()
+        self.cohort.drop()
+
+    def restore(self, found: Restored | None) -> None:
+        """A run goes on from a checkpoint, or, if no round was ever completed, from the beginning."""
+        for changes in found.changes if found is not None else ():
+            self.known.restore(changes)
+        self.cohort.restore(found.facts if found is not None else {}, self.known.versions())
+
+    def _letter(self, client: int) -> Letter:
+        message = self.method.send(self.server, client)
+        unknown = [key for key, _ in message.items() if key not in self.entries]
+        if unknown:
+            raise ValueError(f"{type(self.method).__name__} sends {unknown[0]}, which it does not declare")
+        digests = {key: self._digest(key, value) for key, value in message.items() if self.entries[key].kept}
+        record = self.known.of(client)
+        held = frozenset(key for key, found in digests.items() if record.bodies.get(key) == found)
+        return Letter(message, record.memory, digests, held)
 
     def _digest(self, key: str, value: Any) -> str:
         known = self._digests.get(key)
@@ -108,23 +94,14 @@ class Post:
             known = self._digests[key] = (value, digest(key, value))
         return known[1]
 
-    def held(self, client: Client) -> str:
-        """Which bodies of kept entries the client holds: JSON, key -> digest."""
-        return client.memory.get(_Kept.digests, "{}")
 
-    def down(self, message: Message, client: Client) -> dict[str, int]:
-        """Bytes of the message to a client: of a kept entry that it holds, only the digest travels."""
-        cost = sizes(message)
-        known = json.loads(self.held(client))
-        held = dict(known)
-        for key, value in message.items():
-            if not self.entries[key].kept:
-                continue
-            current = self._digest(key, value)
-            if known.get(key) == current:
-                cost = {k: n for k, n in cost.items() if k.split(":")[0] != key}
-            cost[f"{key}:digest"] = _DIGEST_BYTES
-            held[key] = current
-        if held != known:
-            client.memory[_Kept.digests] = json.dumps(held, sort_keys=True)
-        return cost
+def weight(letter: Letter | None) -> dict[str, int]:
+    """Bytes of a letter on its way: of a kept entry that the client holds, only the digest travels."""
+    if letter is None:
+        return {}
+    cost = sizes(letter.message)
+    for key in letter.digests:
+        if key in letter.held:
+            cost = {k: n for k, n in cost.items() if k.split(":")[0] != key}
+        cost[f"{key}:digest"] = _DIGEST_BYTES
+    return cost

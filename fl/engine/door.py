@@ -15,7 +15,7 @@ from distillkit.plausible import warn
 from distillkit.privacy import Ledger
 from distillkit.privacy.guards import refuse_measured, require_given_classes
 from distillkit.sets import Images, LabeledImages, as_set
-from fl.engine.delivery import Holding
+from fl.engine.holding import Holding
 from fl.method import Method, Part
 from fl.task import Classification, Task
 

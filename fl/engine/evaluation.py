@@ -8,9 +8,9 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages
 from fl.engine import history
-from fl.engine.delivery import Post
+from fl.engine.delivery import Post, weight
+from fl.engine.placement import placed
 from fl.message import Message, sizes
-from fl.method import Client
 from fl.reduce import BadReply, check_reply
 from fl.task import clients_accuracy
 
@@ -26,7 +26,7 @@ def on_server(post: Post, test: LabeledImages | None) -> dict[str, Any]:
             return {}
         return {name: p.sums(test, server.task) for name, p in method.predictors(server).items()}
 
-    return {"accuracy": None, "loss": None, **history.global_metrics(post.pool.on_server(work), server.task)}
+    return {"accuracy": None, "loss": None, **history.global_metrics(post.thread.run(work), server.task)}
 
 
 def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | None, Message]:
@@ -38,16 +38,17 @@ def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | Non
         try:
             if answer is None or (isinstance(answer, Message) and not len(answer)):
                 return None, Message()
-            for _, group in check_reply(answer, post.entries, schema).items():
+            found = check_reply(placed(answer, server.device), post.entries, schema)
+            for _, group in found.items():
                 if not isinstance(group, dict):
                     raise BadReply("a test's results must be groups of the task's sums")
                 for sums in group.values():
                     server.task.check_sums(sums)
         except Exception as error:  # what came is anything: however it fails, it is this answer that failed
             return str(error)[:300], Message()
-        return None, answer
+        return None, found
 
-    return post.pool.on_server(work)
+    return post.thread.run(work)
 
 
 def on_clients(post: Post, evaluate: Any) -> dict[str, Any]:
@@ -57,40 +58,29 @@ def on_clients(post: Post, evaluate: Any) -> dict[str, Any]:
     server = post.server
     panel = {"drawn": server.drawn, "all": range(server.clients)}
     numbers = panel[evaluate] if isinstance(evaluate, str) else evaluate
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     tested = bytes_down = bytes_up = 0
     failed: dict[str, str] = {}
-
-    def work(number: int) -> tuple[Client, Message | None]:
-        client = post.client(number)
-        if client.test is None:
-            return client, None
-        message, known = post.message(number), post.held(client)
-        client.notes["bytes"] = sum(post.down(message, client).values())
-        client.notes["new"] = post.held(client) != known
-        return client, post.method.evaluate(client, message)
-
-    for number, outcome in zip(numbers, post.pool.run(numbers, work)):
-        reason, answer = outcome.error, Message()
-        if reason is None and outcome.client.test is not None:
-            reason, answer = _checked(post, number, outcome.reply)
-        if reason is not None:
-            failed[str(number)] = reason
+    for answer, letter, _ in post.exchange("evaluate", numbers, keeps=False):
+        if answer.absent:
             continue
-        if outcome.client.test is None:
+        reason, found = answer.error, Message()
+        if reason is None:
+            reason, found = _checked(post, answer.client, answer.reply)
+        if reason is not None:
+            failed[str(answer.client)] = reason
             continue
         tested += 1
-        bytes_down += outcome.client.notes["bytes"]
-        if outcome.client.notes["new"]:
-            post.memories.stage(number, outcome.client.memory, server.round)
-        bytes_up += sum(sizes(answer).values())
-        for _, group in answer.items():
+        bytes_down += sum(weight(letter).values())
+        bytes_up += sum(sizes(found).values())
+        post.known.told(answer.client, letter)
+        for _, group in found.items():
             assert isinstance(group, dict)
             for name, sums in group.items():
-                found.setdefault(name, []).append(server.task.metrics(sums)["accuracy"])
+                accuracies.setdefault(name, []).append(server.task.metrics(sums)["accuracy"])
     row: dict[str, Any] = {}
-    for name, accuracies in found.items():
-        row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = clients_accuracy(accuracies)
+    for name, values in accuracies.items():
+        row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = clients_accuracy(values)
     if tested:
         row |= {"bytes_down_evaluation": bytes_down, "bytes_up_evaluation": bytes_up}
     if failed:

@@ -14,12 +14,13 @@ from distillkit.privacy import BudgetExhausted
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.engine import evaluation, history
-from fl.engine.delivery import Holding, Post
-from fl.engine.pool import Outcome, Pool
-from fl.engine.store import Memories, Store
+from fl.engine.delivery import Post, weight
+from fl.engine.placement import placed
+from fl.engine.seam import Answer
+from fl.engine.store import Store
 from fl.message import Entry, Message, Tensors, sizes
-from fl.method import Client, Interrupted, Method, NoUsableReply, Server
-from fl.reduce import BadReply, Like, Reducer, Schema, check_reply
+from fl.method import Interrupted, Method, NoUsableReply
+from fl.reduce import BadReply, Like, Reduced, Reducer, Schema, check_reply
 
 __all__ = ["Engine"]
 
@@ -29,38 +30,27 @@ class _Model:
 
 
 class Engine:
-    """Moves messages between one server and its clients.
+    """Plays rounds between one server and its clients, of whom it sees letters and answers.
 
     Attributes:
+        committed: the last completed round.
         say: is told in words how far a round is; a draw that is secret is not told.
     """
 
     def __init__(
-        self,
-        method: Method,
-        clients: Sequence[LabeledImages | Holding],
-        server: Server,
-        pool: Pool,
-        store: Store | None,
-        test: LabeledImages | None,
-        *,
-        run_id: str,
-        transcript: bool = False,
-        secret: int | None = None,
+        self, post: Post, store: Store | None, test: LabeledImages | None, *, run_id: str, transcript: bool = False
     ) -> None:
+        self.post, self.method, self.server, self.thread = post, post.method, post.server, post.thread
         for verb, schema in (("answer", "expect_answer"), ("evaluate", "expect_evaluation")):
-            kind = type(method.inner)
+            kind = type(self.method.inner)
             if getattr(kind, verb) is not getattr(Method, verb) and getattr(kind, schema) is getattr(Method, schema):
                 raise ValueError(
                     f"{kind.__name__}.{verb} answers, but nothing says what the answer looks like: write {schema}"
                 )
-        self.method, self.server, self.pool, self.store = method, server, pool, store
-        self.run_id, self.transcript = run_id, transcript
+        self.store, self.run_id, self.committed = store, run_id, 0
+        self.transcript = store if transcript else None
         self.say: Callable[[str], object] = lambda words: None
-        self.test = test.to(server.device) if test is not None else None
-        self.memories = store.memories if store is not None else Memories(None)
-        self.post = Post(method, clients, server, self.memories, pool, secret)
-        self.entries = self.post.entries
+        self.test = placed(test, self.server.device)
 
     # The setup round, and a round.
 
@@ -68,36 +58,29 @@ class Engine:
         """Ask every client that has images once before round 1, if the method has a question."""
         if not self.method.asks:
             return
-
-        def work(number: int) -> tuple[Client, Message | None]:
-            client = self.post.client(number)
-            if self.post.absent(client):
-                return client, None
-            return client, self.method.answer(client, self.post.message(number))
-
-        reducer = Reducer(self.entries)
+        reducer = Reducer(self.post.entries)
         bytes_up: dict[str, int] = {}
         failed: dict[str, str] = {}
-        for number, outcome in zip(numbers, self.pool.run(numbers, work)):
-            if outcome.error is None and self.post.absent(outcome.client):
+        for answer, _, _ in self.post.exchange("answer", numbers, keeps=False):
+            if answer.absent:
                 continue
-            reason = outcome.error or self._fold(reducer, number, outcome, setup=True)
+            reason = answer.error or self._fold(reducer, answer, setup=True)
             if reason is not None:
-                failed[str(number)] = reason
-            elif outcome.reply is not None:
-                bytes_up.update({key: bytes_up.get(key, 0) + n for key, n in sizes(outcome.reply).items()})
+                failed[str(answer.client)] = reason
+            elif answer.reply is not None:
+                bytes_up.update({key: bytes_up.get(key, 0) + n for key, n in sizes(answer.reply).items()})
         self._enough(reducer, failed, min_replies)
-        self.pool.on_server(lambda: self.method.answered(self.server, reducer.result()))
+        self.thread.run(lambda: self.method.answered(self.server, reducer.result()))
         self.server.notes["setup"] = {"bytes_up": sum(bytes_up.values()), "up": bytes_up, "failed": failed}
 
-    def _fold(self, reducer: Reducer, number: int, outcome: Outcome, setup: bool = False) -> str | None:
+    def _fold(self, reducer: Reducer, answer: Answer, setup: bool = False) -> str | None:
         """Check and fold one reply; return why it cannot be used, if so. Nothing of such a reply counts."""
 
         def work() -> str | None:
-            method, server = self.method, self.server
+            method, server, number = self.method, self.server, answer.client
             schema = method.expect_answer(server, number) if setup else method.expect(server, number)
             try:
-                reply = self._usable(outcome, schema, setup)
+                reply = self._usable(answer, schema, setup)
                 reducer.require(reply)
             except BadReply as error:
                 return str(error)[:300]
@@ -108,20 +91,21 @@ class Engine:
             reducer.fold(number, reply)
             return None
 
-        return self.pool.on_server(work)
+        return self.thread.run(work)
 
-    def _usable(self, outcome: Outcome, schema: Schema, setup: bool) -> Message:
+    def _usable(self, answer: Answer, schema: Schema, setup: bool) -> Message:
         """The reply, and what the server derives from it, once all of it is checked."""
-        wrong = [k for k, n in outcome.client.notes.items() if not isinstance(n, int | float) or not math.isfinite(n)]
+        entries = self.post.entries
+        wrong = [k for k, n in answer.notes.items() if not isinstance(n, int | float) or not math.isfinite(n)]
         if wrong:
             raise BadReply(f"its note {wrong[0]!r} is no finite number")
-        reply = check_reply(outcome.reply, self.entries, schema)
+        reply = check_reply(placed(answer.reply, self.server.device), entries, schema)
         further = Message() if setup else self.method.read_reply(self.server, reply)
         if not len(further):
             return reply
         derived = {key: Like(value) for key, value in further.items()}
         reply = Message.of({**dict(reply.items()), **dict(further.items())})
-        return check_reply(reply, self.entries, {**schema, **derived})
+        return check_reply(reply, entries, {**schema, **derived})
 
     def _enough(self, reducer: Reducer, failed: Mapping[str, str], min_replies: int) -> None:
         if len(reducer.clients) >= min_replies:
@@ -129,7 +113,7 @@ class Engine:
         why = "; ".join(f"client {k} {reason}" for k, reason in list(failed.items())[:5]) or "no client had images"
         raise NoUsableReply(
             f"round {self.server.round}: {len(reducer.clients)} usable replies, {min_replies} are needed ({why}); "
-            f"the state after round {self.post.committed} is kept"
+            f"the state after round {self.committed} is kept"
         )
 
     def _draw(self, participation: float | int) -> list[int]:
@@ -152,28 +136,24 @@ class Engine:
 
     def round(self, number: int, participation: float | int, min_replies: int, evaluate: Any) -> dict[str, Any]:
         """Play one round, commit it, and return its row of the history."""
-        started, server = time.perf_counter(), self.server
-        self.post.committed = number - 1
+        started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
-        server.secret = self.post.secret_of("server")
+        server.secret = self.post.secret()
         before = server.state.copy()
         try:
             hidden = self.method.draws_clients
-            server.drawn = (
-                self.pool.on_server(lambda: self.method.draw(server)) if hidden else self._draw(participation)
-            )
-            row = self._exchange(0 if hidden else min_replies)
-            cpu = time.thread_time
-            spent = self.pool.on_server(lambda: (cpu(), self.method.receive(server, row.pop("replies")), cpu()))
-            row["server_seconds"] += spent[2] - spent[0]
+            server.drawn = self.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
+            replies, row = self._exchange(0 if hidden else min_replies)
+            row["server_seconds"] = self._receive(replies)
+            del replies
             row |= evaluation.on_server(self.post, self.test)
             row |= evaluation.on_clients(self.post, evaluate) | self._spent()
             row = history.masked(row) if hidden else row
         except BaseException as error:
-            server.state, server.round = before, self.post.committed
-            self.memories.drop()
+            server.state, server.round = before, self.committed
+            self.post.drop()
             if isinstance(error, BudgetExhausted):
-                kept = f"round {number} was not finished; the state after round {self.post.committed} is kept"
+                kept = f"round {number} was not finished; the state after round {self.committed} is kept"
                 raise BudgetExhausted(f"{error}; {kept}", fits=error.fits) from error
             raise
         if row["accuracy"] is None:
@@ -185,48 +165,48 @@ class Engine:
         self._commit(number, row)
         return row
 
+    def _receive(self, replies: Reduced) -> float:
+        """Let the method take the reduced replies; returns the server thread's CPU seconds."""
+
+        def work() -> float:
+            began = time.thread_time()
+            self.method.receive(self.server, replies)
+            return time.thread_time() - began
+
+        return self.thread.run(work)
+
     def _commit(self, number: int, row: dict[str, Any]) -> None:
         if self.store is not None:
-            models = self.pool.on_server(lambda: self.method.predictors(self.server))
+            models = self.thread.run(lambda: self.method.predictors(self.server))
             states = {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
             self.store.append(row)
-            self.store.commit(number, self.run_id, self.server.state, states)
-        else:
-            self.memories.settle(number)
-        self.post.committed = number
+            facts, changes = self.post.cohort.facts(), self.post.known.changes()
+            self.store.commit(number, self.run_id, self.server.state, states, facts, changes)
+        self.post.settle()
+        self.committed = number
 
-    def _exchange(self, min_replies: int) -> dict[str, Any]:
-        """Send to the drawn clients, run them, check and fold their replies in order."""
-        server, method = self.server, self.method
+    def _exchange(self, min_replies: int) -> tuple[Reduced, dict[str, Any]]:
+        """Ask the drawn clients, check and fold their replies in order: the reduced replies, and the round's row."""
+        server, post = self.server, self.post
         up: dict[str, int] = {}
         down: dict[str, int] = {}
         by_client: dict[str, list[int]] = {}
         failed: dict[str, str] = {}
         noted: dict[str, float] = {}
         empty: list[int] = []
-        costs: dict[int, dict[str, int]] = {}
-
-        def work(number: int) -> tuple[Client, Message | None]:
-            client = self.post.client(number)
-            if self.post.absent(client):
-                return client, None
-            message = self.post.message(number)
-            costs[number] = self.post.down(message, client)
-            if self.store is not None and self.transcript:
-                self.store.record(server.round, number, "down", message)
-            return client, method.local(client, message)
-
-        reducer, seconds = Reducer(self.entries), 0.0
-        for i, (number, outcome) in enumerate(zip(server.drawn, self.pool.run(server.drawn, work)), start=1):
-            if not method.draws_clients:
+        reducer, seconds = Reducer(post.entries), 0.0
+        for i, (answer, letter, memory) in enumerate(post.exchange("local", server.drawn, keeps=True), start=1):
+            number = answer.client
+            if not self.method.draws_clients:
                 self.say(f"client {i} of {len(server.drawn)}")
-            if outcome.error is None and self.post.absent(outcome.client):
+            if answer.absent:
                 empty.append(number)
                 continue
-            seconds += outcome.seconds
-            cost = costs.pop(number, {})
-            reason = outcome.error or self._fold(reducer, number, outcome)
-            sent = sizes(outcome.reply) if reason is None and outcome.reply is not None else {}
+            seconds += answer.seconds
+            if self.transcript is not None and letter is not None:
+                self.transcript.record(server.round, number, "down", letter.message)
+            reason, cost = answer.error or self._fold(reducer, answer), weight(letter)
+            sent = sizes(answer.reply) if reason is None and answer.reply is not None else {}
             for total, part in ((down, cost), (up, sent)):
                 for key, count in part.items():
                     total[key] = total.get(key, 0) + count
@@ -234,15 +214,13 @@ class Engine:
             if reason is not None:
                 failed[str(number)] = reason
                 continue
-            for key, count in outcome.client.notes.items():
+            for key, count in answer.notes.items():
                 noted[key] = noted.get(key, 0) + count
-            if self.store is not None and self.transcript and outcome.reply is not None:
-                self.store.record(server.round, number, "up", outcome.reply)
-            if len(outcome.client.memory):
-                self.memories.stage(number, outcome.client.memory, server.round)
+            if self.transcript is not None and answer.reply is not None:
+                self.transcript.record(server.round, number, "up", answer.reply)
+            post.known.told(number, letter, memory)
         self._enough(reducer, failed, min_replies)
-        return {
-            "replies": reducer.result(),
+        row = {
             "bytes_up": sum(up.values()),
             "bytes_down": sum(down.values()),
             "up": up,
@@ -255,6 +233,7 @@ class Engine:
             "client_seconds": seconds,
             "server_seconds": 0.0,
         }
+        return reducer.result(), row
 
     def _spent(self) -> dict[str, Any]:
         """What the ledger guarantees so far: epsilon for whoever paid most, and all that belongs to it."""

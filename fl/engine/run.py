@@ -20,11 +20,19 @@ _SHOWN = 5
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run: the rows of its history, the server's last state, and the global models by name."""
+    """A finished run.
+
+    Attributes:
+        rows: of its history, one a round.
+        server: with its state after the last round.
+        models: the global models by name.
+        method: what ran, in short: its class and its add-ons' names.
+    """
 
     rows: list[dict[str, Any]]
     server: Server
     models: dict[str, nn.Module]
+    method: str
 
     @property
     def accuracy_last(self) -> float | None:
@@ -42,7 +50,7 @@ class Run:
 
     def __repr__(self) -> str:
         """One line: what ran for how long, and what came of it."""
-        found = [f"{len(self.rows)} rounds of {_name(self.server.method)}", f"{self.server.clients} clients"]
+        found = [f"{len(self.rows)} rounds of {self.method}", f"{self.server.clients} clients"]
         if self.accuracy_last is not None and self.accuracy_best is not None:
             found.append(f"accuracy {100 * self.accuracy_last:.1f} % (best {100 * self.accuracy_best:.1f} %)")
         failed = sum(len(row["failed"]) for row in self.rows)
@@ -57,11 +65,6 @@ class Run:
     def _repr_html_(self) -> str:
         """In a notebook: the same line, the accuracy as a curve, and the last rows."""
         return f"<div><p><b>{escape(repr(self))}</b></p>{_curve(self.rows)}{_rows(self.rows)}</div>"
-
-
-def _name(method: Any) -> str:
-    addons = ", ".join(a.name for a in getattr(method, "addons", ()))
-    return f"{type(method).__name__}({addons})" if addons else type(method).__name__
 
 
 def _curve(rows: Sequence[dict[str, Any]], width: int = 260, height: int = 70) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Integral
@@ -20,12 +21,16 @@ from distillkit.privacy import Ledger
 from distillkit.progress import bar
 from distillkit.sets import Images, LabeledImages
 from fl.engine import door
-from fl.engine.delivery import Holding
-from fl.engine.pool import Pool
+from fl.engine.delivery import Post
+from fl.engine.holding import Holding
+from fl.engine.memories import Memories
+from fl.engine.placement import placed
 from fl.engine.private_door import open_ledger
+from fl.engine.respond import Site
 from fl.engine.rounds import Engine
 from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
+from fl.engine.threads import ServerThread, Threads
 from fl.method import Method, Server, identity
 from fl.task import Task
 
@@ -133,11 +138,15 @@ def simulate(
             stack.enter_context(store.owned())
         if ledger is not None:
             stack.enter_context(ledger.owned())
-        pool = stack.enter_context(Pool(workers, server_threads))
+        thread = stack.enter_context(ServerThread(server_threads))
+        stop = threading.Event()
+        memories = Memories(store.memories if store is not None else None)
+        site = Site(method, task, clients, memories, device, stop, ledger)
+        cohort = stack.enter_context(Threads(site, workers))
         server = Server(
             task, first.shape, first.normalization, len(clients), seed,
-            data=server_data, device=device, stop=pool.stop, method=method.inner,
-            ledger=ledger, dtype=first.images.dtype,
+            data={name: placed(data, device) for name, data in server_data.items()}, device=device, stop=stop,
+            method=method.inner, ledger=ledger, dtype=first.images.dtype,
         )  # fmt: skip
         method.check_run(server, rounds)
         config: dict[str, Any] = {}
@@ -149,19 +158,21 @@ def simulate(
             if ledger is not None:
                 config["privacy"] = {"delta": ledger.delta, "secret": secret, "disjoint": ledger.disjoint}
         run_id = tensor_fingerprint([json.dumps({k: v for k, v in config.items() if k not in _FREE})])
-        engine = Engine(method, clients, server, pool, store, test, run_id=run_id, transcript=transcript, secret=secret)
+        post = Post(method, server, cohort, thread, secret)
+        engine = Engine(post, store, test, run_id=run_id, transcript=transcript)
         rows: list[dict[str, Any]] = []
         if store is not None and store.exists():
             if not resume:
                 raise ValueError(f"{store.out} holds a run already; pass resume=True to go on, or another folder")
             store.require_same(config, free=_FREE)
             restored = store.restore(run_id)
+            post.restore(restored)
             if restored is not None:
-                server.round, server.state = restored
+                server.round, server.state = restored.round, placed(restored.state, device)
                 rows = store.history(server.round)
                 _require_whole(ledger, rows[-1])
         if not rows:
-            pool.on_server(lambda: method.start(server))
+            thread.run(lambda: method.start(server))
             if store is not None:
                 store.begin(config)
             engine.ask_setup(range(len(clients)), min_replies)
@@ -176,8 +187,13 @@ def simulate(
                 shown.update()
                 if on_round is not None:
                     on_round(row)
-        models = {name: p.network for name, p in pool.on_server(lambda: method.predictors(server)).items()}
-    return Run(rows, server, models)
+        models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}
+    return Run(rows, server, models, _short(method.inner))
+
+
+def _short(method: Method) -> str:
+    addons = ", ".join(a.name for a in getattr(method, "addons", ()))
+    return f"{type(method).__name__}({addons})" if addons else type(method).__name__
 
 
 def _require_whole(ledger: Ledger | None, row: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a run keeps on disk: atomically written files, a manifest that names the last completed round, and memories."""
+"""What a run keeps on disk: atomically written files, and a manifest that names the last completed round."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from distillkit.owner import owned
 from fl.codec import decode, encode
 from fl.message import Message
 
-__all__ = ["CheckpointError", "Memories", "Store", "read_history", "write_atomically"]
+__all__ = ["CheckpointError", "Restored", "Store", "read_history", "read_message", "write_atomically"]
 
 _FORMAT = "distillkit.run/1"
 
@@ -35,7 +36,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
 
 
-def _read(path: Path) -> tuple[Message, dict[str, str]]:
+def read_message(path: Path) -> tuple[Message, dict[str, str]]:
+    """The message in a file, and the facts beside it.
+
+    Raises:
+        CheckpointError: it is missing, torn or altered.
+    """
     try:
         return decode(path.read_bytes())
     except FileNotFoundError as error:
@@ -69,69 +75,21 @@ def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-class Memories:
-    """Each client's memory: one value in RAM, or one file a client, read when the client is drawn.
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint says.
 
-    What a round stages becomes visible to other rounds with `commit`; files of a round that was never committed are
-    ignored. With a folder a staged memory goes to its file at once, so that a round needs no more RAM for more clients.
+    Attributes:
+        round: the last completed one.
+        state: the server's after it.
+        facts: the cohort's, see `Cohort.facts`.
+        changes: what the server learned of its clients, in the order of the rounds.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._ram: dict[int, Message] = {}
-        self._staged: dict[int, Message | int] = {}
-
-    def _file(self, client: int, round_number: int) -> Path:
-        assert self._folder is not None
-        return self._folder / str(client) / f"{round_number}.safetensors"
-
-    def _rounds(self, client: int | str) -> list[int]:
-        assert self._folder is not None
-        return sorted(int(p.stem) for p in (self._folder / str(client)).glob("[0-9]*.safetensors"))
-
-    def load(self, client: int, committed: int) -> Message:
-        """The client's memory, staged or as of the last committed round, as a copy that may be changed."""
-        staged = self._staged.get(client)
-        if isinstance(staged, int):
-            return _read(self._file(client, staged))[0]
-        if staged is not None or self._folder is None:
-            return (staged or self._ram.get(client, Message())).copy()
-        known = [r for r in self._rounds(client) if r <= committed]
-        return _read(self._file(client, known[-1]))[0] if known else Message()
-
-    def stage(self, client: int, memory: Message, round_number: int) -> None:
-        """Keep a pending memory until the round is committed."""
-        if self._folder is None:
-            self._staged[client] = memory
-        else:
-            write_atomically(self._file(client, round_number), encode(memory, {"client": str(client)}))
-            self._staged[client] = round_number
-
-    def drop(self) -> None:
-        """Forget what is staged: the round failed."""
-        for client, staged in self._staged.items():
-            if isinstance(staged, int):
-                self._file(client, staged).unlink(missing_ok=True)
-        self._staged.clear()
-
-    def settle(self, round_number: int) -> None:
-        """After the commit: what was staged is what `load` finds, and what it replaced is deleted."""
-        for client, staged in self._staged.items():
-            if not isinstance(staged, int):
-                self._ram[client] = staged
-                continue
-            for old in self._rounds(client):
-                if old != round_number:
-                    self._file(client, old).unlink(missing_ok=True)
-        self._staged.clear()
-
-    def cut(self, committed: int) -> None:
-        """Delete what a round left that was never committed: it must not pass for that round's when it is run again."""
-        folders = self._folder.iterdir() if self._folder is not None and self._folder.exists() else ()
-        for folder in folders:
-            for late in self._rounds(folder.name):
-                if late > committed:
-                    (folder / f"{late}.safetensors").unlink(missing_ok=True)
+    round: int
+    state: Message
+    facts: dict[str, str]
+    changes: list[dict[str, Any]]
 
 
 class Store:
@@ -142,7 +100,8 @@ class Store:
 
     def __init__(self, out: Path) -> None:
         self.out, self.folder = out, out / "checkpoint"
-        self.memories = Memories(self.folder / "clients")
+        self.memories = self.folder / "clients"
+        self._records = self.folder / "clients.jsonl"
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
@@ -183,6 +142,7 @@ class Store:
         """Start a new run's records."""
         write_atomically(self.out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         write_atomically(self.out / "history.jsonl", b"")
+        self._records.unlink(missing_ok=True)
 
     def require_same(self, config: Mapping[str, Any], free: tuple[str, ...]) -> None:
         """Refuse to go on with a run that was made with another configuration.
@@ -214,42 +174,85 @@ class Store:
             raise CheckpointError(f"{path} is not a checkpoint of this library")
         return found
 
-    def commit(self, round_number: int, run: str, state: Message, models: Mapping[str, Message]) -> None:
-        """Make a round the last completed one."""
+    def commit(
+        self,
+        round_number: int,
+        run: str,
+        state: Message,
+        models: Mapping[str, Message],
+        facts: Mapping[str, str] | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make a round the last completed one.
+
+        `facts` are the cohort's, `changes` what the server learned in this round of what its clients have.
+        """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
         for name, model in models.items():
             write_atomically(self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model))
-        manifest = {"format": _FORMAT, "round": round_number, "run": run, "server": server}
+        if changes:
+            self._append(self._records, {"round": round_number, "clients": changes})
+        manifest = {"format": _FORMAT, "round": round_number, "run": run, "server": server, "cohort": dict(facts or {})}
         write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
         for old in self.folder.glob("server.*.safetensors"):
             if old.name != server:
                 old.unlink(missing_ok=True)
-        self.memories.settle(round_number)
 
-    def restore(self, run: str) -> tuple[int, Message] | None:
-        """The last completed round and the server's state after it, or None.
+    def restore(self, run: str) -> Restored | None:
+        """The last completed round and what was true after it, or None.
 
         Raises:
             CheckpointError: torn, foreign, or incomplete; the file is named.
         """
         manifest = self.manifest()
         if manifest is None:
-            self.memories.cut(0)
             return None
-        path = self.folder / str(manifest["server"])
-        state, facts = _read(path)
-        if facts.get("run") != run or manifest.get("run") != run or facts.get("round") != str(manifest["round"]):
+        path, number = self.folder / str(manifest["server"]), int(manifest["round"])
+        state, facts = read_message(path)
+        if facts.get("run") != run or manifest.get("run") != run or facts.get("round") != str(number):
             raise CheckpointError(f"{path} belongs to another run or round than this one")
-        self.memories.cut(int(manifest["round"]))
-        return int(manifest["round"]), state
+        return Restored(number, state, dict(manifest.get("cohort", {})), self._changes(number))
+
+    def _changes(self, upto: int) -> list[dict[str, Any]]:
+        """What `commit` was told of clients in the rounds up to `upto`; what stands behind them is cut off the file."""
+        path = self._records
+        if not path.exists():
+            self._adopt(upto)
+        if not path.exists():
+            return []
+        lines, kept = path.read_text().splitlines(), []
+        for number, line in enumerate(lines, 1):
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError as error:
+                if number == len(lines):
+                    break
+                raise CheckpointError(f"{path} is damaged: line {number} cannot be read ({error})") from error
+            if found["round"] > upto:
+                break
+            kept.append(found)
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        return [line["clients"] for line in kept]
+
+    def _adopt(self, upto: int) -> None:
+        """A run of the first format, whose memories' files were named by their rounds alone, gets the records it lacks.
+
+        Which bodies its clients hold is not in them, so these travel once more.
+        """
+        found: dict[str, int] = {}
+        for path in self.memories.glob("*/*.safetensors"):
+            if path.stem.isdecimal() and int(path.stem) <= upto:
+                found[path.parent.name] = max(int(path.stem), found.get(path.parent.name, 0))
+        if found:
+            self._append(self._records, {"round": upto, "clients": {k: {"memory": str(r)} for k, r in found.items()}})
 
     def state(self) -> Message:
         """The server's state after the last completed round, for reading."""
         manifest = self.manifest()
         if manifest is None:
             raise CheckpointError(f"{self.folder} holds no completed round")
-        return _read(self.folder / str(manifest["server"]))[0]
+        return read_message(self.folder / str(manifest["server"]))[0]
 
     def history(self, upto: int) -> list[dict[str, Any]]:
         """The rows of rounds up to `upto`; a later line, or a torn last one, is cut off the file.
@@ -266,10 +269,12 @@ class Store:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a line to the history."""
-        path = self.out / "history.jsonl"
+        self._append(self.out / "history.jsonl", row)
+
+    def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         try:
             with path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -15,8 +15,11 @@ import torch
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
 from fl.averaging.addon import AddOn
+from fl.engine.known import Known, Record
+from fl.engine.memories import Memories
 from fl.engine.rounds import Engine
-from fl.engine.store import Store
+from fl.engine.seam import Letter
+from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
 from fl.method import Client
 from fl.reduce import Reducer
@@ -158,38 +161,138 @@ def test_draws_are_distinct_sorted_and_fair() -> None:
     assert draws(5, 5, 1) == [[0, 1, 2, 3, 4]]
 
 
-# Memories on disk: staged at once, visible when committed.
+# Memories: pending until the server says that they count.
 
 
 def memory(value: float) -> Message:
     return Message({FedAvg.samples: value})
 
 
-def test_a_staged_memory_is_seen_in_its_round_and_gone_when_the_round_fails(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.memories.stage(4, memory(1.0), 1)
-    store.memories.settle(1)
-    store.memories.stage(4, memory(2.0), 2)
-    assert store.memories.load(4, committed=1)[FedAvg.samples] == 2.0
-    store.memories.drop()
-    assert store.memories.load(4, committed=1)[FedAvg.samples] == 1.0
-    assert not (store.folder / "clients" / "4" / "2.safetensors").exists()
+@pytest.fixture(params=["disk", "RAM"])
+def memories(request: pytest.FixtureRequest, tmp_path: Path) -> Memories:
+    return Memories(tmp_path if request.param == "disk" else None)
 
 
-def test_what_a_killed_round_left_is_never_taken_for_the_rerun_rounds(tmp_path: Path) -> None:
-    """Client 4 answered in the round that was killed; in its second run it does not."""
+def held(memories: Memories, client: int, *versions: str) -> list[str]:
+    return [v for v in versions if v in memories._versions(client)]
+
+
+def test_a_pending_memory_is_read_by_name_in_its_round_and_gone_when_the_round_fails(memories: Memories) -> None:
+    memories.stage(4, "1-a", memory(1.0))
+    memories.settle({4: "1-a"})
+    memories.stage(4, "2-a", memory(2.0))
+    assert memories.load(4, "1-a")[FedAvg.samples] == 1.0  # another letter, which does not know of the pending one
+    memories.stage(4, "2-b", memory(2.0))
+    assert held(memories, 4, "1-a", "2-a", "2-b") == ["1-a", "2-b"]
+    memories.drop()
+    assert held(memories, 4, "1-a", "2-b") == ["1-a"]
+    assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
+
+
+def test_a_later_exchange_of_a_round_reads_what_an_earlier_one_wrote(memories: Memories) -> None:
+    memories.stage(4, "1-a-0", memory(1.0))
+    memories.stage(5, "1-a-0", memory(7.0))
+    assert memories.load(4, "1-a-0")[FedAvg.samples] == 1.0
+    memories.stage(4, "1-a-1", memory(2.0))
+    memories.settle({4: "1-a-1"})  # the reply of client 5 was not folded
+    assert held(memories, 4, "1-a-0", "1-a-1") == ["1-a-1"]
+    assert held(memories, 5, "1-a-0") == []
+
+
+def test_a_lost_settle_does_no_harm(memories: Memories) -> None:
+    memories.stage(4, "1-a", memory(1.0))
+    memories.stage(4, "2-a", memory(2.0))
+    assert memories.load(4, "2-a")[FedAvg.samples] == 2.0  # the letter of round 3 names it
+    assert held(memories, 4, "1-a", "2-a") == ["2-a"]
+
+
+def test_what_a_killed_round_left_is_never_taken_for_the_rerun_rounds(memories: Memories) -> None:
+    """Client 4 answered in the attempt of round 2 that was killed; in the one that was committed it did not."""
+    memories.stage(4, "1-a", memory(1.0))
+    memories.settle({4: "1-a"})
+    memories.stage(4, "2-a", memory(2.0))
+    memories.stage(5, "2-b", memory(3.0))
+    memories.settle({5: "2-b"})
+    assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
+    assert memories.load(5, "2-b")[FedAvg.samples] == 3.0
+    assert not len(memories.load(7, ""))
+
+
+def test_a_run_that_goes_on_keeps_what_counts_and_nothing_else(memories: Memories) -> None:
+    for client, version in ((4, "1-a"), (4, "2-a"), (5, "2-a")):
+        memories.stage(client, version, memory(1.0))
+    memories.cut({4: "1-a"})
+    assert held(memories, 4, "1-a", "2-a") == ["1-a"]
+    assert held(memories, 5, "2-a") == []
+
+
+def test_a_lost_memory_does_not_look_like_a_client_that_remembers_nothing(memories: Memories) -> None:
+    with pytest.raises(CheckpointError, match="1-a"):
+        memories.load(4, "1-a")
+    memories.stage(4, "1-a", memory(1.0))
+    copy = memories.load(4, "1-a")
+    copy[FedAvg.samples] = 9.0
+    assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
+
+
+# What the server knows of clients: in the checkpoint, a line a round.
+
+
+def letter(**digests: str) -> Letter:
+    return Letter(Message(), digests=digests)
+
+
+def test_what_the_server_knows_changes_with_the_round_or_not_at_all() -> None:
+    known = Known()
+    known.told(4, letter(poster="x"), "1-a")
+    assert known.of(4) == Record("1-a", {"poster": "x"})  # in the same round already
+    known.drop()
+    assert known.of(4) == Record()
+    known.told(4, letter(poster="x"), "1-b")
+    assert known.settle() == {4: "1-b"}
+    known.told(4, letter(poster="y"))
+    changes = known.changes()
+    assert changes == {"4": {"memory": "1-b", "bodies": {"poster": "y"}}}
+    assert known.settle() == {4: "1-b"}
+    known.told(4, letter(poster="y"))
+    assert known.changes() == {}
+    again = Known()
+    again.restore(changes)
+    assert again.versions() == known.versions() == {4: "1-b"}
+    assert again.of(4) == known.of(4)
+
+
+def test_records_of_rounds_that_were_not_committed_are_cut_off(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.memories.stage(4, memory(1.0), 1)
-    store.commit(1, "run", memory(0.0), {})
-    store.memories.stage(4, memory(2.0), 2)
-    again = Store(tmp_path)
-    assert again.restore("run") is not None
-    assert again.memories.load(4, committed=1)[FedAvg.samples] == 1.0
-    again.memories.stage(5, memory(3.0), 2)
-    again.commit(2, "run", memory(0.0), {})
-    assert again.memories.load(4, committed=2)[FedAvg.samples] == 1.0
-    fresh = Store(tmp_path / "never committed")
-    fresh.memories.stage(4, memory(2.0), 1)
-    assert Store(tmp_path / "never committed").restore("run") is None
-    assert not len(fresh.memories.load(7, committed=1))
-    assert not (fresh.folder / "clients" / "4" / "1.safetensors").exists()
+    store.commit(1, "run", memory(0.0), {}, {"node": "n"}, {"4": {"memory": "1-a", "bodies": {}}})
+    store.commit(2, "run", memory(0.0), {})
+    records = store.folder / "clients.jsonl"
+    whole = records.read_text()
+    for tail in (whole.replace('"round": 1', '"round": 3'), whole[:20]):
+        records.write_text(whole + tail)
+        found = Store(tmp_path).restore("run")
+        assert found is not None
+        assert (found.round, found.facts, found.changes) == (2, {}, [{"4": {"memory": "1-a", "bodies": {}}}])
+        assert records.read_text() == whole
+    records.write_text(whole[:20] + "\n" + whole)
+    with pytest.raises(CheckpointError, match=r"clients\.jsonl is damaged: line 1"):
+        Store(tmp_path).restore("run")
+
+
+def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
+    """Memories' files were named by their rounds; those of rounds that were not committed stay out."""
+    store = Store(tmp_path)
+    first = Memories(store.memories)
+    for client, number in ((4, "9"), (4, "10"), (4, "11"), (5, "11")):
+        first.stage(client, number, memory(float(number)))
+    store.commit(10, "run", memory(0.0), {})
+    for _ in range(2):  # the second time from the records that the first wrote
+        found = Store(tmp_path).restore("run")
+        assert found is not None
+        assert found.changes == [{"4": {"memory": "10"}}]
+    known = Known()
+    known.restore(found.changes[0])
+    first.cut(known.versions())
+    assert first.load(4, known.of(4).memory)[FedAvg.samples] == 10.0
+    assert held(first, 4, "9", "10", "11") == ["10"]
+    assert held(first, 5, "11") == []

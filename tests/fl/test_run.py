@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def test_a_run_says_in_one_line_what_it_is() -> None:
     run = play(private, rounds=2)
     assert repr(run).endswith(f"epsilon {run.rows[-1]['epsilon']:.3g})")
     assert "no guarantee" in repr(play(private, rounds=1, secret=1))
-    failed = Run([{**row, "failed": {"0": "x"}} for row in run.rows], run.server, {})
+    failed = Run([{**row, "failed": {"0": "x"}} for row in run.rows], run.server, {}, run.method)
     assert "2 replies left out" in repr(failed)
 
 
@@ -83,8 +84,7 @@ def test_a_notebook_shows_curve_and_last_rows() -> None:
 
 
 def test_a_name_cannot_break_the_page() -> None:
-    run = play(rounds=1)
-    run.server.method = type("A<b>&c", (), {})()
+    run = replace(play(rounds=1), method="A<b>&c")
     assert "A&lt;b&gt;&amp;c" in run._repr_html_()
 
 

@@ -1,0 +1,36 @@
+"""Where tensors lie: what a client reads is on its device when it arrives, what the server reads is on the server's."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from distillkit.sets import LabeledImages
+from fl.message import Message
+
+__all__ = ["placed"]
+
+T = TypeVar("T")
+
+
+def placed(value: T, device: torch.device) -> T:
+    """The value (a message, a set, a tensor, a group of tensors) with all its tensors on a device.
+
+    What lies there already is returned itself, not a copy: what a method remembers by identity stays what it was.
+    Anything else is left as it is, for whoever checks it.
+    """
+    if isinstance(value, Message):
+        moved = {key: placed(item, device) for key, item in value.items()}
+        same = all(moved[key] is item for key, item in value.items())
+        return value if same else Message.of(moved)  # type: ignore[return-value]
+    if isinstance(value, dict):
+        group = {name: placed(item, device) for name, item in value.items()}
+        return value if all(group[n] is item for n, item in value.items()) else group  # type: ignore[return-value]
+    if isinstance(value, LabeledImages):
+        parts = (value.images, value.labels, *value.columns.values())
+        return value if all(placed(t, device) is t for t in parts) else value.to(device)  # type: ignore[return-value]
+    if isinstance(value, Tensor) and not value.is_meta:
+        return value.to(device)  # type: ignore[return-value]
+    return value

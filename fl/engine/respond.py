@@ -1,0 +1,85 @@
+"""All that happens at one client: from what it was told, and from what lies there, to its answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from distillkit.privacy import BudgetExhausted, Ledger
+from fl.engine.holding import Holding
+from fl.engine.memories import Memories
+from fl.engine.placement import placed
+from fl.engine.seam import Answer, Head, Letter, noise_of
+from fl.method import Client, Interrupted, Method
+from fl.task import Task
+
+__all__ = ["Site", "respond"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is at hand where clients run.
+
+    Attributes:
+        method: built anew from its construction, or the server's own object where clients are threads beside it.
+        task: what the labels mean.
+        holdings: each client's data, by number.
+        memories: what the clients remember.
+        device: where they compute.
+        stop: set when the run is being stopped.
+        ledger: what a private client charges.
+    """
+
+    method: Method
+    task: Task
+    holdings: Sequence[Holding]
+    memories: Memories
+    device: torch.device
+    stop: threading.Event = field(default_factory=threading.Event)
+    ledger: Ledger | None = None
+
+
+def respond(site: Site, head: Head, number: int, letter: Callable[[], Letter]) -> Answer:
+    """A client's answer, in whatever way it comes about: one that fails is an answer with an error.
+
+    `letter` is called if there is anybody to read it, on the thread that this runs on.
+
+    Raises:
+        BudgetExhausted: what it would release, the ledger does not allow.
+        Interrupted: the run is being stopped.
+    """
+    started = time.thread_time()
+
+    def cost() -> float:
+        return time.thread_time() - started
+
+    try:
+        held = site.holdings[number]
+        if _absent(site.method, head, held):
+            return Answer(number, absent=True, seconds=cost())
+        told = letter()
+        client = Client(
+            number, placed(held.train, site.device), placed(held.test, site.device), site.task, head.round, head.seed,
+            memory=placed(site.memories.load(number, told.memory), site.device), stop=site.stop, device=site.device,
+            ledger=site.ledger, secret=noise_of(head.secret, head.round, number),
+        )  # fmt: skip
+        reply = getattr(site.method, head.verb)(client, placed(told.message, site.device))
+        remembers = head.keeps and len(client.memory) > 0
+        if remembers:
+            site.memories.stage(number, head.version, client.memory)
+        return Answer(number, reply, notes=client.notes, remembers=remembers, seconds=cost())
+    except (Interrupted, BudgetExhausted):
+        raise
+    except Exception as error:  # a client that fails in any way is counted, named and left out
+        return Answer(number, error=f"raised {type(error).__name__}: {error}", seconds=cost())
+
+
+def _absent(method: Method, head: Head, held: Holding) -> bool:
+    """Whether there is nothing to ask about. That a client has no images is private, if anything is."""
+    if head.verb == "evaluate":
+        return held.test is None
+    return not method.private and not len(held.train)

@@ -1,0 +1,134 @@
+"""The seam between the rounds and where clients run: what the server asks, and what it may know of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from distillkit.privacy import Secret
+from distillkit.rng import derive
+from fl.message import Message
+
+__all__ = ["Answer", "Cohort", "Head", "Letter", "Tell", "noise_of"]
+
+
+def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
+    """Where the noise of a client (its number), or of the "server", comes from in a round.
+
+    `secret` is the run's seed for it; None is the operating system's entropy.
+    """
+    if secret is None:
+        return Secret()
+    return Secret(int(torch.randint(2**62, (), generator=derive(secret, round_number, owner, "secret"))))
+
+
+@dataclass(frozen=True)
+class Head:
+    """What every client is told in one exchange, beside its own letter.
+
+    Attributes:
+        verb: the method's verb that is called there, by name: "answer", "local", "evaluate", or one of a method's own.
+        round: the round that the exchange belongs to; 0 before the first.
+        attempt: a word that no other exchange of the run has, not even the same one when a killed round is run again.
+        seed: the run's seed, from which a client derives its generators.
+        secret: the run's seed for private noise, which makes a rehearsal repeat; None: the operating system's noise.
+        keeps: whether what the client writes into its memory is kept; a question or a test only reads it.
+    """
+
+    verb: str
+    round: int
+    attempt: str
+    seed: int
+    secret: int | None = None
+    keeps: bool = True
+
+    @property
+    def version(self) -> str:
+        """The name of the memory that this exchange leaves with a client, and the token that its answer bears."""
+        return f"{self.round}-{self.attempt}"
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What one client is told.
+
+    Attributes:
+        message: the message, whole.
+        memory: the version of its memory that counts, "" for none: the committed one, or what it wrote earlier in this
+            round. All others are of rounds that failed, and the client deletes them.
+        digests: the fingerprint of every kept entry in the message, by key.
+        held: the kept entries whose body the client has already, so that only the digest need travel.
+    """
+
+    message: Message
+    memory: str = ""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    held: frozenset[str] = frozenset()
+
+
+Tell = Callable[[int], Letter]
+"""Writes the letter to a client; called once for each that is asked, when its turn comes, from any thread."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of asking one client: all that the server's side may know of it.
+
+    Attributes:
+        client: its number.
+        reply: what it sent; None if it sent nothing.
+        error: why there is no usable answer, in words for the history.
+        absent: it has nothing to be asked about: no images, or nothing to test on.
+        seconds: what it cost there, in CPU seconds.
+        notes: its counts for the round's line of the history.
+        remembers: whether the exchange left a memory with it, under the head's version.
+    """
+
+    client: int
+    reply: Message | None = None
+    error: str | None = None
+    absent: bool = False
+    seconds: float = 0.0
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    remembers: bool = False
+
+
+class Cohort(Protocol):
+    """Where clients run: threads of this process, other processes, other machines.
+
+    The rounds see no more of the clients than this. A client that fails in any way is an answer with an error; what
+    ends the whole exchange is raised by the iterator.
+    """
+
+    def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
+        """Ask these clients, and yield their answers in this order; few more are under way than were yielded.
+
+        Whatever the clients charged for privacy stands in the run's ledger before the answer is yielded.
+
+        Raises:
+            BudgetExhausted: a client's release would exceed the ledger's budget.
+            Interrupted: the run is being stopped.
+        """
+        ...
+
+    def settle(self, versions: Mapping[int, str]) -> None:
+        """The round is committed; these clients' memories are now of these versions, and older ones may go.
+
+        Called after the commit, so it may be lost: the next letter says the same.
+        """
+        ...
+
+    def drop(self) -> None:
+        """The round has failed; whatever it left in memories will never be named again."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """What must stand in the checkpoint for a later `restore`, such as which machine is which client."""
+        ...
+
+    def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
+        """A run goes on: `facts` are the checkpoint's, and of all memories only `versions`, by client, count."""
+        ...

@@ -1,0 +1,101 @@
+"""Clients as threads of this process, and the one thread that the server works on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+from fl.engine.respond import Site, respond
+from fl.engine.seam import Answer, Head, Letter, Tell
+
+__all__ = ["ServerThread", "Threads"]
+
+T = TypeVar("T")
+
+# Intra-op thread counts change results by rounding, so each pool fixes its own, and the run records them; the number of
+# workers changes nothing. PyTorch hands the count of whoever set it last to threads that first use it later, so the
+# caller's own count is pinned before a pool starts.
+
+
+def _pool(workers: int, name: str, intra: int) -> ThreadPoolExecutor:
+    torch.set_num_threads(torch.get_num_threads())
+    return ThreadPoolExecutor(workers, name, initializer=torch.set_num_threads, initargs=(intra,))
+
+
+class ServerThread:
+    """Where the server's side of the method runs: one thread, so that nothing of it needs a lock."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._pool = _pool(1, "server", threads)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run `work` there and return its result."""
+        return self._pool.submit(work).result()
+
+    def __enter__(self) -> ServerThread:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Threads:
+    """A cohort of persistent threads with one intra-op thread each, which share the server's method and ledger.
+
+    Args:
+        site: what is at hand.
+        workers: how many.
+    """
+
+    def __init__(self, site: Site, workers: int) -> None:
+        self.site, self._window = site, 2 * workers
+        self._pool = _pool(workers, "client", 1)
+
+    def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
+        """See `Cohort.ask`; none starts more than two for each worker ahead of the next yield."""
+        waiting: deque[Future[Answer]] = deque()
+        rest = iter(numbers)
+
+        def fill() -> None:
+            while len(waiting) < self._window and (number := next(rest, None)) is not None:
+                waiting.append(self._pool.submit(self._one, head, number, tell))
+
+        fill()
+        while waiting:
+            answer = waiting.popleft().result()
+            fill()
+            yield answer
+
+    def _one(self, head: Head, number: int, tell: Tell) -> Answer:
+        def letter() -> Letter:
+            return tell(number)
+
+        return respond(self.site, head, number, letter)
+
+    def settle(self, versions: Mapping[int, str]) -> None:
+        """See `Cohort.settle`."""
+        self.site.memories.settle(versions)
+
+    def drop(self) -> None:
+        """See `Cohort.drop`."""
+        self.site.memories.drop()
+
+    def facts(self) -> dict[str, str]:
+        """Nothing: the memories' files lie in the run's folder."""
+        return {}
+
+    def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
+        """See `Cohort.restore`."""
+        self.site.memories.cut(versions)
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Ask what is running to stop, wait for it, and end the threads."""
+        self.site.stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
