@@ -1,4 +1,4 @@
-"""One resident template per architecture, copied where a network is needed."""
+"""Who has which architecture: how networks are drawn, loaded on a side, split into parts and tried before a run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,180 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.networks import build
+from distillkit.networks import build, door, split
+from distillkit.rng import derive
 from fl.message import Tensors
+from fl.method import Client, Server
 
-__all__ = ["Factory", "Templates", "factories"]
+__all__ = ["Factory", "Networks"]
 
 Factory = Callable[[int], nn.Module]
+"""Called with the number of outputs, gives the network."""
 
 _EXAMPLE = "a factory, as `network=lambda outputs: ConvNet((3, 32, 32), outputs)`"
 
 
-def factories(network: Factory | Mapping[str, Factory] | None, *, several: bool = True) -> dict[str, Factory]:
-    """What a method was given as `network`, as architecture -> factory; one factory alone has the name "".
+class Networks:
+    """The architectures of one method. Every method makes one of what it was given as `network` (and `assign`).
+
+    One architecture alone has the name "". Of several, each tensor of a shared group is named "architecture/tensor";
+    `part` and `named` go from such a group to one architecture's tensors and back.
+
+    Each architecture is built once for each number of outputs, and copied where a network is needed (under a lock:
+    clients run in threads).
 
     Args:
-        network: what was given.
+        network: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
+        assign: with several architectures, client number -> architecture (a mapping or a function).
         several: whether the method knows several architectures.
+        extra: outputs beside the task's classes (virtual classes, say).
+        initial: weights to begin with, by name; names that are missing are drawn.
 
     Raises:
-        TypeError: none, a network instead of a factory, or a function of other arguments than one.
-        ValueError: a mapping without factories.
+        TypeError: no network, a network instead of a factory, a function of other arguments than one, or an `assign`
+            or `initial` of another kind.
+        ValueError: a mapping without factories; `assign` with one architecture, or missing with several.
     """
+
+    def __init__(
+        self,
+        network: Factory | Mapping[str, Factory] | None,
+        assign: Mapping[int, str] | Callable[[int], str] | None = None,
+        *,
+        several: bool = True,
+        extra: int = 0,
+        initial: Tensors | None = None,
+    ) -> None:
+        self.factories = _factories(network, several=several)
+        self.names = tuple(self.factories)
+        if (len(self.names) > 1) != (assign is not None):
+            raise ValueError("assign must say which client has which architecture if and only if there are several")
+        if assign is not None and not isinstance(assign, Mapping):
+            check.callable_with(assign, "assign", ["client"], "a mapping client number -> architecture, or a function")
+        if initial is not None and not isinstance(initial, Mapping):
+            raise TypeError(f"initial must be a state dict, names to tensors, got {type(initial).__name__}")
+        self.assign, self.extra, self.initial = assign, extra, initial
+        self._built: dict[tuple[str, int], nn.Module] = {}
+        self._lock = threading.Lock()
+
+    def architecture(self, client: int) -> str:
+        """The name of a client's architecture ("" if there is only one).
+
+        Raises:
+            ValueError: `assign` names none for this client, or one that there is not.
+        """
+        if self.assign is None:
+            return self.names[0]
+        name = self.assign(client) if callable(self.assign) else self.assign.get(client, "")
+        return check.one_of(name, f"assign({client})", self.names)
+
+    def outputs(self, classes: int) -> int:
+        """How many outputs a network has for a task of so many classes: the classes, and what is put beside them."""
+        return classes + self.extra
+
+    def template(self, name: str, classes: int) -> nn.Module:
+        """A network of an architecture to look at: names and shapes are right, its weights mean nothing."""
+        key = name, self.outputs(classes)
+        with self._lock:
+            if key not in self._built:
+                self._built[key] = self.draw(name, classes, torch.Generator())
+            return self._built[key]
+
+    def templates(self, classes: int) -> dict[str, nn.Module]:
+        """The template of every architecture, by name."""
+        return {name: self.template(name, classes) for name in self.names}
+
+    def draw(self, name: str, classes: int, generator: torch.Generator) -> nn.Module:
+        """A new network on the CPU with weights drawn from `generator`."""
+        return build(partial(self.factories[name], self.outputs(classes)), generator)
+
+    def first(self, name: str, classes: int, seed: int) -> Tensors:
+        """The state that an architecture starts from: `initial`, else drawn from the run's seed.
+
+        It depends on nothing else, so that all methods of one seed start from the same weights, on every side.
+        """
+        net = self.draw(name, classes, derive(seed, 0, "server", f"init {name}"))
+        given = self.part(self.initial or {}, name)
+        return {n: given.get(n, t).detach().clone() for n, t in net.state_dict().items()}
+
+    def all_first(self, server: Server) -> Tensors:
+        """The first state of every architecture, named as one group, where the server computes."""
+        found: Tensors = {}
+        for name in self.names:
+            found |= self.named(self.first(name, server.task.num_classes, server.seed), name)
+        return {n: t.to(server.device) for n, t in found.items()}
+
+    def on(self, side: Server | Client, weights: Tensors, name: str | None = None) -> nn.Module:
+        """A new network with these weights and buffers, where this side computes.
+
+        Args:
+            side: the server or a client.
+            weights: the state, under the network's own names.
+            name: which architecture; default: the client's own, or the server's only one.
+        """
+        if name is None:
+            name = self.architecture(side.id) if isinstance(side, Client) else self.names[0]
+        net = copy.deepcopy(self.template(name, side.task.num_classes)).to(side.device)
+        net.load_state_dict(weights)
+        return net
+
+    @staticmethod
+    def part(group: Tensors, name: str) -> Tensors:
+        """Of a group of all architectures, the tensors of one, under its network's own names."""
+        if not name:
+            return dict(group)
+        prefix = f"{name}/"
+        return {n.removeprefix(prefix): t for n, t in group.items() if n.startswith(prefix)}
+
+    @staticmethod
+    def named(tensors: Tensors, name: str) -> Tensors:
+        """The inverse of `part`: one architecture's tensors under their names in a group of all."""
+        return {f"{name}/{n}": t for n, t in tensors.items()} if name else tensors
+
+    def check_run(self, server: Server, *, features: bool = False) -> None:
+        """Try every architecture on two images of noise like the clients', and look `assign` and `initial` up.
+
+        Called before round 1. The networks are left as they are.
+
+        Args:
+            server: knows the images' shape and dtype, and how many clients there are.
+            features: whether the method uses embeddings whatever happens (then a classifier must be found).
+
+        Raises:
+            ValueError: a network fails on such images, or does not give finite logits [2, outputs]; a client without
+                an architecture (all of a mapping are looked up, of a function the first thousand); a name in `initial`
+                that no network has, or another shape or dtype there. The argument is named.
+        """
+        like = torch.empty(0, *server.shape, dtype=server.dtype)
+        for name, net in self.templates(server.task.num_classes).items():
+            outputs, label = self.outputs(server.task.num_classes), f"network[{name!r}]" if name else "network"
+            with torch.random.fork_rng(devices=[]):
+                door.try_network(split(net), like, classes=outputs, features=features, name=f"{label}({outputs})")
+        if self.assign is not None:
+            most = len(self.assign) + 1 if isinstance(self.assign, Mapping) else 1000
+            for client in range(min(server.clients, most)):
+                self.architecture(client)
+        self._require_initial(server.task.num_classes)
+
+    def _require_initial(self, classes: int) -> None:
+        known: Tensors = {}
+        for name, net in self.templates(classes).items():
+            known |= self.named(dict(net.state_dict()), name)
+        given = self.initial or {}
+        unknown = sorted(set(given) - set(known), key=str)
+        if unknown:
+            raise ValueError(f"initial holds names that the network lacks: {', '.join(map(str, unknown[:5]))}")
+        for name, tensor in given.items():
+            wanted = known[name]
+            if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+                got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
+
+
+def _factories(network: Factory | Mapping[str, Factory] | None, *, several: bool) -> dict[str, Factory]:
     if network is None:
         raise TypeError(f"network must be given: {_EXAMPLE} (outputs: the classes, and what add-ons put beside them)")
     if isinstance(network, Mapping) and not several:
@@ -50,33 +200,3 @@ def factories(network: Factory | Mapping[str, Factory] | None, *, several: bool 
             )
         check.callable_with(factory, label, ["outputs"], _EXAMPLE, classes=True)
     return dict(given)
-
-
-class Templates:
-    """Builds each architecture once per number of outputs (under a lock: clients run in threads).
-
-    Args:
-        network, several: see `factories`.
-    """
-
-    def __init__(self, network: Factory | Mapping[str, Factory] | None, *, several: bool = True) -> None:
-        self.factories = factories(network, several=several)
-        self._built: dict[tuple[str, int], nn.Module] = {}
-        self._lock = threading.Lock()
-
-    def of(self, architecture: str, outputs: int) -> nn.Module:
-        """The template: names and shapes are right, its weights mean nothing. Not to be changed."""
-        with self._lock:
-            if (architecture, outputs) not in self._built:
-                self._built[architecture, outputs] = self.draw(architecture, outputs, torch.Generator())
-            return self._built[architecture, outputs]
-
-    def draw(self, architecture: str, outputs: int, generator: torch.Generator) -> nn.Module:
-        """A new network with weights drawn from `generator`."""
-        return build(partial(self.factories[architecture], outputs), generator)
-
-    def at(self, architecture: str, outputs: int, weights: Tensors, device: torch.device) -> nn.Module:
-        """A new network with the given weights and buffers."""
-        net = copy.deepcopy(self.of(architecture, outputs)).to(device)
-        net.load_state_dict(weights)
-        return net

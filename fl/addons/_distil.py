@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from distillkit.losses import clip_logit_norm, knowledge_distillation
 from distillkit.networks.dropout import seed_dropout
+from fl.averaging import AveragingServer
 from fl.batches import shuffled
 from fl.message import Tensors
-from fl.method import Predictor, Server
+from fl.method import Predictor
 
 __all__ = ["distill", "distill_models", "due", "falling_steps", "validation_accuracy"]
 
@@ -88,14 +89,21 @@ def distill(
 
 
 def distill_models(
-    server: Server, start: Tensors, images: Tensor, teacher_logits: Tensor, *, owner: str, best: bool, **options: Any
+    server: AveragingServer,
+    start: Tensors,
+    images: Tensor,
+    teacher_logits: Tensor,
+    *,
+    owner: str,
+    best: bool,
+    **options: Any,
 ) -> Tensors:
     """Distil the server's copy of every architecture, from the weights in `start`; return all their weights.
 
     `owner` names the random draws; with `best` the best weights on `server.data["validation"]` are kept; `options` are
     those of `distill`. The round's row gets `distillation_steps`, the most that an architecture took.
     """
-    method = server.method
+    networks = server.settings.networks
     found: Tensors = {}
     score = partial(validation_accuracy, server) if best else None
     taken: list[int] = []
@@ -104,16 +112,16 @@ def distill_models(
         server.check_running()
         taken[-1] += 1
 
-    for name in method.networks:
+    for name in networks.names:
         taken.append(0)
-        net, generator = method.network_on(server, name, method.part(start, name)), server.generator(f"{owner} {name}")
+        net, generator = server.network(name, server.weights(name, of=start)), server.generator(f"{owner} {name}")
         distill(net, images, teacher_logits, generator=generator, running=running, score=score, **options)
-        found |= method.named({n: t.detach().clone() for n, t in net.state_dict().items()}, name)
+        found |= networks.named(server.copied(net), name)
     server.notes["distillation_steps"] = max(taken)
     return found
 
 
-def validation_accuracy(server: Server, net: nn.Module) -> float:
+def validation_accuracy(server: AveragingServer, net: nn.Module) -> float:
     """Accuracy of a network in eval mode on `server.data["validation"]`."""
     data = server.data["validation"].to(server.device)
     return server.task.metrics(Predictor(net, server.task.num_classes).sums(data, server.task))["accuracy"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,15 +14,11 @@ from distillkit import check
 from fl.addons._crops import Source, View
 from fl.addons._distil import distill_models, due, falling_steps, validation_accuracy
 from fl.addons.scaffold import Scaffold
-from fl.averaging.addon import AddOn, fills
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
+from fl.averaging.addon import fills
 from fl.message import Entry, Message, Tensors
-from fl.method import NoUsableReply, Server
+from fl.method import NoUsableReply
 from fl.reduce import Like, Reduced, Schema
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
 
 __all__ = ["Shared"]
 
@@ -74,11 +70,11 @@ class Shared(AddOn):
         for name, value in {"held": held, "source": source, "fingerprint": fingerprint}.items():
             object.__setattr__(self, name, value)
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """The server needs whole models, and what corrects averages needs averages in every round."""
-        if method.personal:
+        if settings.personal:
             raise ValueError(f"{self.name} distils whole models on the server: nothing can be personal")
-        for addon in method.addons if self.rate < 1 else ():
+        for addon in addons if self.rate < 1 else ():
             if isinstance(addon, Scaffold) or any(fills(addon, slot) for slot in _AVERAGES):
                 raise ValueError(f"{addon.name} needs weights from the clients in every round: {self.name}(rate=1)")
 
@@ -86,33 +82,33 @@ class Shared(AddOn):
         """Whether a round has FedAvg initialisation."""
         return number <= self.warm_rounds or due(self.rate, number)
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Select for the first round (line 4)."""
         if self.returns == "best" and "validation" not in server.data:
             raise ValueError("returns='best' needs server_data={'validation': ...}")
         server.state[self.index] = self._select(server)
 
-    def send(self, server: Server, client: int, message: Message) -> None:
+    def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """The indices (line 5), and once what they number."""
         message[self.picture], message[self.index] = self.held, server.state[self.index]
 
-    def expect(self, server: Server, client: int, schema: Schema) -> None:
+    def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """A row of logits for each image; weights only in a round that asks for them."""
-        outputs = server.method.output_count(server.task.num_classes)
+        outputs = server.outputs
         schema[self.logits.key] = Like(torch.zeros(len(server.state[self.index]), outputs))
         for entry in () if self.warm(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """Predict on the images; the weights stay at home unless it is their round (lines 9 and 10)."""
-        net, width = local.at(local.state()), local.method.output_count(local.task.num_classes)
+        net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
         reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
         for entry in () if self.warm(local.round) else _WEIGHTS:
             if entry in reply:
                 del reply[entry]
 
-    def refine(self, server: Server, replies: Reduced, old: Tensors) -> Tensors:
+    def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
         """Start from the average or from the weights of before, and learn the ensemble's logits (lines 11 and 12)."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
@@ -126,13 +122,12 @@ class Shared(AddOn):
             steps=steps, batch=self.batch, lr=self.lr, clip=self.clip,
         )  # fmt: skip
 
-    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
         """Select for the next round (line 4)."""
         server.state[self.index] = self._select(server)
 
-    def _select(self, server: Server) -> Tensor:
-        method, state = server.method, server.state[server.method.model]
-        nets = [method.network_on(server, name, method.part(state, name)).eval() for name in method.networks]
+    def _select(self, server: AveragingServer) -> Tensor:
+        nets = [server.network(name).eval() for name in server.settings.networks.names]
         judge = max(nets, key=partial(validation_accuracy, server)) if "validation" in server.data else nets[0]
-        width, generator = method.output_count(server.task.num_classes), server.generator(f"{self.key} selection")
+        width, generator = server.outputs, server.generator(f"{self.key} selection")
         return self.source.select(judge, self.held, self.keep, View.of(server), width, generator, self.selection)

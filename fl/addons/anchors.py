@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,17 +14,10 @@ from distillkit.condense import class_statistics, fit_to_gradient, images_from_s
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
 from fl.addons.condensed import SELECTED
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
 from fl.batches import Batch
 from fl.message import Entry, Message, Tensors
-from fl.method import Server
 from fl.reduce import Like, Reduced, Schema
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
-    from fl.averaging.step import Step
 
 __all__ = ["Anchors"]
 
@@ -108,14 +101,14 @@ class Anchors(AddOn):
         """Class statistics, if G starts from them."""
         return self.init != "noise"
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """The server takes a gradient of one whole model."""
-        if len(method.networks) > 1 or method.personal:
+        if len(settings.networks.names) > 1 or settings.personal:
             raise ValueError("Anchors needs one architecture that the server holds whole: it matches its gradient")
-        if method.optimizer == "adam":
+        if settings.optimizer == "adam":
             raise ValueError("Anchors needs optimizer='sgd': with Adam the change of weights is no sum of gradients")
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """G from noise, N(0, 1) a pixel."""
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape), torch.ones(shape))
@@ -126,28 +119,28 @@ class Anchors(AddOn):
         reply[self.statistics] = torch.cat(stats, 1).cpu()
         reply[self.owned] = (local.counts > 0).float().cpu()
 
-    def expect_answer(self, server: Server, client: int, schema: Schema) -> None:
+    def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """A row for each class, and whether it is owned."""
         dtype = next(t.dtype for t in server.state[FedAvg.model].values() if t.is_floating_point())
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=dtype)
         schema[self.statistics.key] = Like(blank)
         schema[self.owned.key] = Like(torch.zeros(len(blank)), least=0.0, most=1.0)
 
-    def answered(self, server: Server, replies: Reduced) -> None:
+    def answered(self, server: AveragingServer, replies: Reduced) -> None:
         """G from the clients' mean statistics."""
         if self.asks:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
             self._draw(server, means, stds.masked_fill(nobody, 1.0))
 
-    def _draw(self, server: Server, means: Tensor, stds: Tensor) -> None:
+    def _draw(self, server: AveragingServer, means: Tensor, stds: Tensor) -> None:
         size, generator = server.shape[1:], server.generator(self.key)
         images = images_from_statistics(means, stds, ipc=self.ipc, size=size, generator=generator)
         labels = torch.arange(len(means)).repeat_interleave(self.ipc)
         drawn = LabeledImages(images, labels, num_classes=len(means), normalization=server.normalization)
         server.state[self.anchors] = drawn.to(server.device)
 
-    def send(self, server: Server, client: int, message: Message) -> None:
+    def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """G, to those who use it; its body travels only when it has changed."""
         if self._joins(server.round):
             message[self.anchors] = server.state[self.anchors]
@@ -170,7 +163,7 @@ class Anchors(AddOn):
 
     def loss(self, step: Step) -> Tensor | None:
         """lambda L_Con over [the batch; all of G] (Eq. 4), or their MMD."""
-        if self.key not in step.own:
+        if not step.has_batch(self):
             return None
         if self.regulariser == "mmd":
             return self.weight * rbf_mmd(step.output().embedding, step.output(self).embedding)
@@ -179,14 +172,13 @@ class Anchors(AddOn):
             temperature=self.temperature, detach_other=False, reduction=self.reduction,
         )  # fmt: skip
 
-    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
         """Federated gradient matching (Eqs. 5-6) at the old weights, towards the mean update."""
         if server.round not in self.selected or FedAvg.update not in replies:
             return
-        core: Core = server.method
-        network = core.network_on(server, core.networks[0], old)
-        lr = core.lr * core.lr_decay ** (server.round - 1)
-        target = {n: (-u / lr).to(server.device) for n, u in replies[FedAvg.update].items()}
+        name = server.settings.networks.names[0]
+        network = server.network(name, server.weights(name, of=old))
+        target = {n: (-u / server.rate).to(server.device) for n, u in replies[FedAvg.update].items()}
         server.state[self.anchors] = fit_to_gradient(
             network, server.state[self.anchors], target, steps=self.steps, lr=self.lr, momentum=self.momentum,
             callback=lambda _: server.check_running(), progress=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -16,12 +15,9 @@ from distillkit.networks.samplers import NetworkSampler
 from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl.averaging.addon import AddOn
+from fl.averaging import AddOn, Local
 from fl.message import Entry
-
-if TYPE_CHECKING:
-    from fl.averaging.local import Local
-    from fl.method import Client, Server
+from fl.method import Client, Server
 
 __all__ = ["SELECTED", "Condensed"]
 
@@ -93,7 +89,7 @@ class Condensed(AddOn):
         """The condensed set: made, or refined, or as it was."""
 
         def like() -> nn.Module:
-            return local.method.network_at(local.client, local.received)
+            return local.new_network()
 
         own = self.first(local.client, like)
         if local.round in self.selected and local.round > 1 and self.refine_steps:

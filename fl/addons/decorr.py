@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from distillkit import check
 from distillkit.losses import feature_decorrelation
-from fl.averaging.addon import AddOn
-
-if TYPE_CHECKING:
-    from fl.averaging.step import Step
+from fl.averaging import AddOn, Step
 
 __all__ = ["FedDecorr"]
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from distillkit import check
 from distillkit.losses import proximal
-from fl.averaging.addon import AddOn
+from fl.averaging import AddOn, Local, Settings
 from fl.batches import Phase
 from fl.message import Entry, Message, Tensors
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
 
 __all__ = ["Ditto"]
 
@@ -53,9 +49,9 @@ class Ditto(AddOn):
         check.real_number(self.lam, "lam", least=0.0)
         Phase(self.epochs, self.steps)
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse personal parameters."""
-        if method.personal:
+        if settings.personal:
             raise ValueError("Ditto needs a whole global model to pull towards; with personal=... there is none")
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:

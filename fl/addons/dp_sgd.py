@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,17 +17,10 @@ from distillkit.privacy.guards import refuse_large_delta
 from distillkit.privacy.per_example import Ways
 from distillkit.privacy.trial import examples_at_once
 from distillkit.sets import LabeledImages
-from fl.addons._per_example import public_examples, refuse_mixing_parts, trial_locals, unsound
-from fl.averaging.addon import AddOn
-from fl.averaging.step import Step
-from fl.batches import Batch, rows
+from fl.addons._per_example import public_examples, refuse_mixing_parts, unsound
+from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
+from fl.batches import Batch, Phase, rows
 from fl.message import Tensors
-from fl.method import Server
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
-    from fl.batches import Phase
 
 __all__ = ["DPSGD"]
 
@@ -88,20 +80,20 @@ class DPSGD(AddOn):
             check.positive_int(self.chunk, "chunk")
         check.one_of(self.gradients, "gradients", ("auto", "hooks", "func"))
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse whatever would let private data out beside the noised gradient."""
-        for addon in method.addons:
+        for addon in addons:
             if why := unsound(addon):
                 raise ValueError(f"DPSGD cannot be combined with {addon.name}, which {why}")
-        if method.weights != "uniform":
+        if settings.weights != "uniform":
             raise ValueError("DPSGD needs weights='uniform': how many records a client has is private")
-        for name in method.networks:
+        for name in settings.networks.names:
             try:
-                require_per_example(method.templates.draw(name, 2, torch.Generator()))
+                require_per_example(settings.networks.draw(name, 2, torch.Generator()))
             except ValueError as error:
                 raise type(error)(f"DPSGD: {error}") from error
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Try augmentation and objective on public noise: neither may mix the examples of a batch.
 
         Raises:
@@ -110,23 +102,22 @@ class DPSGD(AddOn):
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
             server.ledger.assume("DPSGD")
-        refuse_mixing_parts(server.method, server, server.generator(self.key))
+        refuse_mixing_parts(server, server.generator(self.key))
 
-    def ready(self, server: Server) -> None:
-        """Try every architecture's gradients in every phase on public noise.
+    def try_out(self, local: Local) -> None:
+        """Try an architecture's gradients in every phase on public noise.
 
         Raises:
             BatchStatistics, NotSeparable, PrivacyError: a row is not one record's own.
         """
-        for local in trial_locals(server.method, server, server.generator(self.key)):
-            for phase in local.method.phases:
-                local.net.train()
-                with self._collecting(local, phase):
-                    pass
+        for phase in local.settings.phases:
+            local.net.train()
+            with self._collecting(local, phase):
+                pass
 
     @contextmanager
     def _collecting(self, local: Local, phase: Phase) -> Iterator[ExampleGradients]:
-        data, method, moved = local.data, local.method, local.trained_parameters(phase)
+        data, settings, moved = local.data, local.settings, local.trained_parameters(phase)
         refuse_half_precision(data.images, "a client's set")
         like = data.images[:0].to(local.client.device)
         chunk, sizes = examples_at_once(like, self.rate * self.size, self.chunk)
@@ -136,17 +127,17 @@ class DPSGD(AddOn):
             batch = Batch(images, labels, dict(zip(names, columns)))
             return Step.example_loss(local, batch, moved).expand(len(images))  # n times the mean: only the sum counts
 
-        key = (self, method.architecture(local.client.id), phase, chunk, like.shape, like.dtype, str(like.device))
+        key = (self, local.architecture, phase, chunk, like.shape, like.dtype, str(like.device))
         with per_example_gradients(
             local.net, losses, public=public_examples(local), chunk=chunk, sizes=sizes, trained=moved,
-            how=self.gradients, engine=method.tried.get(key),
+            how=self.gradients, engine=settings.tried.get(key),
         ) as gradients:  # fmt: skip
-            method.tried[key] = gradients.engine
+            settings.tried[key] = gradients.engine
             yield gradients
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
         """Poisson batches, after they are paid for."""
-        client, method, moved = local.client, local.method, local.trained_parameters(phase)
+        client, settings, moved = local.client, local.settings, local.trained_parameters(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
         private = PrivateGradient(
             list(moved.values()), sigma=self.sigma, clip=self.clip, denominator=self.rate * self.size,
@@ -159,8 +150,8 @@ class DPSGD(AddOn):
             draws = client.secret.generator()
             for _ in range(steps):
                 batch = rows(data, client.secret.poisson(len(data), self.rate), client.device)
-                if method.augment is not None and len(batch.images):
-                    batch = replace(batch, images=method.augment(batch.images, draws))
+                if settings.augment is not None and len(batch.images):
+                    batch = replace(batch, images=settings.augment(batch.images, draws))
                 yield batch
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,10 @@ from distillkit import check
 from distillkit.generate import invert
 from distillkit.generate.objective import Divergence
 from distillkit.sets import LabeledImages
-from fl.averaging.addon import AddOn
+from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
+from fl.averaging.addon import filling
 from fl.batches import Batch
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
-    from fl.averaging.step import Step
-    from fl.method import Server
-    from fl.task import Task
+from fl.task import Task
 
 __all__ = ["FedCOG"]
 
@@ -118,13 +113,13 @@ class FedCOG(AddOn):
         """No distillation."""
         return self.weight == 0
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Half of the steps must be known beforehand."""
-        filling = method.slot("batches")
-        if self.regenerate and filling is not None:
-            raise ValueError(f"FedCOG(regenerate=True) cannot tell half of the steps: {filling.name} makes the batches")
+        slot = filling(addons, "batches")
+        if self.regenerate and slot is not None:
+            raise ValueError(f"FedCOG(regenerate=True) cannot tell half of the steps: {slot.name} makes the batches")
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Uniform targets need an image for every class."""
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
@@ -178,7 +173,7 @@ class FedCOG(AddOn):
 
     def loss(self, step: Step) -> Tensor | None:
         """Distillation from the stored logits (section 4.2), or what they say as labels."""
-        if self.key not in step.own:
+        if not step.has_batch(self):
             return None
         task, logits, said = step.local.task, step.batch_of(self).columns["logits"], step.output(self).logits
         if self.labels == "soft":

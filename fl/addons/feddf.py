@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,14 +12,10 @@ from torch import Tensor
 from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
 from fl.addons._distil import distill_models, due
-from fl.averaging.addon import AddOn, fills
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
+from fl.averaging.addon import fills, require_replied
 from fl.message import Entry, Message, Tensors
-from fl.method import Server
 from fl.reduce import Reduced
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
 
 __all__ = ["FedDF"]
 
@@ -100,14 +97,14 @@ class FedDF(AddOn):
         """No step."""
         return self.steps == 0
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """The server must be able to run every client's model."""
-        method.require_replied(self)
-        for addon in method.addons:
+        require_replied(self, settings, addons)
+        for addon in addons:
             if self.rate < 1 and any(fills(addon, slot) for slot in ("rescale", "server_step", "tested_model")):
                 raise ValueError(f"{addon.name} follows the average in every round: FedDF(rate=1)")
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Require the images."""
         for name in ("proxy", "validation") if self.returns == "best" else ("proxy",):
             if name not in server.data:
@@ -119,13 +116,13 @@ class FedDF(AddOn):
                 f"got {proxy.shape}, {proxy.normalization}"
             )
 
-    def read_reply(self, server: Server, reply: Message, out: Message) -> None:
+    def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """f(x_k): one client's logits on the proxy images."""
-        net = cast(FedAvg, server.method).replied(server, reply).network
+        net = server.trained(reply).network
         images = server.data["proxy"].images.to(server.device)
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 
-    def refine(self, server: Server, replies: Reduced, old: Tensors) -> Tensors:
+    def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
         """Distil the ensemble into the student of each architecture."""
         warm = server.round <= self.warm_rounds or due(self.rate, server.round)
         if self.rate < 1:

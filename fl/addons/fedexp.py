@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from distillkit import check
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.message import Entry, Message, Tensors
-from fl.method import Server
 from fl.reduce import Like, Reduced, Schema
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
 
 __all__ = ["FedExP"]
 
@@ -60,12 +53,12 @@ class FedExP(AddOn):
     def __post_init__(self) -> None:
         check.real_number(self.epsilon, "epsilon", least=0.0)
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """One vector of weights."""
-        if len(method.networks) > 1:
+        if len(settings.networks.names) > 1:
             raise ValueError("FedExP needs one architecture: its step size is that of one vector of weights")
 
-    def expect(self, server: Server, client: int, schema: Schema) -> None:
+    def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """One number, a square."""
         schema[self.norm.key] = Like(1.0, least=0.0)
 
@@ -73,19 +66,19 @@ class FedExP(AddOn):
         """The squared length of what goes out."""
         reply[self.norm] = _square(update.values())
 
-    def rescale(self, server: Server, replies: Reduced, mean: Tensors) -> Tensors:
+    def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
         """eta_g times the mean; the history shows eta_g."""
         size = 2 * (_square(mean.values()) + self.epsilon)
         step = max(1.0, replies[self.norm] / size) if size > 0 else 1.0
         server.notes["extrapolation"] = step
         return {n: step * m for n, m in mean.items()}
 
-    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
         """Keep the iterate before this one."""
         if server.round > 1:
             server.state[self.before] = old
 
-    def tested_model(self, server: Server) -> Tensors:
+    def tested_model(self, server: AveragingServer) -> Tensors:
         """The mean of the last two iterates; integer buffers are the last one's."""
         last = server.state[FedAvg.model]
         before = server.state.get(self.before, last)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,17 +15,11 @@ from distillkit import check
 from distillkit.losses import knowledge_distillation
 from distillkit.networks import build
 from fl.addons._latent import Head, LatentGenerator, diversity
-from fl.averaging.addon import AddOn, fills
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
+from fl.averaging.addon import fills
 from fl.averaging.moments import moments, resume
 from fl.message import Entry, Message, Tensors
-from fl.method import Server
 from fl.reduce import Like, Reduced, Schema
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
-    from fl.averaging.step import Step
 
 __all__ = ["FedGen"]
 
@@ -93,24 +88,22 @@ class FedGen(AddOn):
         """No term."""
         return self.alpha == 0 and self.beta == 0
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """The server needs every client's classifier, of one kind."""
-        if method.personal or len(method.networks) > 1:
+        if settings.personal or len(settings.networks.names) > 1:
             raise ValueError("FedGen learns from one kind of classifier: no personal parameters, one architecture")
-        for addon in method.addons:
+        for addon in addons:
             if fills(addon, "normalise"):
                 raise ValueError(f"FedGen needs the clients' classifiers, but {addon.name} rescales what they send")
 
-    def _head(self, server: Server) -> Head:
-        method = server.method
-        name = method.networks[0]
-        return Head(method.network_on(server, name, method.part(server.state[FedAvg.model], name)), server.shape)
+    def _head(self, server: AveragingServer) -> Head:
+        return Head(server.network(server.settings.networks.names[0]), server.shape)
 
     def _generator(self, classes: int, embedding: int, draw: torch.Generator | None = None) -> LatentGenerator:
         made = partial(LatentGenerator, classes, self.noise, self.hidden, embedding)
         return cast("LatentGenerator", build(made, draw or torch.Generator()))
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Draw the generator."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.device)
@@ -118,14 +111,14 @@ class FedGen(AddOn):
         server.state[self.seen] = torch.zeros(classes, device=server.device)
         server.state[self.optimizer] = {}
 
-    def send(self, server: Server, client: int, message: Message) -> None:
+    def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """The generator once it has learnt, and the classes seen."""
         if server.state[self.seen].any():
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
-    def expect(self, server: Server, client: int, schema: Schema) -> None:
+    def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """A row of counts."""
-        most = server.method.most_samples
+        most = server.settings.most_samples
         schema[self.counts.key] = Like(torch.zeros(1, server.task.num_classes), least=0.0, most=most)
 
     def begin(self, local: Local) -> None:
@@ -164,15 +157,15 @@ class FedGen(AddOn):
         """The counts of each class."""
         reply[self.counts] = local.scratch(self)["counts"][None]
 
-    def read_reply(self, server: Server, reply: Message, out: Message) -> None:
+    def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """h_k: the classifier's part of the client's model."""
         if FedAvg.update not in reply:
             return
-        method, name = server.method, server.method.networks[0]
-        old, update = (method.part(g, name) for g in (server.state[FedAvg.model], reply[FedAvg.update]))
+        name = server.settings.networks.names[0]
+        old, update = server.weights(name), server.weights(name, of=reply[FedAvg.update])
         out[self.head] = {n: (old[n] + update[n].to(server.device))[None] for n in self._head(server).names}
 
-    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
         """Train G on the round's classifiers."""
         if self.head not in replies:
             return

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +11,10 @@ from torch.nn import functional as F
 
 from distillkit import check
 from distillkit.networks.dropout import seed_dropout
-from fl.averaging.addon import AddOn, fills
+from fl.averaging import AddOn, Local, Settings, Step
+from fl.averaging.addon import fills
 from fl.batches import shuffled
 from fl.message import Tensors
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
-    from fl.averaging.step import Step
 
 __all__ = ["FedReg"]
 
@@ -69,13 +64,13 @@ class FedReg(AddOn):
             check.real_number(self.eta_perturbed, "eta_perturbed", above=0.0)
         check.positive_int(self.iterations, "iterations")
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse what would undo the projections or needs an update that is a sum of gradients."""
-        if method.optimizer != "sgd" or method.momentum:
+        if settings.optimizer != "sgd" or settings.momentum:
             raise ValueError(
                 "FedReg's projections are defined for plain SGD: a momentum would bring back what they remove"
             )
-        for addon in method.addons:
+        for addon in addons:
             if fills(addon, "correct_gradient") or fills(addon, "normalise"):
                 raise ValueError(f"FedReg cannot be combined with {addon.name}: its update is not a sum of gradients")
 
@@ -118,7 +113,7 @@ class FedReg(AddOn):
                 step.trained[name].copy_(local.start[name] + r)
 
     def _copy(self, local: Local) -> nn.Module:
-        copy = local.method.network_at(local.client, local.received).train()
+        copy = local.new_network()
         seed_dropout(copy, local.generator(self, "dropout"))
         return copy
 
@@ -127,7 +122,7 @@ class FedReg(AddOn):
         model, data = local.at(local.received), local.data
         small = self.eta / 100 if self.eta_perturbed is None else self.eta_perturbed
         found: list[tuple[Tensor, ...]] = []
-        for index in shuffled(len(data), local.method.batch, local.generator(self, "order"), 1, None):
+        for index in shuffled(len(data), local.settings.batch, local.generator(self, "order"), 1, None):
             local.client.check_running()
             images = data.images.index_select(0, index).to(local.client.device)
             labels = data.labels.index_select(0, index).to(local.client.device)

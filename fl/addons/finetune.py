@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fl.averaging.addon import AddOn
+from fl.averaging import AddOn, Local, Settings
 from fl.averaging.trial import require_matches
 from fl.batches import Phase
 from fl.message import Tensors
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
 
 __all__ = ["FineTune"]
 
@@ -43,7 +38,7 @@ class FineTune(AddOn):
     def __post_init__(self) -> None:
         Phase(self.epochs, self.steps, self.train)
 
-    def check_run(self, method: Core, names: Sequence[str]) -> None:
+    def check_run(self, settings: Settings, names: Sequence[str]) -> None:
         """The pattern must match."""
         require_matches([self.train], names, "FineTune(train=...)")
 

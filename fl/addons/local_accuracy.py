@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from distillkit import check
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
+from fl.averaging.addon import require_replied
 from fl.message import Entry, Message, Tensors
-from fl.method import Server
 from fl.reduce import Reduced
 from fl.task import clients_accuracy
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
 
 __all__ = ["LocalAccuracy"]
 
@@ -53,11 +49,11 @@ class LocalAccuracy(AddOn):
         """The first test."""
         return self.every
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """The server must be able to run every client's model."""
-        method.require_replied(self)
+        require_replied(self, settings, addons)
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Require the set."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
@@ -68,15 +64,15 @@ class LocalAccuracy(AddOn):
                 f"{data.num_classes} classes, labels {list(data.labels.shape)}"
             )
 
-    def read_reply(self, server: Server, reply: Message, out: Message) -> None:
+    def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Test one client's model."""
         if server.round % self.every or FedAvg.update not in reply:
             return
-        predictor = cast(FedAvg, server.method).replied(server, reply)
+        predictor = server.trained(reply)
         sums = predictor.sums(server.data[self.on].to(server.device), server.task)
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
-    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
         """Write them down."""
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,10 +10,7 @@ from torch import Tensor
 from distillkit import check
 from distillkit.losses import model_contrastive
 from distillkit.networks import split
-from fl.averaging.addon import AddOn
-
-if TYPE_CHECKING:
-    from fl.averaging.step import Step
+from fl.averaging import AddOn, Step
 
 __all__ = ["MOON"]
 

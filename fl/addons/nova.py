@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.message import Entry, Message, Tensors
-from fl.method import Server
 from fl.reduce import Like, Reduced, Schema
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
 
 __all__ = ["Nova"]
 
@@ -41,12 +36,12 @@ class Nova(AddOn):
     reads = "nothing"
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """|a_i|_1 counts this round's gradients."""
-        if method.optimizer_state == "client":
+        if settings.optimizer_state == "client":
             raise ValueError("Nova needs optimizer_state='round': gradients of earlier rounds are in old momentum")
 
-    def expect(self, server: Server, client: int, schema: Schema) -> None:
+    def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """One number for each tensor of the update."""
         update = cast(Tensors, schema[FedAvg.update.key].value)
         schema[self.tau.key] = Like({n: torch.tensor(1.0) for n in update}, least=0.0)
@@ -58,9 +53,9 @@ class Nova(AddOn):
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """The normalisers go out too."""
         tau = {n: torch.tensor(path / local.lr) for n, path in local.paths.items()}
-        reply[self.tau] = local.method.named(tau, local.method.architecture(local.client.id))
+        reply[self.tau] = local.named(tau)
 
-    def rescale(self, server: Server, replies: Reduced, mean: Tensors) -> Tensors:
+    def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
         """The mean of the d_i, times tau_eff."""
         tau = replies[self.tau]
         return {n: m * tau[n].to(m.device) for n, m in mean.items()}

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from distillkit import check
 from distillkit.losses import proximal
-from fl.averaging.addon import AddOn
-
-if TYPE_CHECKING:
-    from fl.averaging.step import Step
+from fl.averaging import AddOn, Step
 
 __all__ = ["Proximal"]
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from distillkit import check
-from fl.averaging.addon import AddOn
+from fl.averaging import AddOn, Step
 from fl.message import Tensors
-
-if TYPE_CHECKING:
-    from fl.averaging.step import Step
 
 __all__ = ["SAM"]
 

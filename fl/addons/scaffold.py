@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
 from fl.message import Entry, Message, Tensors
-from fl.method import Server
 from fl.reduce import Reduced, Schema
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
-    from fl.averaging.step import Step
 
 __all__ = ["Scaffold"]
 
@@ -48,30 +41,30 @@ class Scaffold(AddOn):
     own = Entry[Tensors]("first")
     drift = Entry[Tensors]("sum")
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Option II reads the mean gradient off the change of the weights."""
-        if method.optimizer == "adam":
+        if settings.optimizer == "adam":
             raise ValueError("Scaffold needs optimizer='sgd': an Adam step says little about the size of the gradient")
-        if method.optimizer_state == "client":
+        if settings.optimizer_state == "client":
             raise ValueError("Scaffold needs optimizer_state='round': old momentum is in the change of the weights too")
-        if len(method.networks) > 1:
+        if len(settings.networks.names) > 1:
             raise ValueError("Scaffold needs one architecture: c is the mean of all clients' variates")
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """c = 0."""
         server.state[self.control] = {}
 
-    def send(self, server: Server, client: int, message: Message) -> None:
+    def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """The server's variate."""
         message[self.control] = server.state[self.control]
 
-    def expect(self, server: Server, client: int, schema: Schema) -> None:
+    def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """One tensor for each tensor of the update."""
         schema[self.drift.key] = schema[FedAvg.update.key]
 
     def begin(self, local: Local) -> None:
         """Both variates, and the shift c - c_i of every gradient (line 10)."""
-        c = local.method.part(local.message[self.control], local.method.architecture(local.client.id))
+        c = local.part(local.message[self.control])
         own: Tensors = local.memory.get(self.own, {})
         zeros = {n: torch.zeros_like(p) for n, p in local.start.items()}
         scratch = local.scratch(self)
@@ -93,9 +86,9 @@ class Scaffold(AddOn):
             for n, delta in local.delta.items()
         }
         local.memory[self.own] = {n: own[n] + d for n, d in drift.items()}
-        reply[self.drift] = local.method.named(drift, local.method.architecture(local.client.id))
+        reply[self.drift] = local.named(drift)
 
-    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
         """Line 17: c moves by 1/N sum of the changes."""
         c, moved = server.state[self.control], replies[self.drift]
         server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from fl.averaging.addon import AddOn
+from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
-from fl.method import Server
 
 __all__ = ["ServerAdagrad", "ServerAdam", "ServerAdaptive", "ServerYogi"]
 
@@ -56,7 +55,7 @@ class ServerAdaptive(AddOn):
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """The new v from the old one and Delta^2."""
 
-    def server_step(self, server: Server, mean: Tensors) -> Tensors:
+    def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
         """The adaptive step."""
         m: Tensors = server.state.get(self.m, {})
         v: Tensors = server.state.get(self.v, {})

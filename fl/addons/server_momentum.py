@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distillkit import check
-from fl.averaging.addon import AddOn
+from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
-from fl.method import Server
 
 __all__ = ["ServerMomentum"]
 
@@ -46,7 +45,7 @@ class ServerMomentum(AddOn):
         """The step is the mean change."""
         return self.momentum == 0 and self.lr == 1
 
-    def server_step(self, server: Server, mean: Tensors) -> Tensors:
+    def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
         """The velocity, times the step size."""
         known: Tensors = server.state.get(self.velocity, {})
         v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}

@@ -13,7 +13,7 @@ from distillkit import check
 from distillkit.generate import Patches
 from fl.addons._crops import Crops
 from fl.addons._shared import Shared
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import FedAvg
 from fl.message import Entry
 
 __all__ = ["SharedImage"]

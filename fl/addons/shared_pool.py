@@ -11,9 +11,8 @@ from torch import Tensor
 from distillkit.sets import LabeledImages
 from fl.addons._crops import Pool
 from fl.addons._shared import Shared
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AveragingServer, FedAvg
 from fl.message import Entry
-from fl.method import Server
 
 __all__ = ["SharedPool"]
 
@@ -60,7 +59,7 @@ class SharedPool(Shared):
         digest = hashlib.blake2b(repr(tuple(pixels.shape)).encode() + pixels.numpy().tobytes(), digest_size=8)
         self._hold(pixels, Pool(len(pixels)), digest.hexdigest())
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Refuse a pool that clients cannot read; select for the first round."""
         if tuple(self.held.shape[1:]) != tuple(server.shape):
             raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,15 +11,8 @@ from torch import Tensor
 from distillkit import check
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, Local, Step
 from fl.message import Entry, Message, Tensors
-from fl.method import Server
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
-    from fl.averaging.step import Step
 
 __all__ = ["VFA"]
 
@@ -63,29 +56,28 @@ class VFA(AddOn):
         """No term."""
         return self.weight == 0
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """The means [K, d] of each architecture's feature space."""
-        core: Core = server.method
-        drawn: Tensors = {}
-        for architecture in core.networks:
-            weights = core.part(server.state[FedAvg.model], architecture)
-            net = core.network_on(server, architecture, weights).eval()
+        networks, drawn = server.settings.networks, dict[str, Tensor]()
+        for architecture in networks.names:
+            net = server.network(architecture).eval()
             with torch.no_grad():
                 width = split(net).features(torch.zeros(1, *server.shape, device=server.device)).shape[1]
             generator = server.generator(f"{self.key} {architecture}")
-            drawn |= core.named({"mean": torch.rand(server.task.num_classes, width, generator=generator)}, architecture)
+            drawn |= networks.named(
+                {"mean": torch.rand(server.task.num_classes, width, generator=generator)}, architecture
+            )
         server.state[self.means] = drawn
 
-    def send(self, server: Server, client: int, message: Message) -> None:
+    def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """The means for this client's architecture, once."""
-        core: Core = server.method
-        architecture = core.architecture(client)
-        message[self.means] = core.named(core.part(server.state[self.means], architecture), architecture)
+        networks = server.settings.networks
+        architecture = networks.architecture(client)
+        message[self.means] = networks.named(server.weights(architecture, of=server.state[self.means]), architecture)
 
     def begin(self, local: Local) -> None:
         """This training's own stream of features."""
-        method = local.method
-        means = method.part(local.message[self.means], method.architecture(local.client.id))["mean"]
+        means = local.part(local.message[self.means])["mean"]
         local.scratch(self).update(means=means.cpu(), generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit import check
 from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.addons._virtual import require_source, virtual_set
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, FedAvg
 from fl.batches import shuffled
 from fl.message import Tensors
-from fl.method import Server
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
 
 __all__ = ["VFTL"]
 
@@ -66,20 +62,18 @@ class VFTL(AddOn):
         """No pretraining."""
         return self.epochs == 0
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Pretrain every architecture."""
         if self.classes > server.task.num_classes:
             raise ValueError(f"VFTL: {self.classes} virtual classes, but outputs for {server.task.num_classes} only")
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
-        core: Core = server.method
-        trained: Tensors = {}
-        for architecture in core.networks:
-            weights = core.part(server.state[FedAvg.model], architecture)
-            trained |= core.named(self._pretrained(server, architecture, weights, noise), architecture)
+        networks, trained = server.settings.networks, dict[str, Tensor]()
+        for architecture in networks.names:
+            trained |= networks.named(self._pretrained(server, architecture, noise), architecture)
         server.state[FedAvg.model] = trained
 
-    def _pretrained(self, server: Server, architecture: str, weights: Tensors, noise: LabeledImages) -> Tensors:
-        net = server.method.network_on(server, architecture, weights).train()
+    def _pretrained(self, server: AveragingServer, architecture: str, noise: LabeledImages) -> Tensors:
+        net = server.network(architecture).train()
         seed_dropout(net, server.generator(f"{self.key} dropout {architecture}"))
         optimizer = torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum)
         order = server.generator(f"{self.key} order {architecture}")
@@ -90,4 +84,4 @@ class VFTL(AddOn):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        return {n: t.detach().clone() for n, t in net.state_dict().items()}
+        return server.copied(net)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,17 +18,10 @@ from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
 from distillkit.sets import LabeledImages
 from fl.addons._virtual import require_source, virtual_set
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.step import outputs
 from fl.batches import Batch
 from fl.message import Entry, Message
-from fl.method import Server
-
-if TYPE_CHECKING:
-    from fl.averaging.core import Core
-    from fl.averaging.local import Local
-    from fl.averaging.step import Step
 
 __all__ = ["VHL", "NaiveVHL"]
 
@@ -118,18 +111,17 @@ class VHL(AddOn):
         """No term at all."""
         return self.cross_entropy == self.calibration == self.contrast == 0
 
-    def check(self, method: Core) -> None:
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """One virtual set."""
-        several = [a.name for a in method.addons if isinstance(a, VHL)]
+        several = [a.name for a in addons if isinstance(a, VHL)]
         if len(several) > 1:
             raise ValueError(f"{' and '.join(several)} cannot be combined: both are VHL with other weights")
 
-    def start(self, server: Server) -> None:
+    def start(self, server: AveragingServer) -> None:
         """Make the virtual set; try the layer on it."""
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
-        method: Core = server.method
-        for architecture in method.networks if self.layer is not None else ():
-            net = method.network_on(server, architecture, method.part(server.state[FedAvg.model], architecture)).eval()
+        for architecture in server.settings.networks.names if self.layer is not None else ():
+            net = server.network(architecture).eval()
             named = dict(net.named_modules())
             if self.layer not in named or not self.layer:
                 known = ", ".join(n for n in named if n)
@@ -138,14 +130,14 @@ class VHL(AddOn):
                 outputs(split(net), noise.images[:2], {self.layer: named[self.layer]})
         server.state[self.noise] = noise
 
-    def send(self, server: Server, client: int, message: Message) -> None:
+    def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """The virtual set; its body travels once to each client."""
         message[self.noise] = server.state[self.noise]
 
     def own_batches(self, local: Local) -> Iterator[Batch]:
         """Virtual batches, augmented in their own space."""
         noise = local.message[self.noise]
-        change = local.method.augment if isinstance(self.augment, str) else self.augment
+        change = local.settings.augment if isinstance(self.augment, str) else self.augment
         augment = None if change is None else in_space(change, noise.normalization)
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 

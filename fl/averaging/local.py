@@ -1,11 +1,11 @@
-"""One client's training in one round."""
+"""One client's training in one round: what an add-on sees of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,113 +15,147 @@ from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl.averaging.addon import AddOn, fills
-from fl.averaging.moments import moments, resume
+from fl.averaging.entries import Entries
 from fl.averaging.path import unit_path
-from fl.averaging.step import Step
+from fl.averaging.settings import Settings
 from fl.batches import Batch, Phase, rows, shuffled
 from fl.message import Message, Tensors
-from fl.method import Client
+from fl.method import Client, Part
 
-if TYPE_CHECKING:
-    from fl.averaging.fedavg import FedAvg
+__all__ = ["Local", "Term", "received_state"]
 
-__all__ = ["Local"]
+
+class Term(Protocol):
+    """What adds to the loss of a local step; add-ons do."""
+
+    @property
+    def reads(self) -> Literal["nothing", "example", "batch"]:
+        """What it reads of private data, see `AddOn`."""
+        ...
+
+    def loss(self, step: Any) -> Tensor | None:
+        """The term for a `Step`, if there is one."""
+        ...
 
 
 class Local:
     """What an add-on sees of a client's training in one round.
 
     Attributes:
-        method, client, message: who trains, where, and what the server said.
+        settings: the method's options and its networks.
+        client, message: where the training runs, and what the server said.
         task: what the labels mean.
         start: the received parameters, by name.
         previous: this client's last trained state (parameters and buffers), if an add-on asked for it and there is one.
         net: the network in training (`network` is its features/classifier view, `layers` the inner ones that add-ons
-            read); `shared_parameters()` are the parameters that are shared with the server.
+            read); `shared_parameters()` are those that are shared with the server.
         data: the set that is trained on.
         counts: images of each class in the client's own data, int64 [K].
         weight: factor of the base objective; an add-on may change it in `begin`.
         lr: this round's learning rate.
         steps: optimiser steps taken so far.
         dropout: the generator that the dropout layers of `net` draw from.
+        terms: what adds to the loss of a step.
     """
 
-    def __init__(self, method: FedAvg, client: Client, message: Message) -> None:
-        self.method, self.client, self.message, self.task = method, client, message, client.task
-        self.round, self.memory = client.round, client.memory
-        self.weight, self.lr, self.steps = 1.0, method.lr * method.lr_decay ** (client.round - 1), 0
-        self.received: Tensors = method.state_for(client, message)
-        self.net = method.network_at(client, self.received)
+    def __init__(self, settings: Settings, client: Client, message: Message, terms: Sequence[Term] = ()) -> None:
+        self.settings, self.client, self.message, self.task = settings, client, message, client.task
+        self.round, self.memory, self.terms = client.round, client.memory, tuple(terms)
+        self.weight, self.lr, self.steps = 1.0, settings.rate(client.round), 0
+        self.architecture = settings.networks.architecture(client.id)
+        self.received = received_state(settings, client, message)
+        self.net = settings.networks.on(client, self.received)
         self.dropout = client.generator("dropout")
         seed_dropout(self.net, self.dropout)
         self.network = split(self.net)
-        self.layers = {name: self.net.get_submodule(name) for a in method.addons for name in a.layers}
+        self.layers = {name: self.net.get_submodule(name) for name in settings.layers}
         self._named = dict(self.net.named_parameters())
-        self._shared = {n: p for n, p in self._named.items() if not method.is_personal(n)}
+        self._shared = {n: p for n, p in self._named.items() if not settings.is_personal(n)}
         self.start: Tensors = {n: p.detach().clone() for n, p in self._shared.items()}
-        self.previous: Tensors | None = client.memory.get(method.last)
+        self.previous: Tensors | None = client.memory.get(Entries.last)
         self.counts = self.task.counts(client.data.labels)
         self.data = client.data
         self._scratch: dict[str, dict[str, Any]] = {}
         self._twins: dict[int, tuple[Mapping[str, Tensor], nn.Module]] = {}
         self._phases: list[tuple[frozenset[str], int]] = []
 
+    # What belongs to an add-on.
+
+    def scratch(self, addon: Part) -> dict[str, Any]:
+        """An add-on's own values for this training: a dict that is empty when the training begins."""
+        return self._scratch.setdefault(addon.key, {})
+
+    def first_output(self, addon: Part) -> int:
+        """The index of the add-on's first extra output (see `AddOn.extra_outputs`)."""
+        return self.settings.first_output(addon, self.task.num_classes)
+
+    def generator(self, addon: Part, purpose: str = "") -> torch.Generator:
+        """An add-on's own generator for this round, client and purpose."""
+        return derive(self.client.seed, self.round, self.client.id, addon.key, purpose)
+
+    # Weights and networks.
+
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """The shared parameters in training, by name."""
+        """The parameters in training that are shared with the server, by name."""
         return self._shared
 
     def trained_parameters(self, phase: Phase) -> dict[str, nn.Parameter]:
         """The parameters that a phase trains, by name."""
         return {n: p for n, p in self._named.items() if p.requires_grad and phase.trains(n)}
 
-    def scratch(self, addon: AddOn) -> dict[str, Any]:
-        """An add-on's scratch values for this training."""
-        return self._scratch.setdefault(addon.key, {})
-
-    def first_output(self, addon: AddOn) -> int:
-        """The index of the add-on's first extra output."""
-        return self.method.first_output(addon, self.task.num_classes)
-
-    def generator(self, addon: AddOn, purpose: str = "") -> torch.Generator:
-        """An add-on's own generator for this round and client."""
-        return derive(self.client.seed, self.round, self.client.id, addon.key, purpose)
+    def new_network(self) -> nn.Module:
+        """A second network of this client with the received weights, in train mode, for an add-on to change."""
+        return self.settings.networks.on(self.client, self.received).train()
 
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """A frozen twin in eval mode at other weights; names that are missing keep the received values."""
         known = self._twins.get(id(weights))
         if known is None:
-            twin = self.method.network_at(self.client, {**self.received, **weights}).eval().requires_grad_(False)
+            twin = self.settings.networks.on(self.client, {**self.received, **weights}).eval().requires_grad_(False)
             known = self._twins[id(weights)] = (weights, twin)
         return known[1]
 
-    def optimizer(self, params: list[nn.Parameter] | list[Tensor]) -> torch.optim.Optimizer:
+    def state(self) -> Tensors:
+        """A copy of the current state of `net`: parameters and buffers."""
+        return {n: t.detach().clone() for n, t in self.net.state_dict().items()}
+
+    @cached_property
+    def delta(self) -> Tensors:
+        """Trained minus received, for every shared parameter; read it after the training."""
+        return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
+
+    def optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
         """The method's optimiser on other tensors, at this round's rate."""
-        method = self.method
-        if method.optimizer == "adam":
-            return torch.optim.Adam(params, lr=self.lr, weight_decay=method.weight_decay, foreach=False)
-        return torch.optim.SGD(
-            params, lr=self.lr, momentum=method.momentum, weight_decay=method.weight_decay, foreach=False
-        )
+        return self.settings.optimizer_for(params, self.lr)
+
+    def named(self, tensors: Tensors) -> Tensors:
+        """Tensors of this client's network under their names in a message (see `fl.networks.Networks`)."""
+        return self.settings.networks.named(tensors, self.architecture)
+
+    def part(self, group: Tensors) -> Tensors:
+        """Of a group in a message, what belongs to this client's architecture, under the network's names."""
+        return self.settings.networks.part(group, self.architecture)
+
+    # Images.
 
     @property
     def planned(self) -> int:
         """The steps of all phases on `data`, where no add-on makes the batches."""
-        passes = -(-len(self.data) // self.method.batch)
-        return sum(p.epochs * passes if p.steps is None else p.steps for p in self.method.phases)
+        passes = -(-len(self.data) // self.settings.batch)
+        return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
 
     def batches(self, data: LabeledImages, phase: Phase, purpose: str) -> Iterator[Batch]:
         """Shuffled (and augmented) batches of a set for one phase; none of an empty set."""
         if not len(data):
             return
-        generator, method, device = self.client.generator(purpose), self.method, self.client.device
-        for index in shuffled(len(data), method.batch, generator, phase.epochs, phase.steps):
+        generator, augment, device = self.client.generator(purpose), self.settings.augment, self.client.device
+        for index in shuffled(len(data), self.settings.batch, generator, phase.epochs, phase.steps):
             batch = rows(data, index, device)
-            yield batch if method.augment is None else replace(batch, images=method.augment(batch.images, generator))
+            yield batch if augment is None else replace(batch, images=augment(batch.images, generator))
 
     def stream(
         self,
-        addon: AddOn,
+        addon: Part,
         data: LabeledImages,
         *,
         batch: int | None = None,
@@ -134,36 +168,12 @@ class Local:
         """
         generator = self.generator(addon, "stream")
         while True:
-            for index in shuffled(len(data), batch or self.method.batch, generator, 1, None):
+            for index in shuffled(len(data), batch or self.settings.batch, generator, 1, None):
                 part = replace(rows(data, index, self.client.device), joint=joint)
                 yield part if augment is None else replace(part, images=augment(part.images, generator))
 
-    def train(self) -> None:
-        """Run every phase; `net` then holds the trained weights."""
-        streams = {a.key: a.own_batches(self) for a in self.method.addons if fills(a, "own_batches")}
-        streams = {name: stream for name, stream in streams.items() if stream is not None}
-        slot, kept = self.method.slot("batches"), cast("Tensors", {})
-        for number, phase in enumerate(self.method.phases):
-            moved = self.trained_parameters(phase)
-            optimizer = self.optimizer(list(moved.values()))
-            if self.method.optimizer_state == "client":
-                resume(optimizer, [f"{number}/{n}" for n in moved], self.memory.get(self.method.moments) or {})
-            real = slot.batches(self, self.data, phase) if slot else self.batches(self.data, phase, f"batches{number}")
-            self.net.train()
-            before = self.steps
-            for batch in real:
-                self.client.check_running()
-                own = {name: next(cast("Iterator[Batch]", stream)) for name, stream in streams.items()}
-                Step(self, batch, own, moved).take(optimizer)
-                self.steps += 1
-            self._phases.append((frozenset(moved), self.steps - before))
-            if self.method.optimizer_state == "client":
-                kept |= moments(optimizer, [f"{number}/{n}" for n in moved])
-        if kept:
-            self.memory[self.method.moments] = kept
-
     def fit(
-        self, state: Tensors, owner: AddOn, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
+        self, state: Tensors, owner: Part, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
     ) -> Tensors:
         """Train a second network of this client, from `state`, and return its state.
 
@@ -172,10 +182,10 @@ class Local:
         """
         if not len(self.data):
             return state
-        net = self.method.network_at(self.client, state)
+        net = self.settings.networks.on(self.client, state)
         seed_dropout(net, self.generator(owner, "dropout"))
-        moved = [p for n, p in net.named_parameters() if p.requires_grad and phase.trains(n)]
-        optimizer, objective = self.optimizer(moved), self.method.objective_of(self.task)
+        trained = [p for n, p in net.named_parameters() if p.requires_grad and phase.trains(n)]
+        optimizer, objective = self.optimizer(trained), self.settings.objective_of(self.task)
         net.train()
         for batch in self.batches(self.data, phase, owner.key):
             self.client.check_running()
@@ -187,6 +197,12 @@ class Local:
             optimizer.step()
         return {n: t.detach().clone() for n, t in net.state_dict().items()}
 
+    # How far the training has gone.
+
+    def note_phase(self, trained: Mapping[str, object], steps: int) -> None:
+        """Remember that a phase trained these parameters for so many steps; `paths` is read off it."""
+        self._phases.append((frozenset(trained), steps))
+
     @cached_property
     def paths(self) -> dict[str, float]:
         """How far a constant unit gradient would have moved each shared parameter; 0 for one that was not trained.
@@ -194,13 +210,12 @@ class Local:
         Same optimiser, steps and damping as in training, no weight decay. SCAFFOLD divides by it: with plain SGD and
         no damping it is steps x lr, with momentum it is more.
         """
-        damping = sum(a.damping for a in self.method.addons)
         known: dict[tuple[int, ...], float] = {}
         found: dict[str, float] = {}
         for name in self._shared:
-            steps = tuple(count for moved, count in self._phases if name in moved)
+            steps = tuple(count for trained, count in self._phases if name in trained)
             if steps not in known:
-                known[steps] = unit_path(self.optimizer, steps, damping)
+                known[steps] = unit_path(self.optimizer, steps, self.settings.damping)
             found[name] = known[steps]
         return found
 
@@ -216,11 +231,14 @@ class Local:
             raise ValueError("the phases move the shared parameters by different distances: there is no single path")
         return max(found, default=0.0)
 
-    @cached_property
-    def delta(self) -> Tensors:
-        """Trained minus received, for every shared parameter; read it after `train`."""
-        return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
 
-    def state(self) -> Tensors:
-        """A copy of the trained state: parameters and buffers."""
-        return {n: t.detach().clone() for n, t in self.net.state_dict().items()}
+def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
+    """The whole state that a client starts from: what was sent, and what it keeps itself (at first, as drawn)."""
+    networks, classes = settings.networks, client.task.num_classes
+    name = networks.architecture(client.id)
+    state = networks.part(message[Entries.model], name)
+    kept = settings.kept_by_client(networks.template(name, classes))
+    if kept:
+        own = client.memory.get(Entries.own) or networks.first(name, classes, client.seed)
+        state |= {n: own[n] for n in kept}
+    return {n: t.to(client.device) for n, t in state.items()}

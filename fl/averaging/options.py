@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from distillkit import check
-from distillkit.plausible import warn
 from fl.batches import Phase
 
-__all__ = ["learning_rate", "local_phases", "patterns", "require_assigned", "require_assignment"]
-
-
-def learning_rate(value: float, name: str) -> float:
-    """Return a rate at which networks are trained, if it is positive; one far beyond all custom is warned of."""
-    rate = check.real_number(value, name, above=0.0)
-    if rate > 10:
-        warn(f"{name}={rate:g} is far beyond the rates that train networks (0.001 to 1)")
-    return rate
+__all__ = ["local_phases", "patterns"]
 
 
 def local_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] | None) -> tuple[Phase, ...]:
@@ -49,29 +39,3 @@ def patterns(personal: str | Sequence[str]) -> tuple[str, ...]:
     if not all(isinstance(p, str) for p in given):
         raise TypeError(f"personal must be patterns of parameter names, as 'classifier.*', got {personal!r}")
     return tuple(p for p in given if p is not None)
-
-
-def require_assignment(assign: object, networks: Sequence[str]) -> None:
-    """Refuse an `assign` where there is one architecture, its lack where there are several, and another kind.
-
-    Raises:
-        TypeError: neither a mapping nor a function of the client's number.
-        ValueError: with one architecture, or missing with several.
-    """
-    if (len(networks) > 1) != (assign is not None):
-        raise ValueError("assign must say which client has which architecture if and only if there are several")
-    if assign is not None and not isinstance(assign, Mapping):
-        check.callable_with(assign, "assign", ["client"], "a mapping client number -> architecture, or a function")
-
-
-def require_assigned(assign: object, architecture: Callable[[int], str], clients: int) -> None:
-    """Look up the architectures of the clients that there are: of all in a mapping, of a function's first thousand.
-
-    Raises:
-        ValueError: of `architecture`, for the first client without one.
-    """
-    if assign is None:
-        return
-    most = len(assign) + 1 if isinstance(assign, Mapping) else 1000
-    for client in range(min(clients, most)):
-        architecture(client)

@@ -1,19 +1,27 @@
-"""Trials on noise before a run: the user's network, augmentation and objective, on images like the clients'."""
+"""Trials on noise before a run: the user's augmentation, objective and patterns, and trainings about to begin."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
 from distillkit.augment import require_space
-from distillkit.networks import door, split
+from distillkit.privacy.guards import public_trial
 from distillkit.rng import derive
-from fl.method import Server
+from distillkit.sets import LabeledImages
+from fl.averaging.addon import AddOn, fills
+from fl.averaging.entries import Entries
+from fl.averaging.local import Local, received_state
+from fl.averaging.settings import Settings
+from fl.message import Message
+from fl.method import Client, Server
+from fl.task import Task
 
-__all__ = ["require_matches", "try_augmentation", "try_network", "try_objective"]
+__all__ = ["empty_set", "noise_set", "require_matches", "trial_locals", "try_augmentation", "try_objective"]
 
 
 def _noise(server: Server) -> Tensor:
@@ -24,27 +32,6 @@ def _noise(server: Server) -> Tensor:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def try_network(
-    server: Server, network: nn.Module, outputs: int, name: str = "network", *, features: bool = False
-) -> None:
-    """Refuse a network that does not map the clients' images to `outputs` logits each.
-
-    Args:
-        server: knows the images' shape and dtype.
-        network: left as it is; it runs in eval mode on two images of noise, on the CPU.
-        outputs: what it was built for: the classes, and what add-ons put beside them.
-        name: of the argument, for the message.
-        features: whether its embeddings are always used; see `distillkit.networks.door.try_network`.
-
-    Raises:
-        ValueError: it fails on such images, or gives something else than finite [2, outputs]; or it has no linear
-            layer to take for its classifier.
-    """
-    like = torch.empty(0, *server.shape, dtype=server.dtype)
-    with torch.random.fork_rng(devices=[]):
-        door.try_network(split(network), like, classes=outputs, features=features, name=f"{name}({outputs})")
 
 
 def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator], Tensor] | None) -> None:
@@ -101,3 +88,42 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
         if not fnmatch.filter(names, pattern.removeprefix("!")):
             known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
             raise ValueError(f"{what}: the pattern {pattern!r} matches no parameter; there are {known}")
+
+
+def trial_locals(
+    settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
+) -> Iterator[Local]:
+    """For each architecture that a client has, that client's training as it begins, with noise for its data.
+
+    Nothing is made unless an add-on wants to try itself out.
+    """
+    if not any(fills(a, "try_out") for a in addons):
+        return
+    networks, draws = settings.networks, derive(server.seed, 0, "server", "trial")
+    for number in {networks.architecture(k): k for k in reversed(range(server.clients))}.values():
+        data = noise_set(server.task, empty_set(server), draws)
+        client = Client(number, data, None, server.task, 1, server.seed, device=server.device)
+        message = send(server, number)
+        if any(a.keeps_previous for a in addons):
+            client.memory[Entries.last] = received_state(settings, client, message)
+        local = Local(settings, client, message, addons)
+        for addon in addons:
+            addon.begin(local)
+        yield local
+
+
+def empty_set(server: Server) -> LabeledImages:
+    """A set without images in the clients' space."""
+    nothing = torch.zeros(0, *server.shape, device=server.device), torch.zeros(0, dtype=torch.int64)
+    return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
+
+
+def noise_set(task: Task, like: LabeledImages, draws: torch.Generator) -> LabeledImages:
+    """Six images of noise with labels, in the space of `like`: public, whatever a client holds."""
+    classes = task.num_classes
+    labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes
+    if not task.single_label:
+        labels = F.one_hot(labels, classes).float()
+    return LabeledImages(
+        public_trial(len(labels), like, draws), labels, num_classes=classes, normalization=like.normalization
+    )

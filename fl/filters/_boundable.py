@@ -37,9 +37,9 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
     if method.asks:
         asking = next((a.name for a in addons if a.asks), name)
         raise PrivacyError(f"{asking} asks every client before round 1, and the answers would not be noised")
-    if isinstance(method, FedAvg) and len(method.networks) > 1:
+    if isinstance(method, FedAvg) and len(method.networks.names) > 1:
         raise PrivacyError("clients with several architectures have a public denominator each: take one network")
-    if isinstance(method, FedAvg) and method.weights == "samples":
+    if isinstance(method, FedAvg) and method.settings.weights == "samples":
         raise PrivacyError("how many images a client has is private: give weights='uniform'")
     reads = [a.name for a in addons if fills(a, "read_reply")]
     if not reads and type(method).read_reply not in (Method.read_reply, FedAvg.read_reply):

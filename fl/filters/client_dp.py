@@ -127,9 +127,9 @@ class ClientDP(Filter):
         """Refuse what no clip can bound."""
         require_sums(method, self.clips)
 
-    def start(self, server: Server) -> None:
+    def start(self, server: Server, expected: Schema) -> None:
         """The norms to begin with."""
-        require_shapes(server.method.expect(server, 0), self.clips)
+        require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")
         if self._ledger(server).delta >= 1 / server.clients:
             raise NotAccountable(f"delta must be below one over the number of clients, 1/{server.clients}")
@@ -178,26 +178,26 @@ class ClientDP(Filter):
             sent[self.within] = within
         return sent
 
-    def back(self, server: Server, replies: Reduced) -> Reduced:
+    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
         """Charge, then noise on every tensor that a reply could have held; nothing else goes on."""
         self._ledger(server).spend(self._event(server))
-        schema, expected = server.method.expect(server, 0), self.rate * server.clients
+        count = self.rate * server.clients  # expected in a round: public
         update_noise, bit_noise = self._split(server.clients)
         norms = server.state.get(self.norms, torch.tensor(list(self.clips.values()), dtype=torch.float64))
         server.notes["clip_norm"] = dict(zip((e.key for e in self.clips), norms.tolist()))
         values, sums, std = Message(), dict[str, Any](), update_noise * float(norms.norm())
         for entry in self.clips:
-            wanted = schema[entry.key].value
+            wanted = expected[entry.key].value
             total = group(replies.sum(entry)) if entry in replies else {}
             noise = {n: server.secret.normal(t.shape, std).to(t.device) for n, t in group(wanted).items()}
             noised = {n: total[n] + t if n in total else t for n, t in noise.items()}
-            divisor = 1.0 if entry.reduce == "sum" else entry.over or expected
+            divisor = 1.0 if entry.reduce == "sum" else entry.over or count
             values[entry] = like({n: t / divisor for n, t in noised.items()}, wanted)
             sums[entry.key] = noised if isinstance(wanted, dict) else noised[""]
             if entry.by is not None:
-                values[entry.by] = expected
+                values[entry.by] = count
         if self.adaptive is not None:
-            count = replies.get(self.within, torch.zeros_like(norms)) + server.secret.normal(norms.shape, bit_noise)
-            share = 0.5 + count / expected
+            bits = replies.get(self.within, torch.zeros_like(norms)) + server.secret.normal(norms.shape, bit_noise)
+            share = 0.5 + bits / count
             server.state[self.norms] = norms * (-self.adaptive.step * (share - self.adaptive.quantile)).exp()
-        return Reduced(values, dict.fromkeys(sums, expected), sums, [])
+        return Reduced(values, dict.fromkeys(sums, count), sums, [])

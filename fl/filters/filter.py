@@ -48,8 +48,11 @@ class Filter(Part):
     def check(self, method: Method) -> None:
         """Raise ValueError, naming the entry and what to do, if the method cannot stand inside; when it is built."""
 
-    def start(self, server: Server) -> None:
-        """Prepare the filter's own state, after the method's. `server.method.expect` now says what replies hold."""
+    def start(self, server: Server, expected: Schema) -> None:
+        """Prepare the filter's own state, after the method's.
+
+        `expected` says what the method's own replies hold, before any filter (client 0's).
+        """
 
     def send(self, server: Server, client: int, message: Message) -> None:
         """Add to what this client is told. Pure."""
@@ -61,8 +64,8 @@ class Filter(Part):
         """The client half: the reply as it goes on."""
         return reply
 
-    def back(self, server: Server, replies: Reduced) -> Reduced:
-        """The server half: undo `out` on the reduced replies, or add noise to them."""
+    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
+        """The server half: undo `out` on the reduced replies, or add noise to them; `expected` as in `start`."""
         return replies
 
 
@@ -142,7 +145,7 @@ class Filtered(Method):
         """First the method, then the filters."""
         self.method.start(server)
         for one in self.filters:
-            one.start(server)
+            one.start(server, self.method.expect(server, 0))
 
     def send(self, server: Server, client: int) -> Message:
         """What the method says, and the filters."""
@@ -168,7 +171,7 @@ class Filtered(Method):
     def receive(self, server: Server, replies: Reduced) -> None:
         """The replies, through the server halves in reverse, to the method."""
         for one in reversed(self.filters):
-            replies = one.back(server, replies)
+            replies = one.back(server, replies, self.method.expect(server, 0))
         self.method.receive(server, replies)
 
     @property

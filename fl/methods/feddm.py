@@ -14,12 +14,11 @@ from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
 from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
-from fl.averaging.options import learning_rate
-from fl.averaging.trial import try_network
+from fl.averaging.settings import learning_rate
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
 from fl.methods._union import train_on_union
-from fl.networks import Factory, Templates
+from fl.networks import Factory, Networks
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
 
@@ -83,7 +82,7 @@ class FedDM(Method):
         weights: Literal["synthetic", "samples"] = "synthetic",
         most_samples: float = MOST,
     ) -> None:
-        self.templates = Templates(network, several=False)
+        self.networks = Networks(network, several=False)
         self.ipc, self.steps = check.positive_int(ipc, "ipc"), check.positive_int(steps, "steps")
         self.rho = check.real_number(rho, "rho", above=0.0)
         self.init = check.one_of(init, "init", ("real", "noise"))
@@ -103,22 +102,20 @@ class FedDM(Method):
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Every option but the network, of which a run's record says more."""
-        return (), {k: v for k, v in vars(self).items() if k != "templates"}
+        return (), {k: v for k, v in vars(self).items() if k != "networks"}
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
         """The one network."""
-        return {"": self.templates.of("", classes)}
+        return self.networks.templates(classes)
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Try the network on noise; the augmentation must be one for the clients' images."""
         require_augmentation(self.augment, server.normalization)
-        classes = server.task.num_classes
-        try_network(server, self.templates.of("", classes), classes, features=True)
+        self.networks.check_run(server, features=True)
 
     def start(self, server: Server) -> None:
         """Draw w_0."""
-        net = self.templates.draw("", server.task.num_classes, server.generator("init"))
-        server.state[self.model] = {n: t.detach().clone().to(server.device) for n, t in net.state_dict().items()}
+        server.state[self.model] = self.networks.all_first(server)
 
     def send(self, server: Server, client: int) -> Message:
         """The current weights w_r."""
@@ -145,7 +142,7 @@ class FedDM(Method):
 
     def local(self, client: Client, message: Message) -> Message:
         """ClientUpdate of Algorithm 1: learn S_k and send it: pixels and labels, and nothing else about the client."""
-        net = self.templates.at("", client.task.num_classes, message[self.model], client.device)
+        net = self.networks.on(client, message[self.model])
         synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})
         reply = Message({self.images: synthetic})
         if self.weights == "samples":
@@ -193,7 +190,7 @@ class FedDM(Method):
         """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; the state keeps the union."""
         if not len(union):
             raise NoUsableReply("no reply of the round holds an image")
-        net = self.templates.at("", server.task.num_classes, server.state[self.model], server.device).train()
+        net = self.networks.on(server, server.state[self.model]).train()
         optimizer = torch.optim.SGD(
             net.parameters(), lr=self.server_lr, momentum=self.server_momentum, weight_decay=self.server_weight_decay
         )
@@ -205,14 +202,14 @@ class FedDM(Method):
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
         """The server's model."""
-        net = self.templates.at("", server.task.num_classes, server.state[self.model], server.device)
+        net = self.networks.on(server, server.state[self.model])
         return {"": Predictor(net.eval().requires_grad_(False))}
 
     def evaluate(self, client: Client, message: Message) -> Message:
         """The received model on the client's own test images."""
         if client.test is None or not len(client.test):
             return Message()
-        net = self.templates.at("", client.task.num_classes, message[self.model], client.device)
+        net = self.networks.on(client, message[self.model])
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:

@@ -13,14 +13,12 @@ from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.losses import class_means, prototype_distance
 from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
-from distillkit.rng import derive
 from fl.addons.condensed import Condensed
-from fl.averaging.options import learning_rate, require_assigned, require_assignment
-from fl.averaging.trial import try_network
+from fl.averaging.settings import learning_rate
 from fl.batches import shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, Predictor, Server, described, sums_like
-from fl.networks import Factory, Templates
+from fl.networks import Factory, Networks
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
 
@@ -81,9 +79,7 @@ class FedProto(Method):
         predict: Literal["prototype", "classifier"] = "prototype",
         condensed: Condensed | None = None,
     ) -> None:
-        self.templates = Templates(network)
-        self.assign = assign
-        require_assignment(assign, tuple(self.templates.factories))
+        self.networks = Networks(network, assign)
         self.lam = check.real_number(lam, "lam", least=0.0)
         self.lr = learning_rate(lr, "lr")
         self.momentum = check.real_number(momentum, "momentum", least=0.0, most=1.0)
@@ -100,19 +96,15 @@ class FedProto(Method):
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Every option but the networks, of which a run's record says more, and who has which."""
-        return (), {k: v for k, v in vars(self).items() if k not in ("templates", "assign")}
+        return (), {k: v for k, v in vars(self).items() if k != "networks"}
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
         """The template of every architecture."""
-        return {name: self.templates.of(name, classes) for name in self.templates.factories}
+        return self.networks.templates(classes)
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Try every architecture on noise."""
-        classes = server.task.num_classes
-        require_assigned(self.assign, self._architecture, server.clients)
-        for name in self.templates.factories:
-            label = f"network[{name!r}]" if name else "network"
-            try_network(server, self.templates.of(name, classes), classes, label, features=True)
+        self.networks.check_run(server, features=True)
         if self.condensed is not None:
             self.condensed.start(server)
 
@@ -122,8 +114,8 @@ class FedProto(Method):
             raise ValueError("FedProto needs one class an image: a multi-label image has no one prototype")
         classes, blank = server.task.num_classes, torch.zeros(1, *server.shape)
         sizes = {}
-        for name in self.templates.factories:
-            net = split(self.templates.draw(name, classes, torch.Generator()).eval())
+        for name in self.networks.names:
+            net = split(self.networks.draw(name, classes, torch.Generator()).eval())
             with torch.no_grad():
                 sizes[name] = net.features(blank).shape[1]
         if len(set(sizes.values())) > 1:
@@ -135,18 +127,11 @@ class FedProto(Method):
         """The global prototypes, and which of them exist."""
         return Message({e: server.state[e] for e in (self.prototypes, self.known)})
 
-    def _architecture(self, client: int) -> str:
-        if self.assign is None:
-            return next(iter(self.templates.factories))
-        name = self.assign(client) if callable(self.assign) else self.assign.get(client, "")
-        return check.one_of(name, f"assign({client})", tuple(self.templates.factories))
-
     def _network(self, client: Client) -> nn.Module:
-        architecture = self._architecture(client.id)
-        classes = client.task.num_classes
-        if self.own in client.memory:
-            return self.templates.at(architecture, classes, client.memory[self.own], client.device)
-        return self.templates.draw(architecture, classes, derive(client.seed, "init", architecture)).to(client.device)
+        own = client.memory.get(self.own)
+        if own is None:
+            own = self.networks.first(self.networks.architecture(client.id), client.task.num_classes, client.seed)
+        return self.networks.on(client, own)
 
     def local(self, client: Client, message: Message) -> Message:
         """LocalUpdate of Algorithm 1: train, then take the mean embedding of each class."""

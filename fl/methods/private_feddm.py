@@ -143,7 +143,7 @@ class PrivateFedDM(FedDM):
             server.ledger.assume(next(k for k in (getattr(c, "key", "") for c in type(self).__mro__) if k in ASSUMED))
         if server.ledger is not None and self.sizes is not None:
             refuse_large_delta(sum(self.sizes), server.ledger.delta)
-        net = self.templates.at("", classes, server.state[self.model], server.device)
+        net = self.networks.on(server, server.state[self.model])
         self.maps(net.eval(), self.blank(server), torch.Generator())
 
     def maps(

@@ -72,7 +72,7 @@ class SummedFedDM(PrivateFedDM):
 
     def maps_of(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicMaps:
         """This round's maps, the same on either side: a function of the seed, the round and what was sent."""
-        net = self.templates.at("", side.task.num_classes, holds[self.model], side.device)
+        net = self.networks.on(side, holds[self.model])
         return self.maps(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:

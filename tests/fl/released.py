@@ -38,7 +38,7 @@ class InTurn(AddOn):
 
     def batches(self, local: Any, data: LabeledImages, phase: Any) -> Iterator[Batch]:
         for order in self.orders[len(data)]:  # type: ignore[attr-defined]
-            for index in torch.tensor(order).split(local.method.batch):
+            for index in torch.tensor(order).split(local.settings.batch):
                 yield Batch(data.images[index], data.labels[index])
 
 

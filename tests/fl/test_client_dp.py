@@ -220,7 +220,7 @@ def test_what_a_reply_may_leave_out_is_noised_all_the_same() -> None:
     message[dp.norms] = server.state[dp.norms] = torch.tensor(list(dp.clips.values()), dtype=torch.float64)
     sent = dp.out(None, message, reply)  # type: ignore[arg-type]
     assert (Sums.vector in sent, sent[dp.within].tolist()) == (False, [0.5] * 4)
-    assert dp.back(server, fold(dp, [reply], message))[Sums.vector].abs().min() > 0
+    assert dp.back(server, fold(dp, [reply], message), server.method.expect(server, 0))[Sums.vector].abs().min() > 0
 
 
 def test_a_reply_that_is_not_finite_is_zeros_and_says_nothing() -> None:
@@ -235,7 +235,7 @@ def test_means_divide_by_public_numbers_and_who_answered_stays_behind() -> None:
         method, dp = Sums(), ClientDP(0.0, 0.75, dict.fromkeys(CLIPS, 1e3))
         server = beside(method)
         replies = fold(dp, [method.reply(2.0)] * count)
-        got = dp.back(server, replies)
+        got = dp.back(server, replies, server.method.expect(server, 0))
         assert torch.equal(got[Sums.group]["a"], torch.full((2, 3), 2.0 * count / 3))
         assert torch.equal(got[Sums.vector], torch.full((5,), 4.0 * count))
         assert got[Sums.number] == 6.0 * count / 3
@@ -251,7 +251,7 @@ def test_noise_is_on_every_tensor_of_every_entry_even_if_nobody_is_drawn() -> No
     found = []
     server = beside(method, secret=3)
     for _ in range(1000):
-        got = dp.back(server, Reducer(ENTRIES).result())
+        got = dp.back(server, Reducer(ENTRIES).result(), server.method.expect(server, 0))
         found.append(vector_of([got.sum(e) for e in CLIPS]))
     rows = torch.stack(found)
     std = 1.5 * math.hypot(*CLIPS.values())
@@ -294,7 +294,7 @@ def test_lost_and_failed_replies_are_noise_on_a_smaller_sum_and_nobody_is_named(
     assert run.rows[0]["failed"].keys() == {"#1", "#2", "#3"}
     assert why[0].startswith("FedAvg.update[")
     assert why[1:] == ["raised RuntimeError: lost"] * 2
-    start = averaging().beginning("", 3, 5)
+    start = averaging().networks.first("", 3, 5)
     for name, old in start.items():
         by_two, by_five = (r.server.state[FedAvg.model][name] - old for r in (plain, run))
         assert torch.allclose(by_five, 2 / 5 * by_two, atol=1e-6)
@@ -423,7 +423,7 @@ def test_the_norm_finds_the_quantile(quantile: float) -> None:
     count, clips = 20, {Sums.vector: 0.1, Sums.group: 100.0}
     dp, method = ClientDP(0.1, 1.0, clips, Adaptive(quantile, 0.25, sigma=1.0)), Sums()
     server = beside(method, clients=count, secret=4)
-    dp.start(SimpleNamespace(**{**vars(server), "method": Bare()}))  # type: ignore[arg-type]
+    dp.start(server, Bare().expect(server, 0))  # type: ignore[arg-type]
     server.state[dp.norms] = torch.tensor([30.0, 0.1], dtype=torch.float64)
     replies = []
     for k in range(count):
@@ -434,7 +434,7 @@ def test_the_norm_finds_the_quantile(quantile: float) -> None:
     for _ in range(160):
         message = Message()
         dp.send(server, 0, message)
-        dp.back(server, fold(dp, replies, message))
+        dp.back(server, fold(dp, replies, message), server.method.expect(server, 0))
         found.append(server.state[dp.norms])
     by_key = dict(zip((e.key for e in dp.clips), torch.stack(found[-80:]).mean(0).tolist()))
     assert by_key == {

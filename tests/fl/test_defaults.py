@@ -27,8 +27,8 @@ def test_the_defaults_learn() -> None:
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adam", 0.001)])
 def test_the_default_rate_is_the_optimisers(optimizer: Any, lr: float) -> None:
-    assert FedAvg(network=Tiny, optimizer=optimizer).lr == lr
-    assert FedAvg(network=Tiny, optimizer=optimizer, lr=0.5).lr == 0.5
+    assert FedAvg(network=Tiny, optimizer=optimizer).settings.lr == lr
+    assert FedAvg(network=Tiny, optimizer=optimizer, lr=0.5).settings.lr == 0.5
 
 
 def test_compositions_keep_their_papers_values_and_give_way_to_the_users() -> None:
@@ -40,6 +40,6 @@ def test_compositions_keep_their_papers_values_and_give_way_to_the_users() -> No
         "single_image": (lambda **o: single_image(picture, network=Tiny, **o), ("adam", 0.01, 0.0, 512)),
     }
     for make, wanted in made.values():
-        method = make()
-        assert (method.optimizer, method.lr, method.momentum, method.batch) == wanted
-        assert (make(lr=0.3, batch=7).lr, make(lr=0.3, batch=7).batch) == (0.3, 7)
+        held, other = make().settings, make(lr=0.3, batch=7).settings
+        assert (held.optimizer, held.lr, held.momentum, held.batch) == wanted
+        assert (other.lr, other.batch) == (0.3, 7)

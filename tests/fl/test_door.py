@@ -73,11 +73,11 @@ def test_what_is_no_part_of_a_method_is_a_type_error_that_says_what_is_wanted(ma
 def test_epochs_and_steps_together_are_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="epochs or steps"):
         make()
-    assert FedAvg(network=Tiny, steps=3).phases == (Phase(steps=3),)
+    assert FedAvg(network=Tiny, steps=3).settings.phases == (Phase(steps=3),)
     picture = torch.zeros(1, 8, 8, dtype=torch.uint8)
     small = {"keep": 2, "count": 2}
-    assert single_image(picture, network=Tiny, shared=small).phases == (Phase(40),)
-    assert single_image(picture, network=Tiny, shared=small, steps=3).phases == (Phase(steps=3),)
+    assert single_image(picture, network=Tiny, shared=small).settings.phases == (Phase(40),)
+    assert single_image(picture, network=Tiny, shared=small, steps=3).settings.phases == (Phase(steps=3),)
 
 
 def test_a_rate_beyond_all_custom_is_warned_of() -> None:

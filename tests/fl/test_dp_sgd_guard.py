@@ -98,12 +98,12 @@ def test_folded_rows_can_be_asked_for_as_whole_examples() -> None:
     method = FedAvg(private, network=network, weights="uniform")
     run = simulate(method, CLIENTS, rounds=1, ledger=ledger, progress=False)
     assert not any(row["failed"] for row in run.rows)
-    assert set(method.tried.values()) == {"vmap"}
+    assert set(method.settings.tried.values()) == {"vmap"}
 
 
 def test_a_process_that_has_not_tried_tries_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a client elsewhere does: the server's trial does not count for it."""
-    monkeypatch.setattr(DPSGD, "ready", lambda self, server: None)
+    monkeypatch.setattr(DPSGD, "try_out", lambda self, local: None)
     ledger = Ledger()
     with pytest.raises(Exception, match="round 1|batch of 7"):
         play(partial(Odd, way="mixes examples"), ledger=ledger)

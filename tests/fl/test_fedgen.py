@@ -60,7 +60,8 @@ def test_rounds_follow_the_two_loops() -> None:
     first = simulate(method, clients, rounds=1, progress=False)
     result = simulate(method, clients, rounds=3, progress=False)
 
-    state = method.initial
+    state = method.networks.initial
+    assert state is not None
     # The release's counts (userpFedGen.py): `clean_up_counts` sets every label to 1, `train` adds each batch's labels.
     labels = torch.stack([torch.bincount(c.labels, minlength=3) for c in clients]).double()
     counts = 1 + 2 * labels

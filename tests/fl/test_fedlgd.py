@@ -259,8 +259,9 @@ def test_the_composition_has_the_papers_defaults() -> None:
     assert (condensed.ipc, condensed.steps, condensed.refine_steps, condensed.init) == (50, 10_000, 100, "statistics")
     assert (anchors.ipc, anchors.steps, anchors.weight, anchors.init) == (10, 500, 1.0, "noise")
     assert condensed.selected == anchors.selected == (1, 6, 11, 16, 21, 26, 31, 36, 41, 46, 51)
-    assert (method.lr, method.batch, method.phases[0].epochs, method.momentum) == (0.01, 32, 1, 0.0)
-    assert method.weights == "uniform"
+    held = method.settings
+    assert (held.lr, held.batch, held.phases[0].epochs, held.momentum) == (0.01, 32, 1, 0.0)
+    assert held.weights == "uniform"
 
 
 @pytest.mark.parametrize("joined", ["unselected", "always"])

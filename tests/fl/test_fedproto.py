@@ -54,7 +54,7 @@ def test_rounds_follow_algorithm_1(weights: Any) -> None:
     lam, momentum = 0.6, 0.5
     method = FedProto(network=Linear, lam=lam, lr=0.1, momentum=momentum, epochs=2, batch=8, weights=weights)
     result = simulate(method, clients(4), rounds=4, participation=2, progress=False)
-    drawn = build(lambda: Linear(4), derive(0, "init", ""))
+    drawn = build(lambda: Linear(4), derive(0, 0, "server", "init "))
     start = np.concatenate([p.detach().double().numpy() for p in drawn.parameters()])
     own = [start.copy() for _ in LABELS]
     prototypes, known = np.zeros((4, 2)), np.zeros(4, bool)
@@ -113,7 +113,7 @@ def test_clients_learn(predict: Any) -> None:
 def test_without_the_distance_networks_are_trained_locally() -> None:
     """Then it is FedAvg with nothing shared: the classifier's accuracy is that of training alone."""
     held = [Holding(images(24, 3), images(60, 9))]
-    drawn = build(lambda: Tiny(3), derive(0, "init", ""))
+    drawn = build(lambda: Tiny(3), derive(0, 0, "server", "init "))
     proto = FedProto(network=Tiny, lam=0.0, lr=0.1, momentum=0.0, batch=24, predict="classifier")
     alone = FedAvg(network=Tiny, initial=drawn.state_dict(), lr=0.1, batch=24)
     rows = [simulate(m, held, rounds=3, progress=False).rows for m in (proto, alone)]

@@ -50,7 +50,7 @@ class Scale(Filter):
     now = Entry[float]("first")
     count = Entry[float]("sum")
 
-    def start(self, server: Server) -> None:
+    def start(self, server: Server, expected: Schema) -> None:
         server.state[self.now] = self.factor
 
     def send(self, server: Server, client: int, message: Message) -> None:
@@ -65,7 +65,7 @@ class Scale(Filter):
         other[self.count] = 1.0
         return other
 
-    def back(self, server: Server, replies: Reduced) -> Reduced:
+    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
         TRACE.append("scale back")
         assert replies[self.count] == len(replies.clients)
         now = server.state[self.now]
@@ -83,7 +83,7 @@ class Shift(Filter):
         TRACE.append("shift out")
         return mapped(reply, lambda t: t + self.by)
 
-    def back(self, server: Server, replies: Reduced) -> Reduced:
+    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
         TRACE.append("shift back")
         return replies.replace(FedAvg.update, {n: t - self.by for n, t in replies[FedAvg.update].items()})
 

@@ -317,7 +317,7 @@ def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
             sent[local.client.id] = {n: u.double() for n, u in update.items()}
 
     run = play(Hostile(FedAvg(Spy(), network=Tiny, most_samples=20, **SMALL), one(claim)), 1)
-    start = FedAvg(network=Tiny, **SMALL).beginning("", 3, 5)
+    start = FedAvg(network=Tiny, **SMALL).networks.first("", 3, 5)
     for name, value in run.server.state[FedAvg.model].items():
         want = start[name] + (12 * sent[0][name] + 20 * sent[1][name] + 18 * sent[2][name]) / 50
         assert torch.allclose(value.double(), want.double(), atol=1e-6)

@@ -14,6 +14,7 @@ from fl import FedAvg, Run, simulate
 from fl.addons import SAM, Proximal, Scaffold
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
+from fl.networks import Networks
 from tests.fl import quadratic
 from tests.fl.laws import assert_lawful, assert_same, network
 from tests.fl.small import Tiny, federation
@@ -76,7 +77,7 @@ def test_the_weights_come_back_bit_by_bit() -> None:
                 grads[name] = torch.zeros_like(grads[name])
 
     run = play(SAM(3.0), Still(), network=Tiny)
-    start = run.server.method.beginning("", 3, 0)
+    start = Networks(Tiny).first("", 3, 0)
     assert all(torch.equal(t, start[n]) for n, t in run.server.state[FedAvg.model].items())
 
 

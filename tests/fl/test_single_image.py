@@ -346,8 +346,9 @@ def test_a_round_without_weight_is_no_round() -> None:
 
 def test_the_papers_setting_is_the_default() -> None:
     method = single_image(PHOTO, network=Tiny)
-    assert (method.optimizer, method.lr, method.batch, method.phases[0].epochs) == ("adam", 0.01, 512, 40)
-    assert method.objective == ClippedCrossEntropy(2.5)
+    held = method.settings
+    assert (held.optimizer, held.lr, held.batch, held.phases[0].epochs) == ("adam", 0.01, 512, 40)
+    assert held.objective == ClippedCrossEntropy(2.5)
     [shared] = method.addons
     assert isinstance(shared, SharedImage)
     assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)

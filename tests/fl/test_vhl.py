@@ -107,7 +107,7 @@ def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
         key = "A"
 
         def end(self, local: Any, update: Any, reply: Any) -> None:
-            seen.append((local.first_output(local.method.addons[1]), local.net.classifier.out_features))
+            seen.append((local.first_output(local.terms[1]), local.net.classifier.out_features))
 
     played(Before(), VHL(VIRTUAL, 3), clients=[toy(5, 1)], network=Small, rounds=1)
     assert seen == [(5, 8)]

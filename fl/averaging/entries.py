@@ -1,0 +1,37 @@
+"""What travels in weight averaging, and what both sides keep."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fl.message import Entry, Tensors
+
+__all__ = ["Entries"]
+
+
+class Entries:
+    """The entries of `FedAvg`: read them there, as `FedAvg.update`.
+
+    Attributes:
+        model: the global model(s), parameters and buffers; sent down, and the server's state.
+        samples: the weight of a reply.
+        update: trained minus received, for every shared parameter; their mean is weighted by `samples`.
+        buffers: float buffers (batch-norm statistics), as the client has them after training.
+        counters: integer buffers.
+        last: a client's memory of its last trained state, for add-ons that say `keeps_previous`.
+        own: a client's memory of the parameters and buffers that never travel.
+        moments: a client's memory of its optimiser, with `optimizer_state="client"`.
+        tested: sums of a test, by model.
+    """
+
+    key: ClassVar[str] = "FedAvg"
+
+    model = Entry[Tensors]("first")
+    samples = Entry[float]("sum")
+    update = Entry[Tensors]("mean", by=samples)
+    buffers = Entry[Tensors]("mean", by=samples)
+    counters = Entry[Tensors]("max")
+    last = Entry[Tensors]("first")
+    own = Entry[Tensors]("first")
+    moments = Entry[Tensors]("first")
+    tested = Entry[Tensors]("sum")

@@ -1,0 +1,142 @@
+"""What a weight-averaging method is set to: its options, checked, and what follows from them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from distillkit import check
+from distillkit.augment.contract import Augment
+from distillkit.plausible import warn
+from fl.averaging.entries import Entries
+from fl.batches import Phase
+from fl.message import Entry, Tensors
+from fl.method import Part
+from fl.networks import Networks
+from fl.task import Task
+
+__all__ = ["Objective", "Settings", "learning_rate"]
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Settings:
+    """The options of a `FedAvg`, which says what each means, as its add-ons read them: `local.settings.batch`, say.
+
+    Attributes:
+        networks: who has which architecture.
+        first_outputs: index of each add-on's first extra output behind the task's classes, by its key.
+        layers: names of the inner modules whose outputs add-ons read.
+        damping: how strongly add-ons pull the weights to the start of the round, together.
+        tried: what was found out about the networks in a trial, for the next one.
+    """
+
+    networks: Networks
+    lr: float | None
+    momentum: float
+    weight_decay: float
+    optimizer: Literal["sgd", "adam"]
+    optimizer_state: Literal["round", "client"]
+    lr_decay: float
+    phases: tuple[Phase, ...]
+    batch: int
+    augment: Augment | None
+    objective: Objective | None
+    weights: Literal["samples", "uniform"]
+    most_samples: float
+    buffers: Literal["mean", "local", "drop"]
+    personal: tuple[str, ...]
+    predict: Literal["real", "all"]
+    first_outputs: Mapping[str, int]
+    layers: tuple[str, ...]
+    damping: float
+    tried: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        check.real_number(self.momentum, "momentum", least=0.0, most=1.0)
+        check.real_number(self.weight_decay, "weight_decay", least=0.0)
+        check.real_number(self.lr_decay, "lr_decay", above=0.0)
+        check.one_of(self.optimizer, "optimizer", ("sgd", "adam"))
+        default = 0.1 if self.optimizer == "sgd" else 0.001
+        object.__setattr__(self, "lr", default if self.lr is None else learning_rate(self.lr, "lr"))
+        check.one_of(self.optimizer_state, "optimizer_state", ("round", "client"))
+        if self.optimizer_state == "client" and self.optimizer == "sgd" and not self.momentum:
+            raise ValueError("optimizer_state='client' keeps momentum, but momentum is 0: give one, or leave it out")
+        check.positive_int(self.batch, "batch")
+        if self.augment is not None:
+            check.callable_with(self.augment, "augment", ["images", "generator"], "`distillkit.augment.DSA()`, say")
+        if self.objective is not None:
+            example = "`torch.nn.CrossEntropyLoss()`, say"
+            check.callable_with(self.objective, "objective", ["logits", "labels"], example)
+        check.one_of(self.weights, "weights", ("samples", "uniform"))
+        check.real_number(self.most_samples, "most_samples", above=0.0)
+        check.one_of(self.buffers, "buffers", ("mean", "local", "drop"))
+        check.one_of(self.predict, "predict", ("real", "all"))
+
+    # The optimiser.
+
+    def rate(self, round_number: int) -> float:
+        """The clients' learning rate in a round, from 1: lr * lr_decay ** (round - 1)."""
+        assert self.lr is not None
+        return self.lr * self.lr_decay ** (round_number - 1)
+
+    def optimizer_for(self, params: Sequence[Tensor], rate: float) -> torch.optim.Optimizer:
+        """A new optimiser of the clients' kind on these tensors."""
+        held: list[Any] = list(params)
+        if self.optimizer == "adam":
+            return torch.optim.Adam(held, lr=rate, weight_decay=self.weight_decay, foreach=False)
+        return torch.optim.SGD(held, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay, foreach=False)
+
+    def objective_of(self, task: Task) -> Objective:
+        """The base objective: the one that was given, or the task's loss."""
+        return self.objective or task.loss
+
+    # What is shared, and what stays with a client.
+
+    def is_personal(self, name: str) -> bool:
+        """Whether a parameter stays with its client (`personal`)."""
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self.personal)
+
+    def kept_by_client(self, net: nn.Module) -> set[str]:
+        """Names of the parameters and buffers that stay with the client."""
+        kept = {n for n, _ in net.named_parameters() if self.is_personal(n)}
+        return kept | (set(floating_buffers(net)) if self.buffers == "local" else set())
+
+    def sent_buffers(self, net: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
+        """Which buffers travel back, and under which entry: floats by their mean, integers by their maximum."""
+        if self.buffers == "drop":
+            return []
+        floating = floating_buffers(net) if self.buffers == "mean" else []
+        integer = [n for n, b in net.named_buffers() if not b.is_floating_point()]
+        return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
+
+    def first_output(self, addon: Part, classes: int) -> int:
+        """The index of an add-on's first extra output."""
+        return classes + self.first_outputs[addon.key]
+
+    def tested_outputs(self, classes: int) -> int | None:
+        """How many outputs a test looks at: the real classes, or all (None)."""
+        return classes if self.predict == "real" else None
+
+
+def floating_buffers(net: nn.Module) -> list[str]:
+    """Names of a network's buffers that have a mean (batch-norm statistics)."""
+    return [n for n, b in net.named_buffers() if b.is_floating_point()]
+
+
+def learning_rate(value: float, name: str) -> float:
+    """Return a rate at which networks are trained, if it is positive; one far beyond all custom is warned of.
+
+    Raises:
+        TypeError, ValueError: no number, or not above 0.
+    """
+    rate = check.real_number(value, name, above=0.0)
+    if rate > 10:
+        warn(f"{name}={rate:g} is far beyond the rates that train networks (0.001 to 1)")
+    return rate
