@@ -353,8 +353,8 @@ def test_the_papers_setting_is_the_default() -> None:
     assert isinstance(shared, SharedImage)
     assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
     assert shared.selection == {"kmeans_share": 0.0}
-    assert single_image(PHOTO, network=Tiny, shared={"clip": None}).objective is None
-    assert single_image(PHOTO, network=Tiny, lr=0.3).lr == 0.3
+    assert single_image(PHOTO, network=Tiny, shared={"clip": None}).settings.objective is None
+    assert single_image(PHOTO, network=Tiny, lr=0.3).settings.lr == 0.3
     assert repr(method) != repr(single_image(1 - PHOTO, network=Tiny))
 
 
