@@ -26,7 +26,7 @@ from distillkit.privacy.example_gradients import ExampleGradients
 from distillkit.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 from distillkit.privacy.gradient import PrivateGradient
 from distillkit.privacy.histogram import private_histogram
-from distillkit.privacy.image_sgd import example_gradients, image_sgd
+from distillkit.privacy.image_sgd import image_gradients, image_sgd
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMap, PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
@@ -65,11 +65,11 @@ __all__ = [
     "class_sums",
     "compose",
     "condense_private",
-    "example_gradients",
     "fit_to_means",
     "gaussian_delta",
     "gaussian_epsilon",
     "gaussian_sigma",
+    "image_gradients",
     "image_sgd",
     "map_gradient",
     "per_example_gradients",

@@ -26,10 +26,10 @@ from distillkit.progress import bar
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 
-__all__ = ["example_gradients", "image_sgd"]
+__all__ = ["image_gradients", "image_sgd"]
 
 
-def example_gradients(
+def image_gradients(
     images: Tensor,
     embed: Callable[[Tensor], Tensor],
     embedding: Tensor,
@@ -194,7 +194,7 @@ def image_sgd(
             with torch.no_grad():
                 embedding = torch.cat([phi(x) for x in drawn.split(part)]) if len(rows) else None
             if embedding is not None:
-                for grads in example_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
+                for grads in image_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
                     private.add([grads])
             (gradient,) = private.take()
             if callback is not None:
@@ -222,5 +222,5 @@ def _public_clip(images: Tensor, phi: PublicMap, loss: SeparableLoss, like: Labe
     with torch.no_grad():
         embedding = phi.embedding(noise)
     labels = torch.arange(len(noise), device=noise.device) % images.shape[0]
-    parts = example_gradients(images, phi.embedding, embedding, labels, loss=loss)
+    parts = image_gradients(images, phi.embedding, embedding, labels, loss=loss)
     return float(torch.cat([g.flatten(1).norm(dim=1) for g in parts]).median())

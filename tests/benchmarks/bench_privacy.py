@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from distillkit.condense import distance_to_means, embedding_means
 from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.privacy import PrivateGradient, PublicMaps, Secret, example_gradients, map_gradient
+from distillkit.privacy import PrivateGradient, PublicMaps, Secret, image_gradients, map_gradient
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -72,7 +72,7 @@ def image_sgd(width: int, batch: int) -> Step:
     def step() -> None:
         with torch.no_grad():
             embedding = network.features(real)
-        for grads in example_gradients(synthetic, network.features, embedding, labels):
+        for grads in image_gradients(synthetic, network.features, embedding, labels):
             private.add([grads])
         private.take()
 

@@ -18,7 +18,7 @@ from distillkit.privacy import (
     PrivateGradient,
     PublicMaps,
     Secret,
-    example_gradients,
+    image_gradients,
     image_sgd,
     plan,
     separable,
@@ -57,7 +57,7 @@ def test_example_gradients_are_those_of_each_examples_loss(batched: bool, seed: 
     embed = phi(model)
     real, synthetic = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((6, 4), (3, 2, 4)))
     labels = torch.randint(2, (6,), generator=generator)
-    parts = list(example_gradients(synthetic, embed, embed(real).detach(), labels, chunk=chunk, batched=batched))
+    parts = list(image_gradients(synthetic, embed, embed(real).detach(), labels, chunk=chunk, batched=batched))
     assert max(len(p) for p in parts) <= chunk
     order = labels.argsort(stable=True)
     for grads, i in zip(torch.cat(parts), order.tolist(), strict=True):
@@ -80,7 +80,7 @@ def test_another_separable_loss(toy_set: LabeledImages, toy_network: Factory) ->
     embed = phi(build(toy_network, 0))
     synthetic = torch.randn(3, 2, 1, 4, 4, generator=derive(0), dtype=torch.float64)
     real = embed(toy_set.images).detach()
-    total = torch.cat(list(example_gradients(synthetic, embed, real, toy_set.labels, loss=absolute))).sum(0)
+    total = torch.cat(list(image_gradients(synthetic, embed, real, toy_set.labels, loss=absolute))).sum(0)
     leaf = synthetic.clone().requires_grad_()
     means = torch.stack([embed(leaf[c]).mean(0) for c in range(3)])
     torch.testing.assert_close(total, torch.autograd.grad((real - means[toy_set.labels]).abs().sum(), leaf)[0])
