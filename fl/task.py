@@ -18,7 +18,11 @@ __all__ = ["Classification", "MultiLabel", "Task", "clients_accuracy"]
 
 
 class Task(Protocol):
-    """What a federated method asks of a task; frozen, and the same object on the server and on every client.
+    """What a federated method asks of a task, so that it need not know what labels look like.
+
+    `Classification` and `MultiLabel` are the two that there are; `simulate(..., task=...)` takes them. A task is
+    frozen, and the same object on the server and on every client. K is its number of classes; a network may have more
+    outputs, K' >= K, when an add-on has classes of its own.
 
     Attributes:
         single_label: an image has exactly one class, and labels are indices.
@@ -28,35 +32,51 @@ class Task(Protocol):
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """How many classes the task has, K."""
         ...
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean training loss of logits [N, K'] with K' >= K."""
+        """What local training minimises: the mean loss of `logits` [N, K'] of images with these `labels`."""
         ...
 
     def counts(self, labels: Tensor) -> Tensor:
-        """How many images of each class, int64 [K]."""
+        """How many images of each class a client holds whose images have these `labels`: int64 [K]."""
         ...
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Labels of at most `total` images that a set with such `counts` lacks; none if it is balanced."""
+        """Which images a client should make up to balance its classes, as their labels (FedCOG generates them).
+
+        At most `total` for a client with `counts` int64 [K]; none if it is balanced.
+        """
         ...
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """The distillation loss of logits [N, K'], on the scale of `loss`."""
+        """How far a student is from a teacher on the same images: a mean loss, on the scale of `loss`.
+
+        Args:
+            student_logits, teacher_logits: float [N, K'].
+        """
         ...
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Statistics that add up over test images, float64 [3 + 3K]: count, correct, loss, then tp, fp, fn."""
+        """What a test of some images found, as numbers that add up over batches and over clients.
+
+        Args:
+            logits: float [N, K'].
+            labels: of these images, as the task has them.
+
+        Returns:
+            float64 [3 + 3K]: count, correct, summed loss, then the true positives of each class, then their false
+            positives, then their false negatives.
+        """
         ...
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError if no test set could give such `sums`; they come from clients."""
+        """Raise ValueError if no test set could give such `sums`, float64 [3 + 3K]; they come from clients."""
         ...
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Named metrics of summed statistics; `accuracy` and `loss` are always among them."""
+        """What the history says of a test with these `sums`, by name; `accuracy` and `loss` are always among them."""
         ...
 
 
@@ -77,6 +97,12 @@ class Classification:
     """One class an image: cross-entropy; accuracy is the share of images whose largest logit is their class.
 
     A network may have more than K outputs (virtual classes): an image predicted as one of those is wrong.
+
+    Args:
+        num_classes: K; labels are indices in [0, K), int64 [N].
+
+    Raises:
+        TypeError, ValueError: `num_classes` is no positive integer.
     """
 
     single_label: ClassVar[bool] = True
@@ -86,23 +112,30 @@ class Classification:
         check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy; `labels` are indices [N] or rows of probabilities [N, K']."""
+        """Mean cross-entropy of `logits` [N, K'] at `labels`: indices [N], or rows of probabilities [N, K']."""
         return F.cross_entropy(logits, labels)
 
     def counts(self, labels: Tensor) -> Tensor:
-        """How many images of each class, int64 [K]."""
+        """How many of the `labels`, indices int64 [N], are of each class: int64 [K]."""
         return torch.bincount(labels, minlength=self.num_classes)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Class indices, in proportion to what each class lacks to the largest one (`complement_targets`)."""
+        """Indices of at most `total` images that even out `counts`; see `distillkit.generate.complement_targets`.
+
+        As many of each class, in proportion, as it lacks to the largest one.
+        """
         return complement_targets(counts, total=total)
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """KL(teacher || student) of the softmax over all outputs, mean over images."""
+        """KL(teacher || student) of the softmax over all outputs of `student_logits` and `teacher_logits`, mean."""
         return knowledge_distillation(student_logits, teacher_logits)
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Count, correct, summed cross-entropy, then true positives, false positives, false negatives by class."""
+        """What `logits` [N, K'] say of images with these `labels` [N], to be added up: float64 [3 + 3K].
+
+        Images, right ones, summed cross-entropy, then true positives, false positives and false negatives by class. An
+        image is predicted as the class of its largest logit.
+        """
         predicted, k = logits.argmax(1), self.num_classes
         right = predicted == labels
         tp = torch.bincount(labels[right], minlength=k)
@@ -113,13 +146,13 @@ class Classification:
         return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Each image is right, and a true positive of its class, or wrong, and missed by its class."""
+        """Refuse `sums` unless each image is right, a true positive of its class, or wrong, missed by its class."""
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:
             raise ValueError(f"of {count:g} images {correct:g} are right, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}")
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """`accuracy` (a fraction) and `loss` (mean cross-entropy)."""
+        """`accuracy` (a fraction) and `loss` (mean cross-entropy) of `sums`."""
         return {"accuracy": float(sums[1] / sums[0]), "loss": float(sums[2] / sums[0])}
 
 
@@ -129,6 +162,12 @@ class MultiLabel:
 
     `accuracy` is the share of right answers over images and classes. Precision, recall and F1 are given per class
     averaged (`c_`) and overall (`o_`), as the FLAIR benchmark reports them; 0/0 counts as 0.
+
+    Args:
+        num_classes: K; labels are rows [N, K].
+
+    Raises:
+        TypeError, ValueError: `num_classes` is no positive integer.
     """
 
     single_label: ClassVar[bool] = False
@@ -138,24 +177,34 @@ class MultiLabel:
         check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Binary cross-entropy over images and classes, mean."""
+        """Binary cross-entropy of `logits` [N, K'] at `labels` [N, K], mean over images and classes."""
         return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
 
     def counts(self, labels: Tensor) -> Tensor:
-        """How many images carry each class, int64 [K]."""
+        """How many of the images with these `labels` [N, K] carry each class: int64 [K]."""
         return (labels > 0.5).sum(0)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Rows with one class each, in proportion to what each class lacks to the most frequent one."""
+        """Rows of at most `total` images that even out `counts`, one class each.
+
+        As many of each class, in proportion, as it lacks to the most frequent one.
+        """
         return F.one_hot(complement_targets(counts, total=total), self.num_classes).float()
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """KL between the two yes-or-no answers for each class, mean over images and classes as `loss` is."""
+        """KL between the yes-or-no answers of `student_logits` and `teacher_logits` for each class.
+
+        Mean over images and classes, as `loss` is; outputs beyond the K classes have no part in it.
+        """
         k = self.num_classes
         return binary_distillation(student_logits[:, :k], teacher_logits[:, :k]) / k
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Answers given (images x classes), right answers, summed loss, then tp, fp, fn by class."""
+        """What `logits` [N, K'] say of images with these `labels` [N, K], to be added up: float64 [3 + 3K].
+
+        Answers given (images x classes), right answers, summed loss, then true positives, false positives and false
+        negatives by class.
+        """
         logits, truth = logits[:, : self.num_classes], labels > 0.5
         says = logits > 0
         loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double(), reduction="sum").cpu()
@@ -164,7 +213,7 @@ class MultiLabel:
         return torch.cat([head, torch.cat(cells).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Each wrong answer is a false positive or a false negative of its class."""
+        """Refuse `sums` unless each wrong answer is a false positive or a false negative of its class."""
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:
             raise ValueError(
@@ -172,7 +221,7 @@ class MultiLabel:
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """accuracy, loss, c_precision, c_recall, c_f1, o_precision, o_recall, o_f1."""
+        """Of `sums`: accuracy, loss, c_precision, c_recall, c_f1, o_precision, o_recall, o_f1."""
         tp, fp, fn = sums[3:].view(3, -1)
 
         def ratio(a: Tensor, b: Tensor) -> Tensor:
@@ -192,7 +241,14 @@ class MultiLabel:
 
 
 def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation, and the mean of the worst tenth (at least one) of per-client test accuracies."""
+    """How evenly a model serves its clients: what the history writes as `accuracy_clients`.
+
+    Args:
+        accuracies: of the clients that were tested, fractions; at least one.
+
+    Returns:
+        `mean`, `std` (population), `worst10` (the mean of the worst tenth, of at least one), and how many `clients`.
+    """
     values = torch.tensor(sorted(accuracies), dtype=torch.float64)
     worst = max(1, len(values) // 10)
     return {
