@@ -17,13 +17,14 @@ __all__ = ["Batch", "Phase", "rows", "shuffled"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Images that one step reads.
+    """Images that one step of a local training reads: the client's own, or an add-on's.
 
     Attributes:
         images: float [B, C, H, W].
         labels: as the task's; an add-on's may be its own (virtual classes count from 0).
-        columns: what else belongs to each image.
-        joint: forwarded together with the real batch (shared batch statistics), or alone.
+        columns: what else belongs to each image, by name, a row each.
+        joint: of an add-on's batch: whether it goes through the network together with the real one, so that both share
+            batch statistics, or alone.
     """
 
     images: Tensor
@@ -32,7 +33,7 @@ class Batch:
     joint: bool = False
 
     def rows(self, index: Tensor) -> Batch:
-        """Some of the images, with all that belongs to them."""
+        """The images at these places, with all that belongs to them; `index` is int64 [m]."""
         columns = {n: c.index_select(0, index) for n, c in self.columns.items()}
         return replace(
             self, images=self.images.index_select(0, index), labels=self.labels.index_select(0, index), columns=columns
@@ -41,9 +42,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of a local training: passes over the data (or a number of steps), and which parameters move.
+    """One part of a local training: how long it is, and which parameters move in it.
 
-    `train` is a pattern of parameter names; "!pattern" means all others.
+    For `FedAvg(phases=...)`: FedRep, say, trains its classifier in a first phase and all the rest in a second.
+
+    Args:
+        epochs: passes over the data; or
+        steps: an exact number of steps.
+        train: a pattern of parameter names (`"classifier.*"`); "!pattern" means all others.
 
     Raises:
         TypeError, ValueError: a bad option, or `epochs` beside `steps`.
@@ -63,12 +69,23 @@ class Phase:
             raise TypeError(f"train must be a pattern of parameter names, got {type(self.train).__name__}")
 
     def trains(self, name: str) -> bool:
-        """Whether a parameter is trained in this phase."""
+        """Whether the parameter called `name` is trained in this phase."""
         return fnmatch.fnmatch(name, self.train.removeprefix("!")) != self.train.startswith("!")
 
 
 def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None) -> Iterator[Tensor]:
-    """Index tensors: whole passes in fresh random orders, the last short batch kept; or exactly `steps` of them."""
+    """The order in which a training reads its images: for each step the places of the images of its batch.
+
+    Args:
+        count: how many images there are.
+        batch: how many a step reads; the last batch of a pass is short if they do not divide.
+        generator: draws a fresh random order for each pass.
+        epochs: how many passes; or
+        steps: exactly so many steps, over as many passes as they take. None for `epochs`.
+
+    Yields:
+        Places, int64 [batch or fewer].
+    """
     done = 0
     while done < epochs if steps is None else True:
         for index in torch.randperm(count, generator=generator).split(batch):
@@ -81,7 +98,13 @@ def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, st
 
 
 def rows(data: LabeledImages, index: Tensor, device: torch.device) -> Batch:
-    """Some images of a set as a batch on a device."""
+    """The images of a set at some places, with their labels and columns, as a batch.
+
+    Args:
+        data: the set.
+        index: places, int64 [m].
+        device: where the batch shall lie.
+    """
 
     def taken(column: Tensor) -> Tensor:
         return column.index_select(0, index.to(column.device)).to(device)

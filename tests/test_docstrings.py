@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOMS = ("attacks", "distillkit.privacy", "fl.message", "fl.codec", "fl.schema", "fl.reduce", "fl.task")
+ROOMS = ("attacks", "distillkit.privacy", "fl.message", "fl.codec", "fl.schema", "fl.reduce", "fl.task", "fl.batches")
 
 
 class Documented(NamedTuple):
