@@ -37,7 +37,7 @@ from distillkit.condense import (
 )
 from distillkit.evaluate import evaluate
 from distillkit.files import write_atomically
-from distillkit.networks import build, network
+from distillkit.networks import build, named_network
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.owner import owned
 from distillkit.rng import derive
@@ -144,7 +144,7 @@ class Condenser:
         """An untrained network, where the images are."""
         o = self.options
         size = {"width": o.width, "depth": o.depth} if o.network == "convnet" else {}
-        return network(o.network, self.real.shape, self.real.num_classes, **size).to(self.real.images)
+        return named_network(o.network, self.real.shape, self.real.num_classes, **size).to(self.real.images)
 
     def embedding(self) -> torch.nn.Module | None:
         """What herding and k-center measure in: a network trained on real images, once for all seeds."""

@@ -4,7 +4,7 @@ from distillkit.networks.base import AsMade, Network, build, frozen, initialize,
 from distillkit.networks.cnn import FedCOGCNN, LeNet, SimpleCNN
 from distillkit.networks.convnet import ConvNet
 from distillkit.networks.layers import ImageNetwork, norm_layer
-from distillkit.networks.names import NETWORK_NAMES, network
+from distillkit.networks.names import NETWORK_NAMES, named_network
 from distillkit.networks.resnet import CifarResNet, ResNet, WideResNet
 from distillkit.networks.samplers import FixedNetwork, NetworkBall, NetworkSampler, RandomNetworks
 
@@ -27,7 +27,7 @@ __all__ = [
     "build",
     "frozen",
     "initialize",
-    "network",
+    "named_network",
     "norm_layer",
     "split",
 ]

@@ -11,7 +11,7 @@ from distillkit.networks.convnet import ConvNet
 from distillkit.networks.layers import ImageNetwork, Shape
 from distillkit.networks.resnet import CifarResNet, ResNet, WideResNet
 
-__all__ = ["NETWORK_NAMES", "network"]
+__all__ = ["NETWORK_NAMES", "named_network"]
 
 _NETWORKS: dict[str, tuple[Any, Mapping[str, int]]] = {
     "convnet": (ConvNet, {}),
@@ -30,7 +30,7 @@ _NETWORKS: dict[str, tuple[Any, Mapping[str, int]]] = {
 NETWORK_NAMES = tuple(_NETWORKS)
 
 
-def network(name: str, shape: Shape, num_classes: int, **options: Any) -> ImageNetwork:
+def named_network(name: str, shape: Shape, num_classes: int, **options: Any) -> ImageNetwork:
     """Make the network called `name` (one of `NETWORK_NAMES`).
 
     Args:
@@ -40,7 +40,7 @@ def network(name: str, shape: Shape, num_classes: int, **options: Any) -> ImageN
         options: those of the network's class, such as `norm="group"`; not the ones that the name fixes.
 
     The parameters come from PyTorch's global random state, as in any constructor; for a reproducible network write
-    `build(lambda: network(...), seed)`.
+    `build(lambda: named_network(...), seed)`.
 
     Raises:
         ValueError: no network of that name, or an option that the name fixes already.

@@ -16,7 +16,7 @@ import torch
 from sklearn.datasets import load_sample_image
 
 from distillkit.generate import Patches
-from distillkit.networks import build, network, split
+from distillkit.networks import build, named_network, split
 from distillkit.normalization import Normalization
 from distillkit.select import select
 
@@ -49,7 +49,7 @@ def main() -> None:
     photo = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
     patches = Patches(photo, seed=0, count=options.crops)
     half = Normalization((0.5,) * 3, (0.25,) * 3)
-    model = split(build(lambda: network("resnet8", (3, 32, 32), 10), 0).eval())
+    model = split(build(lambda: named_network("resnet8", (3, 32, 32), 10), 0).eval())
     patches[0]
     clock.lap("libraries, image, network")
 

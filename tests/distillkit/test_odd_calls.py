@@ -61,7 +61,7 @@ from distillkit.networks import (
     build,
     frozen,
     initialize,
-    network,
+    named_network,
     norm_layer,
     split,
 )
@@ -256,7 +256,7 @@ CALLS: dict[str, Call] = {
     "ResNet": C(ResNet, answers, depth=10, width=4, **NETS),
     "CifarResNet": C(CifarResNet, answers, depth=8, **NETS),
     "WideResNet": C(WideResNet, answers, depth=10, width=1, **NETS),
-    "network": C(network, answers, name="lenet", **NETS),
+    "named_network": C(named_network, answers, name="lenet", **NETS),
     "norm_layer": C(norm_layer, lambda n: finite(n(normal(2, 4, 3, 3))), kind="group", channels=4),
     "build": C(build, answers, factory=net, generator=0),
     "initialize": C(initialize, answers, network=made, generator=0),

@@ -25,7 +25,7 @@ from distillkit.networks import (
     WideResNet,
     build,
     initialize,
-    network,
+    named_network,
     norm_layer,
     split,
 )
@@ -177,7 +177,7 @@ def test_only_batch_norm_lets_images_influence_each_other() -> None:
 @pytest.mark.parametrize("name", NETWORK_NAMES)
 def test_by_name(name: str) -> None:
     with torch.device("meta"):
-        net = network(name, (3, 32, 32), 7, norm="group")
+        net = named_network(name, (3, 32, 32), 7, norm="group")
         assert net(torch.empty(2, 3, 32, 32)).shape == (2, 7)
     assert any(isinstance(module, nn.GroupNorm) for module in net.modules())
 
@@ -185,7 +185,7 @@ def test_by_name(name: str) -> None:
 def test_names_mean_the_published_networks() -> None:
     with torch.device("meta"):
         counts = {
-            name: sum(parameter.numel() for parameter in network(name, (3, 32, 32), 10).parameters())
+            name: sum(parameter.numel() for parameter in named_network(name, (3, 32, 32), 10).parameters())
             for name in NETWORK_NAMES
         }
     assert counts == {
@@ -205,11 +205,11 @@ def test_names_mean_the_published_networks() -> None:
 
 def test_names_refuse() -> None:
     with pytest.raises(ValueError, match=r"name must be one of 'convnet', .*'wrn16_4', got 'vgg'"):
-        network("vgg", (3, 32, 32), 10)
+        named_network("vgg", (3, 32, 32), 10)
     with pytest.raises(ValueError, match="the name 'resnet18' fixes depth; use the class ResNet to choose it"):
-        network("resnet18", (3, 32, 32), 10, depth=34)
+        named_network("resnet18", (3, 32, 32), 10, depth=34)
     with pytest.raises(TypeError, match="dilation"):
-        network("convnet", (3, 32, 32), 10, dilation=2)
+        named_network("convnet", (3, 32, 32), 10, dilation=2)
 
 
 @pytest.mark.parametrize("norm", ["instance", "group", "layer"])
