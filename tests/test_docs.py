@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+from fl import AddOn
+from fl.averaging.addon import SLOTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md")])
@@ -59,3 +63,16 @@ def test_every_public_name_stands_in_a_section_with_a_snippet(package: str) -> N
     runnable = [s for s in sections() if ">>> " in s]
     names = [n for n in importlib.import_module(package).__all__ if not n.startswith("__")]
     assert [n for n in names if not any(re.search(rf"\b{re.escape(n)}\b", s) for s in runnable)] == []
+
+
+def test_the_table_of_hooks_names_every_hook_with_its_arguments() -> None:
+    page = (ROOT / "docs" / "user_methods.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)\(([\w, ]*)\)`", page, flags=re.M))
+    slots = set(re.findall(r"^\| `(\w+)\([\w, ]*\)` \(slot\)", page, flags=re.M))
+    hooks = {
+        name: ", ".join(inspect.signature(value).parameters).removeprefix("self, ")
+        for name, value in vars(AddOn).items()
+        if inspect.isfunction(value) and name != "whole"
+    }
+    assert rows == hooks
+    assert slots == set(SLOTS)
