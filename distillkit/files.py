@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-__all__ = ["read_tensors", "replacing", "stored", "write_atomically", "write_tensors"]
+__all__ = ["packed", "read_tensors", "replacing", "write_atomically", "write_tensors"]
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors as safetensors wants them: on the CPU, contiguous, none sharing its memory with another."""
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
@@ -62,7 +62,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
 
     with replacing(path) as temporary:
         try:
-            save_file(stored(tensors), temporary, metadata=dict(facts))
+            save_file(packed(tensors), temporary, metadata=dict(facts))
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from error
     return Path(path)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit.files import packed
 from distillkit.sets import LabeledImages
 from fl.message import DTYPES, Message, Tensors, Value, check_value
 
@@ -106,7 +107,7 @@ def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
 
     tensors: Tensors = {}
     forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
-    stored = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    stored = packed(tensors)
     meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
     return save(stored, metadata={**meta, "checksum": _checksum(stored, meta)})
 

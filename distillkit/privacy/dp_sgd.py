@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.networks.dropout import plain_dropout, seeded_dropout
 from distillkit.privacy.apart import untouched
-from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gradient import PrivateGradient, refuse_half_precision
 from distillkit.privacy.guards import (
@@ -25,7 +24,7 @@ from distillkit.privacy.guards import (
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.per_example import Ways, keeps_statistics, per_example_gradients, require_per_example
-from distillkit.privacy.planning import plan
+from distillkit.privacy.planning import either
 from distillkit.privacy.trial import examples_at_once
 from distillkit.progress import bar
 from distillkit.rng import derive
@@ -132,13 +131,7 @@ def train_private(
     check.switch(progress, "progress")
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
-    if (epsilon is None) == (sigma is None):
-        raise PrivacyError(
-            "give either epsilon, from which sigma follows, or sigma; got " + ("neither" if sigma is None else "both")
-        )
-    if sigma is None:
-        assert epsilon is not None
-        sigma = plan(epsilon, delta, count=steps, rate=rate).sigma
+    sigma = either(epsilon, sigma, delta=delta, count=steps, rate=rate)
     refuse_large_delta(size, delta)
     if not public_statistics:
         refuse_measured(real.normalization, "train_private")

@@ -13,14 +13,13 @@ from distillkit.chunks import chunk_size
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.privacy.condense import public_networks
-from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gradient import PrivateGradient
 from distillkit.privacy.guards import ledger_at, private_set, public_noise, public_start
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMap, PublicMaps
 from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.planning import plan
+from distillkit.privacy.planning import either
 from distillkit.privacy.separable import SeparableLoss, require_separable, squared_distance
 from distillkit.progress import bar
 from distillkit.rng import as_generator, derive
@@ -151,13 +150,7 @@ def image_sgd(
     check.real_number(rate, "rate", above=0.0, most=1.0)
     check.real_number(lr, "lr", least=0.0)
     check.real_number(momentum, "momentum", least=0.0, most=1.0)
-    if (epsilon is None) == (sigma is None):
-        raise PrivacyError(
-            "give either epsilon, from which sigma follows, or sigma; got " + ("neither" if sigma is None else "both")
-        )
-    if sigma is None:
-        assert epsilon is not None
-        sigma = plan(epsilon, delta, count=steps, rate=rate).sigma
+    sigma = either(epsilon, sigma, delta=delta, count=steps, rate=rate)
     real = private_set(
         images,
         labels,

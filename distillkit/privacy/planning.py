@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from distillkit import check
 from distillkit.privacy.accounting import Bound, Spend, compose
-from distillkit.privacy.errors import NotAccountable
+from distillkit.privacy.errors import NotAccountable, PrivacyError
 from distillkit.privacy.gaussian import sigma_for, smallest
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "either", "plan"]
 
 
 @dataclass(frozen=True)
@@ -103,3 +103,25 @@ def plan(
         sigma = smallest(lambda s: bound(s, "auto").epsilon <= epsilon, 0.7 * sigma, sigma, tolerance=5e-3)
     final = bound(sigma, accountant)
     return Plan(sigma, final.epsilon, delta, rate, count, final.accountant)
+
+
+def either(epsilon: float | None, sigma: float | None, *, delta: float, count: int, rate: float) -> float:
+    """Read two options of which a caller gives one: the noise, or the guarantee from which it follows.
+
+    Args:
+        epsilon: for all steps together, or None.
+        sigma: noise standard deviation / clip, or None.
+        delta, count, rate: as for `plan`, which turns epsilon into sigma.
+
+    Raises:
+        PrivacyError: both or neither.
+        TypeError, ValueError: as `plan`.
+    """
+    if (epsilon is None) == (sigma is None):
+        raise PrivacyError(
+            "give either epsilon, from which sigma follows, or sigma; got " + ("neither" if sigma is None else "both")
+        )
+    if sigma is not None:
+        return sigma
+    assert epsilon is not None
+    return plan(epsilon, delta, count=count, rate=rate).sigma

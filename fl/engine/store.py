@@ -290,4 +290,4 @@ def plain(model: Message) -> bytes:
 
     [(_, group)] = model.items()
     assert isinstance(group, dict)
-    return save({n: t.detach().cpu().contiguous() for n, t in group.items()})
+    return save(files.packed(group))

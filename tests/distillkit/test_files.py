@@ -1,0 +1,96 @@
+"""Files are whole or not there, whoever writes at the same time and whatever goes wrong in between."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit.files import packed, read_tensors, replacing, write_atomically, write_tensors
+
+KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
+
+
+def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_atomically(path, "old")
+
+    def fail() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_old_file_is_there_until_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_atomically(path, "old")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_os_error_names_the_file_and_keeps_what_was_there(tmp_path: Path) -> None:
+    blocked = tmp_path / "folder"
+    (blocked / "inside").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):
+        write_atomically(blocked, "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path: Path) -> None:
+    path, size = tmp_path / "deep" / "a.bin", 1 << 16
+    seen = set()
+
+    def write(byte: int) -> None:
+        for _ in range(20):
+            write_atomically(path, bytes([byte]) * size)
+            data = path.read_bytes()
+            seen.add((len(data), len(set(data))))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert seen == {(size, 1)}
+    assert list(path.parent.iterdir()) == [path]
+
+
+@given(st.data())
+def test_tensors_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    shapes = data.draw(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=3))
+    tensors = {}
+    for i, shape in enumerate(shapes):
+        raw = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(i))
+        tensors[f"t{i}"] = raw.to(data.draw(st.sampled_from(KINDS))).movedim(0, -1) if shape else raw.float()
+    tensors["again"] = tensors["t0"]  # two names of one memory
+    path = write_tensors(tmp_path_factory.mktemp("files") / "a.safetensors", tensors, {"format": "one", "fact": "ü"})
+    found, facts = read_tensors(path, kind="one", what="a one")
+    assert facts == {"format": "one", "fact": "ü"}
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_what_is_packed_shares_no_memory() -> None:
+    whole = torch.arange(6.0).requires_grad_()
+    found = packed({"a": whole, "b": whole[2:], "c": whole.view(2, 3).T})
+    assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == 3
+    assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in found.values())
+
+
+def test_another_kind_of_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)}, {"format": "one"})
+    with pytest.raises(ValueError, match=r"a\.safetensors is not a two \(format 'one', want 'two'\)"):
+        read_tensors(path, kind="two", what="a two")
+    with pytest.raises(FileNotFoundError, match=r"b\.safetensors does not exist; it should hold a two"):
+        read_tensors(tmp_path / "b.safetensors", kind="two", what="a two")
