@@ -31,7 +31,7 @@ from distillkit.normalization import Normalization
 from distillkit.privacy import Ledger, gaussian_sigma, plan
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, FedDM, Filtered, Method, simulate
-from fl.addons import DPSGD, Proximal, Scaffold
+from fl.addons import DPSGD, SCAFFOLD, FedProx
 from fl.methods import PrivateFedDM, SummedFedDM
 from fl.study.experiment import Experiment, git_commit, mean_std, show
 
@@ -52,8 +52,8 @@ TITLES = {
 }  # fmt: skip
 AVERAGING: dict[str, Callable[[dict[str, Any]], tuple[Any, ...]]] = {
     "FedAvg": lambda chosen: (),
-    "FedProx": lambda chosen: (Proximal(chosen.pop("mu")),),
-    "SCAFFOLD": lambda chosen: (Scaffold(),),
+    "FedProx": lambda chosen: (FedProx(chosen.pop("mu")),),
+    "SCAFFOLD": lambda chosen: (SCAFFOLD(),),
 }
 SPLITS: dict[str, float | None] = {"iid": None, "dirichlet": 0.1}
 

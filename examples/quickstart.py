@@ -25,7 +25,7 @@ from distillkit.files import write_atomically
 from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from fl import FedAvg, FedDM, Method, Real, simulate
-from fl.addons import Proximal
+from fl.addons import FedProx
 from fl.engine.store import Store, read_history
 from fl.study.experiment import Experiment, git_commit, mean_std, processes, show, spark
 
@@ -65,7 +65,7 @@ def method(name: str, preset: dict[str, Any], **settings: Any) -> Method:
         kind = FedDM if name == "FedDM" else Real
         sizes = {"ipc": 10, "batch_real": 32, "steps": preset["steps"]}
         return kind(network=network, server_batch=32, server_epochs=preset["server_epochs"], **sizes, **chosen)
-    addons = (Proximal(chosen.pop("mu")),) if name == "FedProx" else ()
+    addons = (FedProx(chosen.pop("mu")),) if name == "FedProx" else ()
     return FedAvg(*addons, network=network, batch=32, **{"epochs": preset["epochs"], **chosen})
 
 

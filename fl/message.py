@@ -46,6 +46,10 @@ class Entry(Generic[V]):
         kept: for what the server sends round after round unchanged: the body travels only to a client that does not
             hold the current value; else its digest does.
 
+    Attributes:
+        key: what it is called in messages, files and histories.
+        name: how it is written in code, `Class.attribute`.
+
     Raises:
         ValueError: options out of range, or that do not go together.
         TypeError: `kept` that is neither True nor False.
@@ -72,12 +76,13 @@ class Entry(Generic[V]):
             raise ValueError(f"bound must be positive, got {bound}")
         check.switch(kept, "kept")
         self.reduce, self.by, self.over, self.bound, self.kept = reduce, by, over, bound, kept
-        self.key = ""
+        self.key = self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        stated = vars(owner).get("key")
         if not self.key:
+            stated = vars(owner).get("key")
             self.key = f"{stated if isinstance(stated, str) else owner.__name__}.{name}"
+            self.name = f"{owner.__name__}.{name}"
 
     def __repr__(self) -> str:
         return f"Entry({self.key!r}, {self.reduce})"

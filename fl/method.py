@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -42,9 +42,11 @@ class Keyed:
         key: what its entries' keys begin with, what its random draws are derived from, its place in an order, and what
             the record of a run calls it. A class that states none has its own name, never its parent's key. State the
             old name when you rename a class, `key = "OldName"`, and no run, checkpoint or transcript changes.
+        old_options: what records call options that were renamed, name -> old name.
     """
 
     key: ClassVar[str] = "Keyed"
+    old_options: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -304,24 +306,29 @@ class Method(Keyed, ABC):
 
 def described(value: Any) -> str:
     """A repr that is the same in every process: functions by name instead of by address."""
-    return _said(value, lambda kind: kind.__qualname__)
+    return _said(value, pinned=False)
 
 
 def identity(value: Any) -> str:
-    """As `described`, but methods, add-ons and filters by their keys: it stays when their classes are renamed."""
-    return _said(value, lambda kind: kind.__qualname__ if kind.key == kind.__name__ else kind.key)
+    """As `described`, but with pinned names (`Keyed`): it stays when classes and options are renamed."""
+    return _said(value, pinned=True)
 
 
-def _said(value: Any, title: Callable[[type[Keyed]], str]) -> str:
-    say = functools.partial(_said, title=title)
+def _said(value: Any, *, pinned: bool) -> str:
+    say = functools.partial(_said, pinned=pinned)
+    given: Sequence[Any] = ()
+    named: Mapping[str, Any] = {}
     if isinstance(value, Method) and type(value).__repr__ is Method.__repr__ and value.arguments() is not None:
         given, named = value.arguments() or ((), {})
-        return f"{title(type(value))}({', '.join([*map(say, given), *(f'{k}={say(v)}' for k, v in named.items())])})"
-    if isinstance(value, functools.partial):
-        said = [*map(say, value.args), *(f"{k}={say(v)}" for k, v in value.keywords.items())]
-        return f"partial({', '.join([say(value.func), *said])})"
-    if is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # one that `dataclass` wrote
-        shown = [f"{f.name}={say(getattr(value, f.name))}" for f in fields(value) if f.repr]
-        return f"{title(type(value)) if isinstance(value, Keyed) else type(value).__qualname__}({', '.join(shown)})"
-    name = getattr(value, "__qualname__", None)
-    return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
+    elif isinstance(value, functools.partial):
+        given, named = (value.func, *value.args), value.keywords
+    elif is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # one that `dataclass` wrote
+        named = {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
+    else:
+        name = getattr(value, "__qualname__", None)
+        return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
+    title = type(value).__qualname__
+    if pinned and isinstance(value, Keyed):
+        title = title if value.key == type(value).__name__ else value.key
+        named = {value.old_options.get(option, option): v for option, v in named.items()}
+    return f"{title}({', '.join([*map(say, given), *(f'{k}={say(v)}' for k, v in named.items())])})"

@@ -92,6 +92,6 @@ def test_every_row_has_a_card_and_a_golden_test_and_every_golden_test_a_row(scri
 
 def test_a_name_without_a_golden_test_cannot_stand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = script.golden_tests()
-    monkeypatch.setattr(script, "golden_tests", lambda: {n: t for n, t in tests.items() if n != "Scaffold"})
-    with pytest.raises(ValueError, match="marked golden for Scaffold"):
+    monkeypatch.setattr(script, "golden_tests", lambda: {n: t for n, t in tests.items() if n != "SCAFFOLD"})
+    with pytest.raises(ValueError, match="marked golden for SCAFFOLD"):
         script.table()

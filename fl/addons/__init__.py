@@ -2,23 +2,23 @@
 
 from fl.addons.anchors import Anchors
 from fl.addons.condensed import Condensed
-from fl.addons.decorr import FedDecorr
 from fl.addons.ditto import Ditto
 from fl.addons.dp_sgd import DPSGD
+from fl.addons.fedavgm import FedAvgM
 from fl.addons.fedcog import FedCOG
+from fl.addons.feddecorr import FedDecorr
 from fl.addons.feddf import FedDF
 from fl.addons.fedexp import FedExP
 from fl.addons.fedgen import FedGen
+from fl.addons.fednova import FedNova
+from fl.addons.fedopt import FedAdagrad, FedAdam, FedYogi
+from fl.addons.fedprox import FedProx
 from fl.addons.fedreg import FedReg
+from fl.addons.fedsam import FedSAM
 from fl.addons.finetune import FineTune
 from fl.addons.local_accuracy import LocalAccuracy
 from fl.addons.moon import MOON
-from fl.addons.nova import Nova
-from fl.addons.proximal import Proximal
-from fl.addons.sam import SAM
-from fl.addons.scaffold import Scaffold
-from fl.addons.server_adaptive import ServerAdagrad, ServerAdam, ServerYogi
-from fl.addons.server_momentum import ServerMomentum
+from fl.addons.scaffold import SCAFFOLD
 from fl.addons.shared_image import SharedImage
 from fl.addons.shared_pool import SharedPool
 from fl.addons.vfa import VFA
@@ -28,29 +28,29 @@ from fl.addons.vhl import VHL, NaiveVHL
 __all__ = [
     "DPSGD",
     "MOON",
-    "SAM",
+    "SCAFFOLD",
     "VFA",
     "VFTL",
     "VHL",
     "Anchors",
     "Condensed",
     "Ditto",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
     "FedCOG",
     "FedDF",
     "FedDecorr",
     "FedExP",
     "FedGen",
+    "FedNova",
+    "FedProx",
     "FedReg",
+    "FedSAM",
+    "FedYogi",
     "FineTune",
     "LocalAccuracy",
     "NaiveVHL",
-    "Nova",
-    "Proximal",
-    "Scaffold",
-    "ServerAdagrad",
-    "ServerAdam",
-    "ServerMomentum",
-    "ServerYogi",
     "SharedImage",
     "SharedPool",
 ]

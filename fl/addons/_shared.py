@@ -13,7 +13,7 @@ from torch import Tensor
 from distillkit import check
 from fl.addons._crops import Source, View
 from fl.addons._distil import distill_models, due, falling_steps, validation_accuracy
-from fl.addons.scaffold import Scaffold
+from fl.addons.scaffold import SCAFFOLD
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.averaging.addon import fills
 from fl.message import Entry, Message, Tensors
@@ -75,7 +75,7 @@ class Shared(AddOn):
         if settings.personal:
             raise ValueError(f"{self.name} distils whole models on the server: nothing can be personal")
         for addon in addons if self.rate < 1 else ():
-            if isinstance(addon, Scaffold) or any(fills(addon, slot) for slot in _AVERAGES):
+            if isinstance(addon, SCAFFOLD) or any(fills(addon, slot) for slot in _AVERAGES):
                 raise ValueError(f"{addon.name} needs weights from the clients in every round: {self.name}(rate=1)")
 
     def warm(self, number: int) -> bool:

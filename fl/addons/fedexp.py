@@ -41,7 +41,7 @@ class FedExP(AddOn):
 
     Raises:
         ValueError: with several architectures (there is one vector to extrapolate), or with another add-on that
-            rescales the mean, such as `Nova`.
+            rescales the mean, such as `FedNova`.
     """
 
     key = "FedExP"

@@ -11,11 +11,11 @@ from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
 from fl.message import Entry, Message, Tensors
 from fl.reduce import Reduced, Schema
 
-__all__ = ["Scaffold"]
+__all__ = ["SCAFFOLD"]
 
 
 @dataclass(frozen=True)
-class Scaffold(AddOn):
+class SCAFFOLD(AddOn):
     """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II).
 
     Every local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12)
@@ -28,7 +28,7 @@ class Scaffold(AddOn):
     Variates that are zero are not sent, so that round 1 sends no more than FedAvg does. The sum of changes is
     unweighted, as in the paper, whose clients weigh the same: give `weights="uniform"` too, for with sample weights
     the corrected steps settle where the unweighted mean gradient is zero. The server's step size eta_g (line 16; 1 in
-    the paper's experiments) is `ServerMomentum(0.0, lr=eta_g)`.
+    the paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
 
     Raises:
         ValueError: with Adam on the clients, whose steps are not proportional to gradients, or several architectures.
@@ -44,11 +44,11 @@ class Scaffold(AddOn):
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Option II reads the mean gradient off the change of the weights."""
         if settings.optimizer == "adam":
-            raise ValueError("Scaffold needs optimizer='sgd': an Adam step says little about the size of the gradient")
+            raise ValueError("SCAFFOLD needs optimizer='sgd': an Adam step says little about the size of the gradient")
         if settings.optimizer_state == "client":
-            raise ValueError("Scaffold needs optimizer_state='round': old momentum is in the change of the weights too")
+            raise ValueError("SCAFFOLD needs optimizer_state='round': old momentum is in the change of the weights too")
         if len(settings.networks.names) > 1:
-            raise ValueError("Scaffold needs one architecture: c is the mean of all clients' variates")
+            raise ValueError("SCAFFOLD needs one architecture: c is the mean of all clients' variates")
 
     def start(self, server: AveragingServer) -> None:
         """c = 0."""

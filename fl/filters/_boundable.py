@@ -25,11 +25,11 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
     weights = {e.by.key for e in clips if e.by is not None}
     for entry in clips:
         if entry.key not in held:
-            raise PrivacyError(f"clip names {entry.key}, which {name} does not have; give clip={{entry: C}}")
+            raise PrivacyError(f"clip names {entry.name}, which {name} does not have; give clip={{entry: C}}")
         if entry.reduce not in ("mean", "sum"):
-            raise PrivacyError(f"{entry.key} cannot be noised: it is no sum over clients but {entry.reduce!r}")
+            raise PrivacyError(f"{entry.name} cannot be noised: it is no sum over clients but {entry.reduce!r}")
         if entry.key in weights:
-            raise PrivacyError(f"{entry.key} cannot be clipped: it is the weight of another entry, and becomes 1")
+            raise PrivacyError(f"{entry.name} cannot be clipped: it is the weight of another entry, and becomes 1")
     if method.private:
         raise PrivacyError(
             f"{name} protects single records already; one ledger cannot cover records and whole clients: take either"
@@ -46,9 +46,11 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
         reads = [name]
     if reads:
         raise PrivacyError(f"{reads[0]} reads single replies on the server (read_reply), where they have no noise")
-    for key, entry in held.items():
+    for entry in held.values():
         if entry.reduce == "union":
-            raise PrivacyError(f"{key} holds each client's rows apart, without a sum to noise: leave its owner out")
+            raise PrivacyError(
+                f"{entry.name} holds each client's rows apart, without a sum to noise: leave its owner out"
+            )
     for addon in (a for a in addons if not fills(a, "answer")):
         for entry in declared(addon):
             if entry.reduce != "first" and entry not in clips and entry.key not in weights:
@@ -60,9 +62,9 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
     weights = {e.by.key: e.key for e in clips if e.by is not None}
     for entry in clips:
         if entry.key not in schema:
-            raise PrivacyError(f"`expect` must describe {entry.key}: noise needs a shape when nobody answers")
+            raise PrivacyError(f"`expect` must describe {entry.name}: noise needs a shape when nobody answers")
         if not _fixed(schema[entry.key]):
-            raise PrivacyError(f"{entry.key} must be float32 or float64, and of a fixed shape, as noise has one")
+            raise PrivacyError(f"{entry.name} must be float32 or float64, and of a fixed shape, as noise has one")
     for key, like in schema.items():
         if key in weights and isinstance(like.value, Tensor | dict):
             raise PrivacyError(
@@ -87,4 +89,4 @@ def _fixed(like: Like) -> bool:
 
 def _unclipped(entry: Entry[Any]) -> str:
     rule = "give clip={entry: C} for it too, or leave its owner out"
-    return f"{entry.key} travels without a clip: {rule}" if entry.reduce != "max" else f"{entry.key} is a maximum"
+    return f"{entry.name} travels without a clip: {rule}" if entry.reduce != "max" else f"{entry.name} is a maximum"

@@ -100,7 +100,7 @@ class ClientDP(Filter):
             raise TypeError(f"clip must map entries, as FedAvg.update, to their norms, got {wrong[0]!r}")
         if self.adaptive is not None and not isinstance(self.adaptive, Adaptive):
             raise TypeError(f"adaptive must be an Adaptive(...), got {type(self.adaptive).__name__}")
-        clips = {e: check.real_number(c, f"the clip of {e.key}", above=0.0) for e, c in given.items()}
+        clips = {e: check.real_number(c, f"the clip of {e.name}", above=0.0) for e, c in given.items()}
         if not clips:
             raise ValueError("clip must hold at least one entry, got none")
         object.__setattr__(self, "clips", dict(sorted(clips.items(), key=lambda pair: pair[0].key)))

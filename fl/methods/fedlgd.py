@@ -50,7 +50,7 @@ def FedLGD(
     weights.
 
     Args:
-        addons: any others (`Scaffold()`, `Proximal(...)`, ...).
+        addons: any others (`SCAFFOLD()`, `FedProx(...)`, ...).
         network: see `FedAvg`.
         ipc: condensed images per class and client (the paper: 10, 50).
         anchors: global images per class.

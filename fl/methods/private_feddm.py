@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,7 @@ class PrivateFedDM(FedDM):
     """
 
     key = "PrivateFedDM"
+    old_options: ClassVar[Mapping[str, str]] = {"draws": "networks"}
     counts = Entry[Tensor]("first")
     last = Entry[Tensor]("first")
 

@@ -47,7 +47,7 @@ def test_trailing_methods_are_named(script: Any) -> None:
     def row(name: str, last: list[float], own: list[float]) -> dict[str, Any]:
         return {"method": name, "seeds": [0, 1][: len(last)], "accuracy_last": last, "accuracy_own": own}
 
-    rows = [row("FedAvg", [0.9, 0.8], [0.9, 0.9]), row("MOON", [0.86], [0.9]), row("SAM", [0.88], [0.1])]
+    rows = [row("FedAvg", [0.9, 0.8], [0.9, 0.9]), row("MOON", [0.86], [0.9]), row("FedSAM", [0.88], [0.1])]
     assert script.behind([*rows, row("Ditto", [0.1], [0.85])]).endswith("MOON (4.0), Ditto (5.0).")
     assert script.behind(rows[:1]).endswith("none.")
 

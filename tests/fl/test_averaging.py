@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from distillkit import LabeledImages
 from distillkit.rng import derive
 from fl import FedAvg, simulate
-from fl.addons import Condensed, Proximal
+from fl.addons import Condensed, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.fl.small import Tiny, federation, images
@@ -75,7 +75,7 @@ def test_two_steps_with_momentum_decay_and_rate_decay_follow_the_formulas() -> N
     assert weight_after(method, clients, rounds=2) == pytest.approx(w, abs=1e-6)
 
 
-@pytest.mark.golden("Proximal", source="Li et al., MLSys 2020, Eq. 2")
+@pytest.mark.golden("FedProx", source="Li et al., MLSys 2020, Eq. 2")
 def test_the_proximal_pull_is_mu_times_the_distance() -> None:
     """First step: no distance, no pull. Second: the gradient gains mu (w - w_0)."""
     clients = [constant(1.0, 0, 2)]
@@ -83,7 +83,7 @@ def test_the_proximal_pull_is_mu_times_the_distance() -> None:
     for _ in range(2):
         w -= 0.5 * (1 / (1 + 2.718281828459045**-w) - 1 + mu * w)
     method = FedAvg(
-        Proximal(mu), network=OneWeight, initial={"scale.weight": torch.zeros(1, 1)}, lr=0.5, epochs=2
+        FedProx(mu), network=OneWeight, initial={"scale.weight": torch.zeros(1, 1)}, lr=0.5, epochs=2
     )  # fmt: skip
     assert weight_after(method, clients) == pytest.approx(w, abs=1e-6)
 
@@ -123,7 +123,7 @@ def test_the_fast_version_equals_the_didactic_twin() -> None:
 def test_an_addon_that_is_off_leaves_every_bit_alone() -> None:
     base, off = (
         simulate(FedAvg(*addons, network=Tiny), federation(), rounds=2, progress=False).server.state[FedAvg.model]
-        for addons in ((), (Proximal(0.0),))
+        for addons in ((), (FedProx(0.0),))
     )
     assert all(torch.equal(base[n], off[n]) for n in base)
 
@@ -136,7 +136,7 @@ def test_path_is_how_far_a_constant_unit_gradient_moves(momentum: float, mu: flo
         def end(self, local: Any, update: Any, reply: Any) -> None:
             seen.append(local.path)
 
-    addons = (Peek(), Proximal(mu))
+    addons = (Peek(), FedProx(mu))
     simulate(
         FedAvg(*addons, network=Tiny, lr=0.1, momentum=momentum, weight_decay=0.1, steps=steps, batch=4),
         federation()[:1], rounds=1, progress=False,
@@ -226,14 +226,14 @@ def test_refusals_when_built() -> None:
 
     with pytest.raises(ValueError, match="Fast and Slow cannot be combined: both fill the slot 'server_step'"):
         FedAvg(Slow(), Fast(), network=Tiny)
-    with pytest.raises(ValueError, match="Proximal is given twice"):
-        FedAvg(Proximal(0.1), Proximal(0.2), network=Tiny)
+    with pytest.raises(ValueError, match="FedProx is given twice"):
+        FedAvg(FedProx(0.1), FedProx(0.2), network=Tiny)
     with pytest.raises(ValueError, match="lr must be greater than 0"):
         FedAvg(network=Tiny, lr=0.0)
     with pytest.raises(ValueError, match="assign must say"):
         FedAvg(network={"a": Tiny, "b": Tiny})
     with pytest.raises(ValueError, match="mu must be at least 0"):
-        Proximal(-1.0)
+        FedProx(-1.0)
     with pytest.raises(ValueError, match="initial holds names that the network lacks: nothing"):
         simulate(FedAvg(network=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
 

@@ -34,15 +34,15 @@ from distillkit.rng import derive
 from fl import Client, ClientDP, Entry, FedAvg, FedDM, Filtered, Message, Method, Run, Server, simulate
 from fl.addons import (
     MOON,
+    SCAFFOLD,
     Anchors,
+    FedAdam,
+    FedAvgM,
     FedDF,
     FedExP,
     FedGen,
-    Nova,
-    Proximal,
-    Scaffold,
-    ServerAdam,
-    ServerMomentum,
+    FedNova,
+    FedProx,
 )
 from fl.averaging.addon import AddOn
 from fl.filters.client_dp import Adaptive
@@ -54,7 +54,7 @@ from tests.fl.laws import assert_same, network, tensors
 from tests.fl.small import Tiny, federation
 
 Vector = Any
-BOTH = {FedAvg.update: 0.4, Scaffold.drift: 0.3}
+BOTH = {FedAvg.update: 0.4, SCAFFOLD.drift: 0.3}
 
 
 def averaging(*addons: AddOn, **options: Any) -> FedAvg:
@@ -110,7 +110,7 @@ def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
 
 @pytest.mark.parametrize(
     "addons",
-    [(), (ServerMomentum(0.9),), (ServerAdam(),), (Proximal(0.1), MOON()), (Scaffold(),), (Nova(), Scaffold())],
+    [(), (FedAvgM(0.9),), (FedAdam(),), (FedProx(0.1), MOON()), (SCAFFOLD(),), (FedNova(), SCAFFOLD())],
     ids=lambda a: " ".join(x.name for x in a) or "plain",
 )
 def test_without_noise_clip_and_draw_it_is_uniform_averaging(addons: Any) -> None:
@@ -366,7 +366,7 @@ class Fatal(FedAvg):
 
 
 def killed(kind: type[FedAvg]) -> Filtered:
-    return Filtered(kind(Scaffold(), network=network, buffers="drop", weights="uniform"), ClientDP(2.0, 0.7, BOTH))
+    return Filtered(kind(SCAFFOLD(), network=network, buffers="drop", weights="uniform"), ClientDP(2.0, 0.7, BOTH))
 
 
 CHILD = """
@@ -389,7 +389,7 @@ def test_a_round_that_was_killed_is_charged_again_and_gives_the_same_bits(tmp_pa
 def test_a_seeded_run_is_no_guarantee_and_any_other_differs(tmp_path: Path) -> None:
     def once(secret: int | None, **how: Any) -> Run:
         dp = ClientDP(1.0, 0.5, 1.0, Adaptive(sigma=2.0))
-        return play(Filtered(averaging(ServerMomentum()), dp), secret=secret, **how)
+        return play(Filtered(averaging(FedAvgM()), dp), secret=secret, **how)
 
     first = once(7)
     assert_same(first, once(7, workers=3))
@@ -469,8 +469,8 @@ class Normed(Tiny):
 
 BUILT: list[tuple[Any, Any, str]] = [
     (lambda: FedAvg(network=Tiny), 1.0, "how many images a client has is private: give weights='uniform'"),
-    (lambda: averaging(Scaffold()), 1.0, r"Scaffold\.drift travels without a clip: give clip="),
-    (lambda: averaging(Nova()), 1.0, r"Nova\.tau travels without a clip"),
+    (lambda: averaging(SCAFFOLD()), 1.0, r"SCAFFOLD\.drift travels without a clip: give clip="),
+    (lambda: averaging(FedNova()), 1.0, r"FedNova\.tau travels without a clip"),
     (lambda: averaging(FedExP()), 1.0, r"FedExP\.norm travels without a clip"),
     (lambda: averaging(FedDF(steps=1)), {FedAvg.update: 1.0, FedDF.logits: 1.0}, "FedDF reads single replies"),
     (lambda: averaging(FedGen()), 1.0, "FedGen reads single replies on the server"),
@@ -580,7 +580,7 @@ def test_what_stays_with_its_client_and_what_is_post_processing_stays_allowed() 
     for method in (
         averaging(network=Normed, buffers="drop"),
         averaging(personal="classifier.*"),
-        averaging(MOON(), ServerAdam(), steps=2),
+        averaging(MOON(), FedAdam(), steps=2),
         averaging(Anchors(ipc=1, selected=(1,), steps=1)),
     ):
         run = play(Filtered(method, ClientDP(1.0, 1.0, 1.0)), rounds=2, clients=clients)
@@ -592,6 +592,6 @@ def test_what_stays_with_its_client_and_what_is_post_processing_stays_allowed() 
 
 def test_the_order_of_the_clips_changes_nothing() -> None:
     turned = dict(reversed(BOTH.items()))
-    one, other = (Filtered(averaging(Scaffold()), ClientDP(1.0, 0.8, clip)) for clip in (BOTH, turned))
+    one, other = (Filtered(averaging(SCAFFOLD()), ClientDP(1.0, 0.8, clip)) for clip in (BOTH, turned))
     assert repr(one) == repr(other)
     assert_same(play(one, secret=1), play(other, secret=1))

@@ -14,7 +14,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.networks import AsMade
 from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
-from fl.addons import DPSGD, MOON, Anchors, Condensed, Ditto, FedCOG, FineTune, Proximal, Scaffold
+from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune
 from fl.batches import Phase
 from fl.methods import FedProto, PrivateFedDM, fedrep, single_image
 from tests.fl.small import Tiny, federation, images
@@ -31,7 +31,7 @@ def play(method: Any = None, clients: Any = None, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: FedAvg(Proximal, network=Tiny), r"got the class Proximal: FedAvg\(Proximal\(\.\.\.\)"),
+        (lambda: FedAvg(FedProx, network=Tiny), r"got the class FedProx: FedAvg\(FedProx\(\.\.\.\)"),
         (lambda: FedAvg(ClientDP(1.0, 1.0, 1.0), network=Tiny), "FedAvg takes add-ons .* got ClientDP"),
         (lambda: FedAvg(Tiny), "got type; the network is an option"),
         (lambda: FedAvg(), "network must be given"),
@@ -117,8 +117,8 @@ def test_private_methods_without_noise_say_so(make: Any) -> None:
     [
         (FedAvg, r"got the class FedAvg: FedAvg\(\.\.\.\)"),
         (
-            Proximal(0.1),
-            r"Proximal is part of a method and none by itself: give FedAvg\(Proximal\(\.\.\.\), network=\.\.\.\)",
+            FedProx(0.1),
+            r"FedProx is part of a method and none by itself: give FedAvg\(FedProx\(\.\.\.\), network=\.\.\.\)",
         ),
         (ClientDP(1.0, 1.0, 1.0), r"ClientDP is part of a method and none by itself: give Filtered\(FedAvg"),
         (Tiny, r"got the class Tiny"),
@@ -354,7 +354,7 @@ def test_patterns_and_functions_are_tried_before_round_one(method: Any, error: s
 
 @pytest.mark.parametrize(
     ("addon", "first"),
-    [(FedCOG(), 51), (FedCOG(start_round=4), 4), (MOON(), 2), (Scaffold(), 2), (Anchors(ipc=1, steps=1), 2)],
+    [(FedCOG(), 51), (FedCOG(start_round=4), 4), (MOON(), 2), (SCAFFOLD(), 2), (Anchors(ipc=1, steps=1), 2)],
 )
 def test_an_add_on_that_never_acts_says_so_before_round_one(addon: Any, first: int) -> None:
     name = type(addon).__name__
@@ -373,7 +373,7 @@ def test_an_add_on_that_never_acts_says_so_before_round_one(addon: Any, first: i
 def test_add_ons_that_act_from_round_one_say_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        play(FedAvg(Proximal(0.1), Condensed(ipc=1, steps=1), network=Tiny))
+        play(FedAvg(FedProx(0.1), Condensed(ipc=1, steps=1), network=Tiny))
         play(FedAvg(FedCOG(start_round=1, images=2, steps=1), network=Tiny))
 
 

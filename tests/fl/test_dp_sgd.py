@@ -35,21 +35,21 @@ from fl import Entry, FedAvg, Holding, Run, simulate
 from fl.addons import (
     DPSGD,
     MOON,
-    SAM,
+    SCAFFOLD,
     VHL,
     Anchors,
     Condensed,
     Ditto,
+    FedAvgM,
     FedDecorr,
     FedExP,
     FedGen,
+    FedNova,
+    FedProx,
     FedReg,
+    FedSAM,
     FineTune,
     NaiveVHL,
-    Nova,
-    Proximal,
-    Scaffold,
-    ServerMomentum,
 )
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
@@ -89,7 +89,7 @@ def test_rounds_follow_algorithm_1(clip: float, sigma: float, momentum: float, m
     dp = DPSGD(sigma=sigma, clip=clip, rate=rate, size=size, chunk=2)
     start = {"classifier.weight": torch.tensor(linear.START, dtype=torch.float32)}
     method = FedAvg(
-        dp, Proximal(mu), network=Linear, objective=linear.squares, initial=start, lr=lr, momentum=momentum,
+        dp, FedProx(mu), network=Linear, objective=linear.squares, initial=start, lr=lr, momentum=momentum,
         epochs=epochs, weights="uniform",
     )  # fmt: skip
     result = simulate(method, linear.clients(), rounds=rounds, secret=8, progress=False)
@@ -147,13 +147,13 @@ BESIDE: dict[str, tuple[list[AddOn], dict[str, Any]]] = {
     "several architectures": ([], {"network": {"a": network, "b": sequential}, "assign": lambda k: "ab"[k % 2]}),
     "phases": ([], {"phases": [Phase(2, train="classifier.*"), Phase(steps=1, train="!classifier.*")]}),
     "personal parameters": ([], {"personal": "classifier.*"}),
-    "Proximal": ([Proximal(0.5)], {}),
-    "Scaffold": ([Scaffold()], {"momentum": 0.5}),
+    "FedProx": ([FedProx(0.5)], {}),
+    "SCAFFOLD": ([SCAFFOLD()], {"momentum": 0.5}),
     "MOON": ([MOON(2.0)], {}),
     "MOON without the split": ([MOON(2.0)], {"network": sequential}),
-    "MOON, Proximal and Nova": ([MOON(1.0), Proximal(0.1), Nova()], {}),
+    "MOON, FedProx and FedNova": ([MOON(1.0), FedProx(0.1), FedNova()], {}),
     "FedExP": ([FedExP()], {}),
-    "ServerMomentum": ([ServerMomentum(0.5)], {}),
+    "FedAvgM": ([FedAvgM(0.5)], {}),
     "Ditto": ([Ditto(0.1)], {}),
 }
 
@@ -329,13 +329,13 @@ def test_a_seeded_run_repeats_with_any_number_of_workers_and_has_no_guarantee(
     def seeded(*addons: AddOn, **how: Any) -> Run:
         return play(noisy(), *addons, how={"secret": 4, **how}, **options)
 
-    run = seeded(Scaffold(), MOON())
-    assert_same(run, seeded(MOON(), Scaffold(), workers=3))
-    seeded(Scaffold(), MOON(), out=tmp_path, workers=2)
-    assert_same(run, seeded(Scaffold(), MOON(), out=tmp_path, resume=True))
+    run = seeded(SCAFFOLD(), MOON())
+    assert_same(run, seeded(MOON(), SCAFFOLD(), workers=3))
+    seeded(SCAFFOLD(), MOON(), out=tmp_path, workers=2)
+    assert_same(run, seeded(SCAFFOLD(), MOON(), out=tmp_path, resume=True))
     assert run.rows[-1]["epsilon"] is None
     assert "seeded" in run.rows[-1]["privacy"]["reason"]
-    assert not torch.equal(*(weights_of(r) for r in (run, seeded(Scaffold(), MOON(), secret=5))))
+    assert not torch.equal(*(weights_of(r) for r in (run, seeded(SCAFFOLD(), MOON(), secret=5))))
     assert not torch.equal(*(weights_of(play(noisy(), rounds=1, **options)) for _ in range(2)))
 
 
@@ -435,7 +435,7 @@ class Asks(Terms):
 
 
 REFUSED: dict[str, tuple[AddOn, str]] = {
-    "SAM": (SAM(), "DPSGD and SAM cannot be combined: both fill the slot 'gradient'"),
+    "FedSAM": (FedSAM(), "DPSGD and FedSAM cannot be combined: both fill the slot 'gradient'"),
     "FedReg": (FedReg(), "DPSGD and FedReg cannot be combined: both fill the slot 'gradient'"),
     "FedDecorr": (FedDecorr(), "FedDecorr, which reads the images of a batch together"),
     "FedGen": (FedGen(), "FedGen, which reads the images of a batch together"),
@@ -454,7 +454,7 @@ REFUSED: dict[str, tuple[AddOn, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_addon_that_lets_private_data_out_is_refused_in_any_order(name: str) -> None:
     addon, why = REFUSED[name]
-    for addons in ((noisy(), addon), (addon, noisy()), (Proximal(), addon, Scaffold(), noisy())):
+    for addons in ((noisy(), addon), (addon, noisy()), (FedProx(), addon, SCAFFOLD(), noisy())):
         with pytest.raises(ValueError, match=why):
             FedAvg(*addons, network=network, weights="uniform")
 

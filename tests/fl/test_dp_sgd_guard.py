@@ -10,7 +10,7 @@ import torch
 
 from distillkit.privacy import BatchStatistics, Ledger, PrivacyError
 from fl import FedAvg, Run, simulate
-from fl.addons import DPSGD, MOON, Proximal
+from fl.addons import DPSGD, MOON, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.distillkit.privacy.odd import OCCASIONS, WAYS, Odd
@@ -47,7 +47,7 @@ def test_every_breach_on_every_occasion_is_refused_before_a_charge(way: str, occ
 
 
 @pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("addons", [(), (MOON(),), (Proximal(0.1), MOON())])
+@pytest.mark.parametrize("addons", [(), (MOON(),), (FedProx(0.1), MOON())])
 def test_the_network_without_a_breach_is_trained(free: bool, addons: tuple[AddOn, ...]) -> None:
     ledger = Ledger()
     run = play(partial(Odd, free=free), *addons, ledger=ledger, rounds=2)

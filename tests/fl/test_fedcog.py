@@ -16,7 +16,7 @@ from distillkit import LabeledImages
 from distillkit.generate import SmallDecoder, invert
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
-from fl.addons import MOON, VHL, FedCOG, Proximal, Scaffold, ServerMomentum
+from fl.addons import MOON, SCAFFOLD, VHL, FedAvgM, FedCOG, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.fl.laws import assert_lawful, assert_same
@@ -258,9 +258,9 @@ def test_a_newcomer_has_nothing_to_disagree_with() -> None:
     "base",
     [
         (),
-        (ServerMomentum(0.9),),
-        (Proximal(0.1),),
-        (Scaffold(),),
+        (FedAvgM(0.9),),
+        (FedProx(0.1),),
+        (SCAFFOLD(),),
         (MOON(1.0),),
         (VHL(classes=3, options={"width": 8}),),
     ],
@@ -285,7 +285,7 @@ def test_a_multi_label_run_has_the_benchmarks_metrics() -> None:
 
 def test_the_laws(tmp_path: Path, global_rng_untouched: None) -> None:
     more: dict[str, Any] = {"decoder": SmallDecoder, "regenerate": True, "labels": "hard", "targets": "uniform"}
-    assert_lawful(lambda: [FedCOG(**FEW), Scaffold()], tmp_path / "plain")
+    assert_lawful(lambda: [FedCOG(**FEW), SCAFFOLD()], tmp_path / "plain")
     assert_lawful(lambda: [FedCOG(**FEW, **more)], tmp_path / "more")
 
 

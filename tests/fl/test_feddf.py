@@ -11,7 +11,7 @@ import torch
 
 from distillkit import LabeledImages, Normalization
 from fl import FedAvg, MultiLabel, simulate
-from fl.addons import FedDF, Nova, ServerMomentum
+from fl.addons import FedAvgM, FedDF, FedNova
 from fl.addons._distil import distill
 from fl.averaging.addon import AddOn
 from tests.fl import linear
@@ -153,7 +153,7 @@ def play(*addons: AddOn, rounds: int = 3, data: Any = None, **how: Any) -> Any:
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
     def addons() -> list[AddOn]:
-        return [FedDF(steps=5, batch=8, lr=0.01), ServerMomentum(0.5)]
+        return [FedDF(steps=5, batch=8, lr=0.01), FedAvgM(0.5)]
 
     whole = play(*addons())
     play(*addons(), rounds=1, out=tmp_path / "run")
@@ -219,10 +219,10 @@ def test_refusals() -> None:
         FedDF(patience=100)
     with pytest.raises(ValueError, match="nothing can be personal"):
         FedAvg(FedDF(), network=Tiny, personal="classifier.*")
-    with pytest.raises(ValueError, match="FedDF needs the clients' models, but Nova rescales"):
-        FedAvg(FedDF(), Nova(), network=Tiny)
-    with pytest.raises(ValueError, match=r"ServerMomentum follows the average in every round: FedDF\(rate=1\)"):
-        FedAvg(FedDF(rate=0.5), ServerMomentum(0.5), network=Tiny)
+    with pytest.raises(ValueError, match="FedDF needs the clients' models, but FedNova rescales"):
+        FedAvg(FedDF(), FedNova(), network=Tiny)
+    with pytest.raises(ValueError, match=r"FedAvgM follows the average in every round: FedDF\(rate=1\)"):
+        FedAvg(FedDF(rate=0.5), FedAvgM(0.5), network=Tiny)
     with pytest.raises(ValueError, match="server_data={'proxy'"):
         play(FedDF(), data={"other": images(3, 0)})
     with pytest.raises(ValueError, match="server_data={'validation'"):

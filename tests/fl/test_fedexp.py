@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fl import FedAvg, simulate
-from fl.addons import FedExP, Proximal, Scaffold, ServerMomentum
+from fl.addons import SCAFFOLD, FedAvgM, FedExP, FedProx
 from tests.fl import quadratic
 from tests.fl.laws import assert_lawful, network
 from tests.fl.small import Tiny, federation, images
@@ -68,7 +68,7 @@ def test_a_round_without_any_change_takes_no_step() -> None:
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [FedExP(), Proximal(0.1), Scaffold(), ServerMomentum()], tmp_path)
+    assert_lawful(lambda: [FedExP(), FedProx(0.1), SCAFFOLD(), FedAvgM()], tmp_path)
 
 
 def test_one_number_travels() -> None:

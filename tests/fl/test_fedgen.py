@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from distillkit.networks import initialize
 from distillkit.rng import derive
 from fl import FedAvg, simulate
-from fl.addons import SAM, FedGen, Nova, Proximal
+from fl.addons import FedGen, FedNova, FedProx, FedSAM
 from fl.addons._latent import LatentGenerator, diversity
 from fl.averaging.addon import AddOn
 from tests.fl.laws import assert_lawful, assert_same
@@ -117,7 +117,7 @@ def test_off_and_the_first_round_are_the_base() -> None:
         assert torch.allclose(near.server.state[FedAvg.model][name], value, atol=1e-6)
 
 
-@pytest.mark.parametrize("others", [(), (Proximal(0.1), SAM(0.05))])
+@pytest.mark.parametrize("others", [(), (FedProx(0.1), FedSAM(0.05))])
 def test_laws(tmp_path: Path, others: tuple[AddOn, ...]) -> None:
     assert_lawful(lambda: [FedGen(**SIZES), *others], tmp_path)
 
@@ -190,8 +190,8 @@ def test_refusals() -> None:
         FedAvg(FedGen(), network=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="no personal parameters, one architecture"):
         FedAvg(FedGen(), network={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
-    with pytest.raises(ValueError, match="FedGen needs the clients' classifiers, but Nova rescales"):
-        FedAvg(FedGen(), Nova(), network=Tiny)
+    with pytest.raises(ValueError, match="FedGen needs the clients' classifiers, but FedNova rescales"):
+        FedAvg(FedGen(), FedNova(), network=Tiny)
 
 
 def test_a_frozen_body_a_named_architecture_and_any_network_will_do() -> None:

@@ -16,7 +16,7 @@ from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
 from fl import FedAvg, Holding, MultiLabel, simulate
-from fl.addons import MOON, Anchors, Condensed, Nova, Proximal, Scaffold, ServerMomentum
+from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM, FedNova, FedProx
 from fl.averaging.addon import AddOn
 from fl.message import Entry
 from fl.methods import FedDM, FedLGD, FedProto
@@ -78,7 +78,7 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
     term: dict[str, Any] = {"regulariser": "mmd"} if mmd else {"temperature": 0.2, "reduction": reduction}
     anchors = Anchors(ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, **term)
     run = played(
-        anchors, ServerMomentum(0.7), rounds=4, clients=clients, network=Small, initial=start, weights="uniform",
+        anchors, FedAvgM(0.7), rounds=4, clients=clients, network=Small, initial=start, weights="uniform",
         lr=0.2, lr_decay=0.9, batch=20, steps=2,
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def test_any_method_on_condensed_data_is_the_method_on_these_sets() -> None:
     clients[1] = clients[1][clients[1].labels != 1]
     condensed = sets(clients)
     assert [len(s) for s in condensed] == [6, 4, 6, 6, 6]
-    for addons in ((), (Scaffold(),), (Proximal(0.1), Nova()), (MOON(),)):
+    for addons in ((), (SCAFFOLD(),), (FedProx(0.1), FedNova()), (MOON(),)):
         got = played(Condensed(**{**FEW, "refine_steps": 0}), *addons, clients=clients, rounds=3)
         want = played(*addons, clients=condensed, rounds=3)
         for name, value in want.server.state[FedAvg.model].items():
@@ -285,7 +285,7 @@ def test_bytes_by_entry(joined: Any) -> None:
 @pytest.mark.parametrize("init", ["noise", "statistics"])
 def test_the_laws(init: Any, tmp_path: Path, global_rng_untouched: None) -> None:
     def make() -> list[AddOn]:
-        return [Condensed(**FEW), Anchors(ipc=2, selected=(1, 3), steps=2, init=init), Scaffold()]
+        return [Condensed(**FEW), Anchors(ipc=2, selected=(1, 3), steps=2, init=init), SCAFFOLD()]
 
     assert_lawful(make, tmp_path, weights="uniform")
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
-from fl.addons import SAM, FedReg, Nova, Proximal, Scaffold
+from fl.addons import SCAFFOLD, FedNova, FedProx, FedReg, FedSAM
 from fl.averaging.addon import AddOn
 from tests.fl import linear
 from tests.fl.laws import assert_lawful
@@ -145,7 +145,7 @@ def test_the_drift_does_not_raise_the_loss_on_pseudo_images() -> None:
     assert max(angles) < 1e-5
 
 
-@pytest.mark.parametrize("others", [(), (Proximal(0.1),)])
+@pytest.mark.parametrize("others", [(), (FedProx(0.1),)])
 def test_laws(tmp_path: Path, others: tuple[AddOn, ...]) -> None:
     assert_lawful(lambda: [FedReg(iterations=2), *others], tmp_path, momentum=0.0)
 
@@ -169,8 +169,8 @@ def test_refusals() -> None:
     for options in ({"momentum": 0.9}, {"optimizer": "adam"}):
         with pytest.raises(ValueError, match="plain SGD"):
             FedAvg(FedReg(), network=Tiny, **options)
-    for addon in (Scaffold(), Nova()):
+    for addon in (SCAFFOLD(), FedNova()):
         with pytest.raises(ValueError, match=f"FedReg cannot be combined with {addon.name}"):
             FedAvg(FedReg(), addon, network=Tiny)
     with pytest.raises(ValueError, match="both fill the slot 'gradient'"):
-        FedAvg(FedReg(), SAM(), network=Tiny)
+        FedAvg(FedReg(), FedSAM(), network=Tiny)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from distillkit.rng import derive
 from fl import FedAvg, Holding, simulate
-from fl.addons import Proximal
+from fl.addons import FedProx
 from fl.methods import fedrep
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
@@ -68,7 +68,7 @@ def play(*addons: Any, rounds: int = 4, **how: Any) -> Any:
 def test_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path) -> None:
     whole = play()
     play(rounds=2, out=tmp_path / "run")
-    for again in (play(workers=3), play(out=tmp_path / "run", resume=True), play(Proximal(0.0))):
+    for again in (play(workers=3), play(out=tmp_path / "run", resume=True), play(FedProx(0.0))):
         assert_same(whole, again)
         assert [r["accuracy"] for r in whole.rows] == [r["accuracy"] for r in again.rows]
 

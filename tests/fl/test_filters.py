@@ -25,7 +25,7 @@ from fl import (
     Server,
     simulate,
 )
-from fl.addons import MOON, FineTune, Scaffold, ServerMomentum
+from fl.addons import MOON, SCAFFOLD, FedAvgM, FineTune
 from fl.averaging.addon import AddOn
 from fl.message import Tensors
 from fl.reduce import Like, Reduced, Schema
@@ -139,7 +139,7 @@ def play(what: Method, rounds: int = 3, **how: Any) -> Run:
 
 
 def test_an_idle_filter_leaves_every_bit_of_the_method_alone() -> None:
-    addons = (Everything(), Scaffold(), ServerMomentum(0.5), MOON(), FineTune())
+    addons = (Everything(), SCAFFOLD(), FedAvgM(0.5), MOON(), FineTune())
     base, wrapped = play(method(*addons)), play(Filtered(method(*addons), Filter()))
     assert_same(base, wrapped)
     untimed = [
@@ -152,9 +152,9 @@ def test_an_idle_filter_leaves_every_bit_of_the_method_alone() -> None:
 
 def test_the_client_half_goes_in_order_and_the_server_half_in_reverse() -> None:
     """(2 u + 1/2 - 1/2) / 2: with one half in the other order the model would move by another amount."""
-    base = play(method(ServerMomentum(0.5)))
+    base = play(method(FedAvgM(0.5)))
     TRACE.clear()
-    run = play(Filtered(method(ServerMomentum(0.5)), Scale(), Shift()))
+    run = play(Filtered(method(FedAvgM(0.5)), Scale(), Shift()))
     assert TRACE == 3 * (5 * ["scale out", "shift out"] + ["shift back", "scale back"])
     for name, value in base.server.state[FedAvg.model].items():
         assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
@@ -176,8 +176,8 @@ def test_what_a_filter_sends_is_counted_and_what_it_expects_is_checked() -> None
 def test_laws(drawn: bool, tmp_path: Path, global_rng_untouched: None) -> None:
     def make() -> Filtered:
         if not drawn:
-            return Filtered(method(Scaffold()), Scale(), Shift())
-        return Filtered(Tolerant(Scaffold(), network=network, batch=6), Choose())
+            return Filtered(method(SCAFFOLD()), Scale(), Shift())
+        return Filtered(Tolerant(SCAFFOLD(), network=network, batch=6), Choose())
 
     whole = play(make(), rounds=4)
     assert_same(whole, play(make(), rounds=4, workers=3))
@@ -231,8 +231,8 @@ def test_bad_chains_are_refused() -> None:
 
     with pytest.raises(TypeError, match="a method and then one or more filters, got FedAvg$"):
         Filtered(method())
-    with pytest.raises(TypeError, match="got FedAvg, Scaffold"):
-        Filtered(method(), Scaffold())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got FedAvg, SCAFFOLD"):
+        Filtered(method(), SCAFFOLD())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="got Scale"):
         Filtered(Scale())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Scale is given twice"):
@@ -252,7 +252,7 @@ def test_a_filter_refuses_a_method_when_it_is_built() -> None:
                 raise ValueError("Scaffold.drift: leave it out")
 
     with pytest.raises(ValueError, match=r"Scaffold\.drift: leave it out"):
-        Filtered(method(Scaffold()), Picky())
+        Filtered(method(SCAFFOLD()), Picky())
     assert Filtered(method(), Picky()).filters
 
 

@@ -28,42 +28,42 @@ POOL = (255 * torch.rand(10, 1, 8, 8, generator=torch.Generator().manual_seed(2)
 POOLED: dict[str, Any] = {k: v for k, v in SHARED.items() if k != "count"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "DPSGD": {"sigma": 1.0, "rate": 0.5, "size": 10},
-    "MOON": {}, "SAM": {}, "VFA": {}, "VFTL": {**NOISE, "epochs": 1}, "VHL": NOISE, "NaiveVHL": NOISE,
+    "MOON": {}, "FedSAM": {}, "VFA": {}, "VFTL": {**NOISE, "epochs": 1}, "VHL": NOISE, "NaiveVHL": NOISE,
     "Anchors": {"ipc": 1, "selected": (2,), "steps": 2}, "Condensed": {"ipc": 1, "steps": 2, "refine_steps": 1,
     "selected": (2,), "batch_real": 4, "augment": None}, "Ditto": {"steps": 1}, "FedCOG": {"start_round": 2,
     "images": 6, "steps": 2}, "FedDF": {"steps": 2, "batch": 4}, "FedDecorr": {}, "FedExP": {}, "FedGen": {"steps": 2,
-    "batch": 4, "noise": 4, "hidden": 8}, "FedReg": {"iterations": 1}, "FineTune": {"steps": 1}, "Nova": {},
-    "Proximal": {}, "Scaffold": {}, "ServerAdagrad": {}, "ServerAdam": {}, "ServerMomentum": {}, "ServerYogi": {},
+    "batch": 4, "noise": 4, "hidden": 8}, "FedReg": {"iterations": 1}, "FineTune": {"steps": 1}, "FedNova": {},
+    "FedProx": {}, "SCAFFOLD": {}, "FedAdagrad": {}, "FedAdam": {}, "FedAvgM": {}, "FedYogi": {},
     "SharedImage": {"image": PICTURE, **SHARED}, "SharedPool": {"pool": POOL, **POOLED},
     "LocalAccuracy": {},
 }  # fmt: skip
 """A small setting of each public add-on: one without a line here fails the tests."""
 
 SLOT = "both fill the slot '{}'"
-STEPS = ("ServerAdagrad", "ServerAdam", "ServerMomentum", "ServerYogi")
+STEPS = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
 ROUNDS = "needs weights from the clients in every round"
 TOGETHER, JOINS = "reads the images of a batch together", "adds images of its own"
 REFUSED: dict[tuple[str, str], str] = {
     **dict.fromkeys(itertools.combinations(STEPS, 2), SLOT.format("server_step")),
-    **{(name, "SharedImage"): ROUNDS for name in ("FedExP", "Nova", "Scaffold", *STEPS)},
-    **{(name, "SharedPool"): ROUNDS for name in ("FedExP", "Nova", "Scaffold", *STEPS)},
+    **{(name, "SharedImage"): ROUNDS for name in ("FedExP", "FedNova", "SCAFFOLD", *STEPS)},
+    **{(name, "SharedPool"): ROUNDS for name in ("FedExP", "FedNova", "SCAFFOLD", *STEPS)},
     ("Anchors", "DPSGD"): "adds records to the private set",
     ("Condensed", "DPSGD"): "a set derived from the private images",
     **{("DPSGD", name): JOINS for name in ("FedCOG", "NaiveVHL", "VHL")},
     **{("DPSGD", name): TOGETHER for name in ("FedDecorr", "FedGen", "VFA")},
     ("DPSGD", "FedReg"): SLOT.format("gradient"),
-    ("DPSGD", "SAM"): SLOT.format("gradient"),
+    ("DPSGD", "FedSAM"): SLOT.format("gradient"),
     ("Ditto", "FineTune"): SLOT.format("personal_model"),
-    ("FedDF", "Nova"): "needs the clients' models",
+    ("FedDF", "FedNova"): "needs the clients' models",
     ("FedDF", "SharedImage"): SLOT.format("refine"),
     ("FedDF", "SharedPool"): SLOT.format("refine"),
     ("SharedImage", "SharedPool"): SLOT.format("refine"),
-    ("LocalAccuracy", "Nova"): "needs the clients' models",
-    ("FedExP", "Nova"): SLOT.format("rescale"),
-    ("FedGen", "Nova"): "needs the clients' classifiers",
-    ("FedReg", "Nova"): "is not a sum of gradients",
-    ("FedReg", "SAM"): SLOT.format("gradient"),
-    ("FedReg", "Scaffold"): "is not a sum of gradients",
+    ("FedNova", "LocalAccuracy"): "needs the clients' models",
+    ("FedExP", "FedNova"): SLOT.format("rescale"),
+    ("FedGen", "FedNova"): "needs the clients' classifiers",
+    ("FedNova", "FedReg"): "is not a sum of gradients",
+    ("FedReg", "FedSAM"): SLOT.format("gradient"),
+    ("FedReg", "SCAFFOLD"): "is not a sum of gradients",
     ("NaiveVHL", "VHL"): "both are VHL",
 }
 """The pairs that make no sense, in alphabetical order, and a phrase of the reason; every other pair runs."""
@@ -169,13 +169,13 @@ def test_a_pair_that_makes_no_sense_is_refused_when_built(one: str, other: str) 
         assert all(name in str(refusal.value) for name in order)
 
 
-@pytest.mark.parametrize("name", ["FedExP", "Nova", "Scaffold", *STEPS])
+@pytest.mark.parametrize("name", ["FedExP", "FedNova", "SCAFFOLD", *STEPS])
 def test_a_shared_image_with_weights_in_every_round_takes_what_needs_them(name: str) -> None:
     play(plain(fl.addons.SharedImage(PICTURE, **{**SHARED, "rate": 1.0}), addon(name)))
 
 
 @pytest.mark.parametrize(
-    "names", [("Scaffold", "VHL"), ("FedCOG", "MOON", "ServerMomentum"), ("Anchors", "Condensed", "FedExP", "SAM")]
+    "names", [("SCAFFOLD", "VHL"), ("FedCOG", "MOON", "FedAvgM"), ("Anchors", "Condensed", "FedExP", "FedSAM")]
 )
 def test_the_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
     runs = [play(plain(*map(addon, order))) for order in (names, names[::-1], (*names[1:], names[0]))]
@@ -207,9 +207,9 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "with momentum": (
         lambda *a: plain(*a, momentum=0.9, weights="uniform", weight_decay=1e-3, lr_decay=0.9), {"FedReg": "plain SGD"}
     ),
-    "with Adam": (lambda *a: plain(*a, optimizer="adam"), {"FedReg": "plain SGD", "Scaffold": SGD, "Anchors": SGD}),
+    "with Adam": (lambda *a: plain(*a, optimizer="adam"), {"FedReg": "plain SGD", "SCAFFOLD": SGD, "Anchors": SGD}),
     "two architectures": (
-        lambda *a: plain(*a, **TWO), dict.fromkeys(("Anchors", "FedExP", "FedGen", "Scaffold"), ARCHITECTURE)
+        lambda *a: plain(*a, **TWO), dict.fromkeys(("Anchors", "FedExP", "FedGen", "SCAFFOLD"), ARCHITECTURE)
     ),
     "batch norm": (lambda *a: plain(*a, network=normed), {"DPSGD": "without_batch_norm"}),
     "statistics that stay": (
@@ -226,7 +226,7 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "single image": (
         pictured,
         {**dict.fromkeys(("FedDF", "SharedPool"), SLOT.format("refine")), "SharedImage": "given twice",
-         "FedReg": "plain SGD", "Scaffold": SGD, "Anchors": SGD},
+         "FedReg": "plain SGD", "SCAFFOLD": SGD, "Anchors": SGD},
     ),
 }  # fmt: skip
 """How each is built, and the add-ons that it refuses with a phrase of the reason; it runs with every other."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,28 +21,28 @@ from fl import AddOn, ClientDP, Entry, FedAvg, FedDM, Filter, Filtered, Like, Ph
 from fl.addons import (
     DPSGD,
     MOON,
-    SAM,
+    SCAFFOLD,
     VFA,
     VFTL,
     VHL,
     Condensed,
     Ditto,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
     FedCOG,
     FedDecorr,
     FedDF,
     FedExP,
     FedGen,
+    FedNova,
+    FedProx,
     FedReg,
+    FedSAM,
+    FedYogi,
     FineTune,
     LocalAccuracy,
     NaiveVHL,
-    Nova,
-    Proximal,
-    Scaffold,
-    ServerAdagrad,
-    ServerAdam,
-    ServerMomentum,
-    ServerYogi,
 )
 from fl.filters import Adaptive
 from fl.message import declared
@@ -51,32 +52,32 @@ from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 
 SAVED: dict[str, str] = json.loads((Path(__file__).parent / "identities.json").read_text())
-"""What the records of runs called these methods before any class was renamed: never to be written anew."""
+"""What the records of runs called these methods before any class or option was renamed: never to be written anew."""
 
 PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
 
 MADE = {
-    "three": lambda: FedAvg(Scaffold(), VHL(), Proximal(mu=0.1), network=Tiny, lr=0.05),
+    "three": lambda: FedAvg(SCAFFOLD(), VHL(), FedProx(mu=0.1), network=Tiny, lr=0.05),
     "steps": lambda: FedAvg(
-        SAM(), Nova(), ServerMomentum(), MOON(), network=Tiny, momentum=0.9,
+        FedSAM(), FedNova(), FedAvgM(), MOON(), network=Tiny, momentum=0.9,
         phases=[Phase(1, train="classifier.*"), Phase(2)],
     ),
-    "adam": lambda: FedAvg(ServerAdam(), FedDecorr(), Ditto(), network=Tiny, optimizer="adam", augment=DSA()),
-    "adagrad": lambda: FedAvg(ServerAdagrad(), network=Tiny),
-    "yogi": lambda: FedAvg(ServerYogi(), network={"a": Tiny, "b": Tiny}, assign={0: "a"}),
+    "adam": lambda: FedAvg(FedAdam(), FedDecorr(), Ditto(), network=Tiny, optimizer="adam", augment=DSA()),
+    "adagrad": lambda: FedAvg(FedAdagrad(), network=Tiny),
+    "yogi": lambda: FedAvg(FedYogi(), network={"a": Tiny, "b": Tiny}, assign={0: "a"}),
     "others": lambda: FedAvg(
         VFA(), FedCOG(), FedReg(), LocalAccuracy(), network=Tiny, objective=torch.nn.functional.cross_entropy
     ),
     "servers": lambda: FedAvg(FedDF(), FineTune(), NaiveVHL("gaussian", 3), network=Tiny),
     "gen": lambda: FedAvg(FedGen(), VFTL(), FedExP(), network=Tiny),
     "lgd": lambda: FedLGD(network=Tiny),
-    "rep": lambda: fedrep(Proximal(), network=Tiny),
+    "rep": lambda: fedrep(FedProx(), network=Tiny),
     "image": lambda: single_image(
         PICTURE, network=Tiny, shared={"keep": 5, "count": 10, "selection": {"clusters": 2}}
     ),
     "dpsgd": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=10), network=Tiny, weights="uniform"),
     "client": lambda: Filtered(
-        FedAvg(Proximal(), network=Tiny, weights="uniform"),
+        FedAvg(FedProx(), network=Tiny, weights="uniform"),
         ClientDP(sigma=1.0, rate=0.5, clip=1.0, adaptive=Adaptive()),
     ),
     "feddm": lambda: FedDM(network=Tiny, augment=DSA()),
@@ -125,14 +126,14 @@ def test_every_class_of_ours_has_the_key_that_its_runs_were_written_with() -> No
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_a_method_is_called_in_records_as_before_any_renaming(name: str) -> None:
+def test_records_call_a_method_as_before_any_renaming(name: str) -> None:
     assert identity(MADE[name]()) == SAVED[name]
 
 
 def test_people_read_todays_names() -> None:
     assert "NaiveVHL(source='gaussian'" in repr(MADE["servers"]())
-    assert repr(Renamed(2.0)) == "Renamed(factor=2.0)"
-    assert repr(FedAvg(Renamed(), network=Tiny)).startswith("FedAvg(Renamed(factor=1.0), lr=0.1")
+    assert repr(Renamed(2.0)) == "Renamed(strength=2.0)"
+    assert repr(FedAvg(Renamed(), network=Tiny)).startswith("FedAvg(Renamed(strength=1.0), lr=0.1")
     assert identity(Filtered(FedAvg(Renamed(), network=Tiny), RenamedShift())).startswith(
         "Filtered(FedAvg(Noisy(factor=1.0), lr="
     )
@@ -146,7 +147,9 @@ class _Work(AddOn):
     reads = "nothing"
     total: Entry[Tensor]
     mine: Entry[Tensor]
-    factor: float
+
+    def noise(self) -> float:
+        raise NotImplementedError
 
     def start(self, server: Any) -> None:
         server.state[self.total] = torch.rand((), generator=server.generator(self.key))
@@ -158,7 +161,7 @@ class _Work(AddOn):
         if "draws" not in step.local.scratch(self):
             step.local.scratch(self)["draws"] = step.local.generator(self)
         for grad in grads.values():
-            grad += self.factor * torch.rand((), generator=step.local.scratch(self)["draws"])
+            grad += self.noise() * torch.rand((), generator=step.local.scratch(self)["draws"])
 
     def end(self, local: Any, update: Any, reply: Any) -> None:
         kept = local.memory.get(self.mine, torch.zeros(()))
@@ -175,13 +178,20 @@ class Noisy(_Work):
     total = Entry[Tensor]("first")
     mine = Entry[Tensor]("mean")
 
+    def noise(self) -> float:
+        return self.factor
+
 
 @dataclass(frozen=True)
 class Renamed(_Work):
     key = "Noisy"
-    factor: float = 1.0
+    old_options = {"strength": "factor"}  # noqa: RUF012
+    strength: float = 1.0
     total = Entry[Tensor]("first")
     mine = Entry[Tensor]("mean")
+
+    def noise(self) -> float:
+        return self.strength
 
 
 @dataclass(frozen=True)
@@ -254,3 +264,10 @@ def test_a_method_that_says_nothing_of_its_arguments_is_not_taken_for_another(tm
 
     assert " at 0x" in identity(Quiet(network=Tiny))
     assert identity(Loud(network=Tiny)) == "Loud(lr=0.1)"
+
+
+def test_the_page_on_records_says_whose_key_is_not_its_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+    rows = re.findall(r"^\| (`[A-Z].*?) \| (`.*?) \|$", page.split("| class | key |")[1].split("\n\n")[0], re.MULTILINE)
+    said = {pair for row in rows for pair in zip(*(re.findall(r"`(\w+)`", cell) for cell in row), strict=True)}
+    assert said == {(kind.__name__, kind.key) for kind in built_in() if kind.key != kind.__name__}

@@ -10,7 +10,7 @@ import torch
 
 from distillkit import Normalization
 from fl import FedAvg, simulate
-from fl.addons import LocalAccuracy, NaiveVHL, Nova, ServerMomentum, SharedPool
+from fl.addons import FedAvgM, FedNova, LocalAccuracy, NaiveVHL, SharedPool
 from fl.averaging.addon import AddOn
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
@@ -28,7 +28,7 @@ def play(*addons: AddOn, rounds: int = 3, data: Any = None, **options: Any) -> A
 
 
 @pytest.mark.golden("LocalAccuracy", source="Ye et al., ICLR 2024, section 6.4, Fig. 2b")
-@pytest.mark.parametrize("beside", [(), (NaiveVHL(classes=3, per_class=4, options={"width": 8}), ServerMomentum(0.5))])
+@pytest.mark.parametrize("beside", [(), (NaiveVHL(classes=3, per_class=4, options={"width": 8}), FedAvgM(0.5))])
 def test_it_is_the_accuracy_of_every_trained_model_batch_statistics_included(beside: tuple[AddOn, ...]) -> None:
     trained: dict[tuple[int, int], Any] = {}
 
@@ -70,8 +70,8 @@ def test_refusals() -> None:
         LocalAccuracy(every=0)
     with pytest.raises(TypeError, match="on must be the name"):
         LocalAccuracy(on=TEST)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="LocalAccuracy needs the clients' models, but Nova rescales"):
-        FedAvg(LocalAccuracy(), Nova(), network=Tiny)
+    with pytest.raises(ValueError, match="LocalAccuracy needs the clients' models, but FedNova rescales"):
+        FedAvg(LocalAccuracy(), FedNova(), network=Tiny)
     with pytest.raises(ValueError, match="nothing can be personal"):
         play(LocalAccuracy(), personal="classifier.*")
     for rule in ("local", "drop"):

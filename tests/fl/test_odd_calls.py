@@ -80,14 +80,14 @@ ADDONS: dict[str, dict[str, Any]] = {
     "LocalAccuracy": {},
     "MOON": {},
     "NaiveVHL": NOISE,
-    "Nova": {},
-    "Proximal": {},
-    "SAM": {},
-    "Scaffold": {},
-    "ServerAdagrad": {},
-    "ServerAdam": {},
-    "ServerMomentum": {},
-    "ServerYogi": {},
+    "FedNova": {},
+    "FedProx": {},
+    "FedSAM": {},
+    "SCAFFOLD": {},
+    "FedAdagrad": {},
+    "FedAdam": {},
+    "FedAvgM": {},
+    "FedYogi": {},
     "SharedImage": {"image": PICTURE, "count": 4, "size": 4, "crops": {"flip": 0.5}, **SHARED},
     "SharedPool": {"pool": POOL, **SHARED},
     "VFA": {"per_class": 1},
@@ -204,9 +204,7 @@ CALLS: dict[str, Call] = {
     "FedAvg several": Call(
         plain, lambda: {"network": {"a": Tiny, "b": Tiny}, "assign": {0: "a", 1: "b", 2: "a"}}, played
     ),
-    "FedAvg addons": Call(
-        lambda addon: FedAvg(addon, network=Tiny), lambda: {"addon": fl.addons.Proximal(0.1)}, played
-    ),
+    "FedAvg addons": Call(lambda addon: FedAvg(addon, network=Tiny), lambda: {"addon": fl.addons.FedProx(0.1)}, played),
     "Phase": Call(Phase, lambda: {"epochs": 1, "train": "*"}, lambda p: played(plain(phases=[p]))),
     "Phase steps": Call(Phase, lambda: {"steps": 1}, lambda p: played(plain(phases=[p])), skip=("epochs", "train")),
     "FedDM": Call(FedDM, lambda: {**FAST, "augment": siamese}, played),

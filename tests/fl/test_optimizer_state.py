@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from fl import FedAvg, simulate
-from fl.addons import Ditto, Nova, Proximal, Scaffold
+from fl.addons import SCAFFOLD, Ditto, FedNova, FedProx
 from fl.batches import Phase
 from tests.fl import linear
 from tests.fl.laws import assert_lawful, assert_same
@@ -79,7 +79,7 @@ def test_every_phase_has_its_own() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_the_laws(kind: Any, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [Proximal(0.1), Ditto()], tmp_path, optimizer=kind, optimizer_state="client")
+    assert_lawful(lambda: [FedProx(0.1), Ditto()], tmp_path, optimizer=kind, optimizer_state="client")
 
 
 def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> None:
@@ -98,6 +98,6 @@ def test_refusals() -> None:
         FedAvg(network=Tiny, optimizer_state="server")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keeps momentum, but momentum is 0"):
         FedAvg(network=Tiny, optimizer_state="client")
-    for addon in (Scaffold(), Nova()):
+    for addon in (SCAFFOLD(), FedNova()):
         with pytest.raises(ValueError, match=f"{addon.name} needs optimizer_state='round'"):
             FedAvg(addon, network=Tiny, momentum=0.9, optimizer_state="client")

@@ -12,7 +12,7 @@ import torch
 
 from distillkit.rng import derive
 from fl import FedAvg, FedDM, Filter, Filtered, Holding, Run, simulate
-from fl.addons import FedDF, FedExP, FedGen, FineTune, Nova, Scaffold
+from fl.addons import SCAFFOLD, FedDF, FedExP, FedGen, FedNova, FineTune
 from fl.averaging.addon import AddOn
 from fl.codec import decode, encode
 from fl.message import Entry, Message
@@ -29,9 +29,9 @@ SMALL: dict[str, Any] = {"lr": 0.05, "batch": 8, "steps": 1}
 DM: dict[str, Any] = {"ipc": 2, "steps": 1, "server_epochs": 1, "server_batch": 8, "weights": "samples"}
 
 METHODS: dict[str, Callable[[], Method]] = {
-    "FedAvg Scaffold FineTune": lambda: FedAvg(Scaffold(), FineTune(), network=network, **SMALL),
+    "FedAvg SCAFFOLD FineTune": lambda: FedAvg(SCAFFOLD(), FineTune(), network=network, **SMALL),
     "FedAvg FedExP": lambda: FedAvg(FedExP(), network=Tiny, **SMALL),
-    "FedAvg Nova": lambda: FedAvg(Nova(), network=Tiny, weights="uniform", **SMALL),
+    "FedAvg FedNova": lambda: FedAvg(FedNova(), network=Tiny, weights="uniform", **SMALL),
     "FedAvg FedDF": lambda: FedAvg(FedDF(steps=1), network=Tiny, **SMALL),
     "FedDM": lambda: FedDM(network=Tiny, **DM),
     "PrivateFedDM": lambda: PrivateFedDM(
@@ -186,7 +186,7 @@ FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
     ("weight -1e4", "FedAvg FedExP", with_values(FedAvg__samples=-1e4), r"must lie in \[0, 1e\+06\], got -10000"),
     ("weight -431", "FedAvg FedExP", with_values(FedAvg__samples=-431.0), r"samples must lie in"),
     ("weight 1e308", "FedAvg FedExP", with_values(FedAvg__samples=1e308), r"samples must lie in"),
-    ("uniform weight 2", "FedAvg Nova", with_values(FedAvg__samples=2.0), r"must lie in \[1, 1\], got 2"),
+    ("uniform weight 2", "FedAvg FedNova", with_values(FedAvg__samples=2.0), r"must lie in \[1, 1\], got 2"),
     ("negative rows", "FedProto", with_values(FedProto__count=torch.tensor([-1.0, 2, 2])), r"got -1 to 2"),
     ("negative count", "FedDM", with_values(FedDM__samples=torch.tensor([-5.0])), r"FedDM\.samples must lie in"),
     ("10^400", "FedAvg FedExP", with_values(FedAvg__samples=10**400), r"must fit in 64 bits"),

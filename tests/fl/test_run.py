@@ -18,7 +18,7 @@ import pytest
 from distillkit import plot
 from distillkit.privacy import Event, Ledger
 from fl import ClientDP, FedAvg, Filtered, Holding, Run, history, simulate
-from fl.addons import Proximal
+from fl.addons import FedProx
 from tests.fl.small import Tiny, federation, images
 
 DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
 
 def play(method: Any = None, **options: Any) -> Run:
     held = [Holding(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
-    method = method or FedAvg(Proximal(0.1), network=Tiny, lr=0.1)
+    method = method or FedAvg(FedProx(0.1), network=Tiny, lr=0.1)
     return simulate(method, held, **{"rounds": 7, "test": images(30, 77), "progress": False, **options})
 
 
@@ -59,7 +59,7 @@ class Tags(HTMLParser):
 def test_a_run_says_in_one_line_what_it_is() -> None:
     run = play()
     last, best = (f"{100 * a:.1f} %" for a in (run.accuracy_last, run.accuracy_best) if a is not None)
-    assert repr(run) == f"Run(7 rounds of FedAvg(Proximal), 5 clients, accuracy {last} (best {best}))"
+    assert repr(run) == f"Run(7 rounds of FedAvg(FedProx), 5 clients, accuracy {last} (best {best}))"
     private = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(2.0, 0.5, 1.0))
     run = play(private, rounds=2)
     assert repr(run).endswith(f"epsilon {run.rows[-1]['epsilon']:.3g})")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fl import FedAvg, Run, simulate
-from fl.addons import Proximal, Scaffold, ServerMomentum
+from fl.addons import SCAFFOLD, FedAvgM, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Batch, Phase
 from tests.fl import quadratic
@@ -28,7 +28,7 @@ class Zapped(AddOn):
 
 
 def variates(run: Run) -> Any:
-    return run.server.state[Scaffold.control]["w"].double().numpy()
+    return run.server.state[SCAFFOLD.control]["w"].double().numpy()
 
 
 def unit_path(steps: int, lr: float, momentum: float) -> float:
@@ -36,13 +36,13 @@ def unit_path(steps: int, lr: float, momentum: float) -> float:
     return sum(lr * (1 - momentum ** (steps - k)) / (1 - momentum) for k in range(steps))
 
 
-@pytest.mark.golden("Scaffold", source="Karimireddy et al., ICML 2020, Algorithm 1, option II")
+@pytest.mark.golden("SCAFFOLD", source="Karimireddy et al., ICML 2020, Algorithm 1, option II")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("addons", [(), (Zapped(),)])
 def test_rounds_of_two_weights_follow_algorithm_1(momentum: float, addons: tuple[AddOn, ...]) -> None:
     """Two of three clients a round, 3, 1 and 5 steps, weighted by samples, rates that fall, a reply that is lost."""
     run = quadratic.run(
-        Scaffold(), *addons, rounds=5, participation=2, batch=1, momentum=momentum, lr_decay=0.9
+        SCAFFOLD(), *addons, rounds=5, participation=2, batch=1, momentum=momentum, lr_decay=0.9
     )  # fmt: skip
     w, c, own = quadratic.START.copy(), np.zeros(2), np.zeros((3, 2))
     for t, row in enumerate(run.rows):
@@ -74,7 +74,7 @@ def test_the_variate_of_a_constant_gradient_is_that_gradient(momentum: float, mu
             pull = mu * (step.trained["w"] - step.local.start["w"])
             grads["w"] = torch.ones(2) + pull.detach()
 
-    run = quadratic.run(Constant(), Proximal(mu), Scaffold(), rounds=1, steps=20, momentum=momentum)
+    run = quadratic.run(Constant(), FedProx(mu), SCAFFOLD(), rounds=1, steps=20, momentum=momentum)
     assert variates(run) == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
@@ -82,14 +82,14 @@ def test_it_reaches_the_optimum_where_averaging_does_not() -> None:
     """With equal weights the minimum of the sum of the losses is sum x t / sum x^2."""
     want = sum(x * t for x, t in zip(quadratic.XS, quadratic.TS)) / sum(x * x for x in quadratic.XS)
     options: dict[str, Any] = {"rounds": 60, "steps": 8, "weights": "uniform"}
-    assert quadratic.weights(quadratic.run(Scaffold(), **options)) == pytest.approx(want, abs=1e-5)
+    assert quadratic.weights(quadratic.run(SCAFFOLD(), **options)) == pytest.approx(want, abs=1e-5)
     assert abs(quadratic.weights(quadratic.run(**options)) - want).max() > 0.01
 
 
 def test_one_client_alone_is_plain_averaging() -> None:
     runs = [
         simulate(FedAvg(*a, network=Tiny, lr=0.1, momentum=0.9), federation()[:1], rounds=4, progress=False)
-        for a in ((), (Scaffold(),))
+        for a in ((), (SCAFFOLD(),))
     ]
     for name, value in runs[0].server.state[FedAvg.model].items():
         assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
@@ -97,7 +97,7 @@ def test_one_client_alone_is_plain_averaging() -> None:
 
 def test_the_servers_step_size_scales_its_step() -> None:
     half, whole = (
-        quadratic.run(Scaffold(), ServerMomentum(0.0, lr=lr), rounds=1, batch=1) for lr in (0.5, 1.0)
+        quadratic.run(SCAFFOLD(), FedAvgM(0.0, lr=lr), rounds=1, batch=1) for lr in (0.5, 1.0)
     )  # fmt: skip
     moved = quadratic.weights(whole) - quadratic.START
     assert quadratic.weights(half) - quadratic.START == pytest.approx(moved / 2, abs=1e-6)
@@ -105,12 +105,12 @@ def test_the_servers_step_size_scales_its_step() -> None:
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [Scaffold(), Proximal(0.1)], tmp_path)
+    assert_lawful(lambda: [SCAFFOLD(), FedProx(0.1)], tmp_path)
 
 
 def test_variates_travel_for_parameters_and_double_the_traffic() -> None:
     """Parameters: 27 + 3 (convolution), 3 + 3 (batch norm), 144 + 3; no variate for the statistics."""
-    run = simulate(FedAvg(Scaffold(), network=network), federation(), rounds=2, participation=2, progress=False)
+    run = simulate(FedAvg(SCAFFOLD(), network=network), federation(), rounds=2, participation=2, progress=False)
     size = 4 * (30 + 6 + 147)
     assert [row["up"]["Scaffold.drift"] for row in run.rows] == [2 * size] * 2
     assert [row["down"]["Scaffold.control"] for row in run.rows] == [0, 2 * size]
@@ -119,13 +119,13 @@ def test_variates_travel_for_parameters_and_double_the_traffic() -> None:
 
 def test_personal_parameters_have_no_variate_and_untrained_ones_keep_theirs() -> None:
     phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1, train="body.*")]
-    method = FedAvg(Scaffold(), network=Tiny, personal="classifier.*", phases=phases)
+    method = FedAvg(SCAFFOLD(), network=Tiny, personal="classifier.*", phases=phases)
     run = simulate(method, federation(), rounds=2, progress=False)
-    assert set(run.server.state[Scaffold.control]) == {"body.0.weight", "body.0.bias"}
-    method = FedAvg(Scaffold(), network=Tiny, phases=phases[:1])
+    assert set(run.server.state[SCAFFOLD.control]) == {"body.0.weight", "body.0.bias"}
+    method = FedAvg(SCAFFOLD(), network=Tiny, phases=phases[:1])
     run = simulate(method, federation(), rounds=2, progress=False)
-    assert not run.server.state[Scaffold.control]["body.0.weight"].any()
-    assert run.server.state[Scaffold.control]["classifier.weight"].any()
+    assert not run.server.state[SCAFFOLD.control]["body.0.weight"].any()
+    assert run.server.state[SCAFFOLD.control]["classifier.weight"].any()
 
 
 def test_a_client_that_takes_no_step_keeps_its_variate() -> None:
@@ -136,31 +136,31 @@ def test_a_client_that_takes_no_step_keeps_its_variate() -> None:
             if local.client.id or local.round == 1:
                 yield from local.batches(data, phase, "lazy")
 
-    run = quadratic.run(Lazy(), Scaffold(), rounds=2)
+    run = quadratic.run(Lazy(), SCAFFOLD(), rounds=2)
     first = [-quadratic.train(i, quadratic.START, 1, 0.1) / 0.1 for i in range(3)]
-    w = quadratic.weights(quadratic.run(Lazy(), Scaffold(), rounds=1))
+    w = quadratic.weights(quadratic.run(Lazy(), SCAFFOLD(), rounds=1))
     second = [quadratic.gradient(i, w) for i in (1, 2)]
     assert variates(run) == pytest.approx((first[0] + sum(second)) / 3, abs=1e-5)
 
 
 def test_a_named_architecture_has_variates_too() -> None:
-    alone = simulate(FedAvg(Scaffold(), network=Tiny), federation(), rounds=3, progress=False)
-    named = simulate(FedAvg(Scaffold(), network={"tiny": Tiny}), federation(), rounds=3, progress=False)
-    assert set(named.server.state[Scaffold.control]) == {f"tiny/{n}" for n in alone.server.state[Scaffold.control]}
+    alone = simulate(FedAvg(SCAFFOLD(), network=Tiny), federation(), rounds=3, progress=False)
+    named = simulate(FedAvg(SCAFFOLD(), network={"tiny": Tiny}), federation(), rounds=3, progress=False)
+    assert set(named.server.state[SCAFFOLD.control]) == {f"tiny/{n}" for n in alone.server.state[SCAFFOLD.control]}
 
 
 def test_a_reply_with_other_variates_is_refused() -> None:
     class Zshape(AddOn):
         def end(self, local: Any, update: Any, reply: Any) -> None:
             if local.client.id == 0:
-                reply[Scaffold.drift] = {"w": torch.zeros(3)}
+                reply[SCAFFOLD.drift] = {"w": torch.zeros(3)}
 
-    run = quadratic.run(Scaffold(), Zshape(), rounds=1)
+    run = quadratic.run(SCAFFOLD(), Zshape(), rounds=1)
     assert run.rows[0]["failed"] == {"0": "Scaffold.drift[w] has shape [3], want [2]"}
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="Scaffold needs optimizer='sgd'"):
-        FedAvg(Scaffold(), network=Tiny, optimizer="adam")
-    with pytest.raises(ValueError, match="Scaffold needs one architecture"):
-        FedAvg(Scaffold(), network={"a": Tiny, "b": network}, assign=lambda k: "a")
+    with pytest.raises(ValueError, match="SCAFFOLD needs optimizer='sgd'"):
+        FedAvg(SCAFFOLD(), network=Tiny, optimizer="adam")
+    with pytest.raises(ValueError, match="SCAFFOLD needs one architecture"):
+        FedAvg(SCAFFOLD(), network={"a": Tiny, "b": network}, assign=lambda k: "a")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fl import FedAvg, Run, simulate
-from fl.addons import Nova, Proximal, ServerAdagrad, ServerAdam, ServerMomentum, ServerYogi
+from fl.addons import FedAdagrad, FedAdam, FedAvgM, FedNova, FedProx, FedYogi
 from fl.averaging.addon import AddOn
 from tests.fl import quadratic
 from tests.fl.laws import assert_lawful, assert_same, network, tensors
@@ -31,7 +31,7 @@ def follow(addon: AddOn, step: Callable[[int, Vector], Vector]) -> None:
     assert quadratic.weights(run) == pytest.approx(w, abs=2e-6)
 
 
-@pytest.mark.golden("ServerMomentum", source="Hsu et al., 2019, section 4.3; rui-ye/FedCOG: fedcog.py for 'fedcog'")
+@pytest.mark.golden("FedAvgM", source="Hsu et al., 2019, section 4.3; rui-ye/FedCOG: fedcog.py for 'fedcog'")
 @pytest.mark.parametrize("rule", ["heavy-ball", "nesterov", "fedcog"])
 def test_momentum_follows_its_formula(rule: Any) -> None:
     v = np.zeros(2)
@@ -41,7 +41,7 @@ def test_momentum_follows_its_formula(rule: Any) -> None:
         v = 0.9 * v + delta
         return 0.7 * {"heavy-ball": v, "nesterov": delta + 0.9 * v, "fedcog": v if t == 0 else v / 1.9}[rule]
 
-    follow(ServerMomentum(0.9, lr=0.7, rule=rule), step)
+    follow(FedAvgM(0.9, lr=0.7, rule=rule), step)
 
 
 def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float, tau: float, initial: float) -> Any:
@@ -56,22 +56,22 @@ def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float, tau: floa
     return step
 
 
-@pytest.mark.golden("ServerAdagrad", "ServerAdam", "ServerYogi", source="Reddi et al., ICLR 2021, Algorithm 2")
+@pytest.mark.golden("FedAdagrad", "FedAdam", "FedYogi", source="Reddi et al., ICLR 2021, Algorithm 2")
 @pytest.mark.parametrize("initial", [None, 0.0, 0.3])
 def test_adaptive_steps_follow_algorithm_2(initial: float | None) -> None:
     start = 0.02**2 if initial is None else initial
     options: dict[str, Any] = {"lr": 0.05, "tau": 0.02, "initial": initial}
-    follow(ServerAdagrad(**options), adaptive(lambda v, d: v + d, 0.0, 0.02, start))
-    follow(ServerAdam(beta1=0.8, beta2=0.7, **options), adaptive(lambda v, d: 0.7 * v + 0.3 * d, 0.8, 0.02, start))
+    follow(FedAdagrad(**options), adaptive(lambda v, d: v + d, 0.0, 0.02, start))
+    follow(FedAdam(beta1=0.8, beta2=0.7, **options), adaptive(lambda v, d: 0.7 * v + 0.3 * d, 0.8, 0.02, start))
     follow(
-        ServerYogi(beta1=0.8, beta2=0.7, **options),
+        FedYogi(beta1=0.8, beta2=0.7, **options),
         adaptive(lambda v, d: v - 0.3 * d * np.sign(v - d), 0.8, 0.02, start),
     )  # fmt: skip
 
 
 def test_the_papers_decays_are_the_defaults() -> None:
-    assert (ServerAdagrad().beta1, ServerAdam().beta1, ServerYogi().beta1) == (0.0, 0.9, 0.9)
-    assert (ServerAdam().beta2, ServerYogi().beta2, ServerAdam().tau, ServerMomentum().momentum) == (
+    assert (FedAdagrad().beta1, FedAdam().beta1, FedYogi().beta1) == (0.0, 0.9, 0.9)
+    assert (FedAdam().beta2, FedYogi().beta2, FedAdam().tau, FedAvgM().momentum) == (
         0.99,
         0.99,
         1e-3,
@@ -81,13 +81,12 @@ def test_the_papers_decays_are_the_defaults() -> None:
 
 def test_momentum_that_is_off_leaves_every_bit_alone() -> None:
     runs = [
-        simulate(FedAvg(*a, network=network), federation(), rounds=2, progress=False)
-        for a in ((), (ServerMomentum(0.0),))
+        simulate(FedAvg(*a, network=network), federation(), rounds=2, progress=False) for a in ((), (FedAvgM(0.0),))
     ]
     assert_same(*runs)
 
 
-@pytest.mark.parametrize("kind", [ServerAdagrad, ServerAdam, ServerYogi])
+@pytest.mark.parametrize("kind", [FedAdagrad, FedAdam, FedYogi])
 def test_with_no_adaptivity_the_step_is_the_mean_change(kind: Any) -> None:
     """tau so large that v does not count: eta / tau = 1, without decay of m."""
     runs = [
@@ -98,22 +97,22 @@ def test_with_no_adaptivity_the_step_is_the_mean_change(kind: Any) -> None:
         assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-5), name
 
 
-@pytest.mark.parametrize("addon", [ServerMomentum(), ServerAdagrad(), ServerAdam(), ServerYogi()], ids=lambda a: a.name)
+@pytest.mark.parametrize("addon", [FedAvgM(), FedAdagrad(), FedAdam(), FedYogi()], ids=lambda a: a.name)
 def test_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [addon, Proximal(0.1), Nova()], tmp_path)
+    assert_lawful(lambda: [addon, FedProx(0.1), FedNova()], tmp_path)
 
 
 def test_nothing_more_travels_and_buffers_take_their_mean() -> None:
     base, run = (
         simulate(FedAvg(*a, network=network), federation(), rounds=1, progress=False)
-        for a in ((), (ServerAdam(),))
+        for a in ((), (FedAdam(),))
     )  # fmt: skip
     assert (run.rows[0]["up"], run.rows[0]["down"]) == (base.rows[0]["up"], base.rows[0]["down"])
     for name in ("body.1.running_var", "body.1.num_batches_tracked"):
         assert torch.equal(run.server.state[FedAvg.model][name], base.server.state[FedAvg.model][name])
 
 
-@pytest.mark.parametrize("addon", [ServerMomentum(), ServerAdam()], ids=lambda a: a.name)
+@pytest.mark.parametrize("addon", [FedAvgM(), FedAdam()], ids=lambda a: a.name)
 def test_an_architecture_that_nobody_drawn_has_stays_where_it_is(addon: AddOn) -> None:
     method = FedAvg(addon, network={"a": Tiny, "b": network}, assign=lambda k: "b" if k == 4 else "a")
 
@@ -132,17 +131,17 @@ def test_an_architecture_that_nobody_drawn_has_stays_where_it_is(addon: AddOn) -
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: ServerMomentum(1.0), "momentum must be less than 1"),
-        (lambda: ServerMomentum(lr=0.0), "lr must be greater than 0"),
-        (lambda: ServerMomentum(rule="polyak"), "rule must be one of"),  # type: ignore[arg-type]
-        (lambda: ServerAdam(beta1=1.0), "beta1 must be less than 1"),
-        (lambda: ServerYogi(beta2=-0.1), "beta2 must be at least 0"),
-        (lambda: ServerAdagrad(tau=0.0), "tau must be greater than 0"),
-        (lambda: ServerAdagrad(lr=-1.0), "lr must be greater than 0"),
-        (lambda: ServerAdagrad(initial=-1.0), "initial must be at least 0"),
+        (lambda: FedAvgM(1.0), "momentum must be less than 1"),
+        (lambda: FedAvgM(lr=0.0), "lr must be greater than 0"),
+        (lambda: FedAvgM(rule="polyak"), "rule must be one of"),  # type: ignore[arg-type]
+        (lambda: FedAdam(beta1=1.0), "beta1 must be less than 1"),
+        (lambda: FedYogi(beta2=-0.1), "beta2 must be at least 0"),
+        (lambda: FedAdagrad(tau=0.0), "tau must be greater than 0"),
+        (lambda: FedAdagrad(lr=-1.0), "lr must be greater than 0"),
+        (lambda: FedAdagrad(initial=-1.0), "initial must be at least 0"),
         (
-            lambda: FedAvg(ServerAdam(), ServerMomentum(), network=Tiny),
-            "ServerAdam and ServerMomentum cannot be combined: both fill the slot 'server_step'",
+            lambda: FedAvg(FedAdam(), FedAvgM(), network=Tiny),
+            "FedAdam and FedAvgM cannot be combined: both fill the slot 'server_step'",
         ),
     ],
 )

@@ -13,7 +13,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.rng import derive
 from distillkit.select import select
 from fl import FedAvg, MultiLabel, Run, simulate
-from fl.addons import FedDF, Scaffold, SharedPool
+from fl.addons import SCAFFOLD, FedDF, SharedPool
 from fl.methods import ClippedCrossEntropy
 from tests.fl.laws import assert_lawful
 from tests.fl.small import Tiny, federation, images
@@ -117,8 +117,8 @@ def test_refusals() -> None:
             SharedPool(PICTURES, **{**SMALL, **options})
     with pytest.raises(ValueError, match=r"the pool has images \(1, 4, 3\), the clients have \(1, 4, 4\)"):
         play(SharedPool(PICTURES[..., :3], keep=14))
-    with pytest.raises(ValueError, match=r"Scaffold needs weights .* SharedPool\(rate=1\)"):
-        FedAvg(SharedPool(PICTURES, **SMALL), Scaffold(), network=Tiny)
+    with pytest.raises(ValueError, match=r"SCAFFOLD needs weights .* SharedPool\(rate=1\)"):
+        FedAvg(SharedPool(PICTURES, **SMALL), SCAFFOLD(), network=Tiny)
     with pytest.raises(ValueError, match="both fill the slot 'refine'"):
         FedAvg(SharedPool(PICTURES, **SMALL), FedDF(), network=Tiny)
     rows = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in federation()]

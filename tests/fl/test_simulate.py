@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from distillkit import LabeledImages
 from fl import CheckpointError, FedAvg, FedDM, Holding, NoUsableReply, Real, simulate
-from fl.addons import Proximal
+from fl.addons import FedProx
 from fl.averaging.addon import AddOn
 from fl.engine.store import Store
 from fl.message import Entry
@@ -43,7 +43,7 @@ def feddm(**options: Any) -> FedDM:
 
 
 METHODS = {
-    "fedavg": lambda: FedAvg(Proximal(0.1), network=lambda k: Tiny(k, norm=True), momentum=0.9),
+    "fedavg": lambda: FedAvg(FedProx(0.1), network=lambda k: Tiny(k, norm=True), momentum=0.9),
     "feddm": feddm,
     "real": lambda: Real(network=Tiny, ipc=2, server_epochs=2, server_batch=8, weights="samples"),
 }

@@ -18,7 +18,7 @@ from distillkit.generate import Patches
 from distillkit.rng import derive
 from distillkit.select import prune_by_confidence, select
 from fl import FedAvg, MultiLabel, NoUsableReply, Run, simulate
-from fl.addons import FedDF, Proximal, Scaffold, ServerMomentum, SharedImage
+from fl.addons import SCAFFOLD, FedAvgM, FedDF, FedProx, SharedImage
 from fl.addons._crops import Crops, View
 from fl.addons._distil import distill, due, falling_steps
 from fl.averaging.addon import AddOn
@@ -110,7 +110,7 @@ def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, scales: d
     who = ["", "", ""] if "" in scales else ["a", "b", "a"]
     networks = {n: lambda k, a=a: Scaled(k, a) for n, a in scales.items()}
     method = single_image(
-        torch.full((1, 9, 9), 51, dtype=torch.uint8), Proximal(mu),
+        torch.full((1, 9, 9), 51, dtype=torch.uint8), FedProx(mu),
         network=networks if len(scales) > 1 else networks[""], assign=dict(enumerate(who)) if len(scales) > 1 else None,
         initial={f"{n}/head.weight".lstrip("/"): torch.tensor(START).float()[:, None] for n in scales},
         shared={"keep": 5, "count": 5, "rate": 0.5, "steps": 4, "batch": 2, "lr": 0.05, "clip": clip, "crops": PLAIN},
@@ -302,7 +302,7 @@ def test_the_schedule_of_table_4_is_the_releases() -> None:
 
 
 def test_the_same_bits_however_it_is_run(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [SharedImage(PHOTO, **SMALL, rate=0.5), Proximal(0.1)], tmp_path)
+    assert_lawful(lambda: [SharedImage(PHOTO, **SMALL, rate=0.5), FedProx(0.1)], tmp_path)
 
 
 @dataclass(frozen=True)
@@ -380,7 +380,7 @@ def test_bad_options_are_refused(options: dict[str, Any], error: str) -> None:
 
 def test_senseless_combinations_are_refused_when_built() -> None:
     shared = SharedImage(PHOTO, **SMALL)
-    for other in (ServerMomentum(0.9), Scaffold()):
+    for other in (FedAvgM(0.9), SCAFFOLD()):
         with pytest.raises(ValueError, match=f"{other.name} needs weights from the clients in every round"):
             FedAvg(shared, other, network=Tiny)
         FedAvg(SharedImage(PHOTO, **SMALL, rate=1.0), other, network=Tiny)

@@ -18,7 +18,7 @@ from distillkit.networks import split
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
 from fl import FedAvg, MultiLabel, simulate
-from fl.addons import VFA, VFTL, VHL, NaiveVHL, Nova, Proximal, Scaffold
+from fl.addons import SCAFFOLD, VFA, VFTL, VHL, FedNova, FedProx, NaiveVHL
 from fl.averaging.addon import AddOn
 from fl.averaging.step import outputs
 from tests.fl.laws import assert_lawful, assert_same
@@ -258,10 +258,10 @@ def test_vftl_is_fedavg_from_pretrained_weights() -> None:
     ids=["vhl", "naive", "gaussian", "vfa", "vftl"],
 )
 def test_the_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [addon, Proximal(0.1)], tmp_path)
+    assert_lawful(lambda: [addon, FedProx(0.1)], tmp_path)
 
 
-@pytest.mark.parametrize("base", [Proximal(0.1), Scaffold(), Nova()], ids=lambda a: a.name)
+@pytest.mark.parametrize("base", [FedProx(0.1), SCAFFOLD(), FedNova()], ids=lambda a: a.name)
 @pytest.mark.parametrize("addon", [VHL(**NOISE), VFA()], ids=lambda a: a.name)
 def test_it_runs_on_the_papers_bases(base: AddOn, addon: AddOn) -> None:
     both, alone = played(addon, base, rounds=3), played(addon, rounds=3)

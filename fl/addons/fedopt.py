@@ -12,7 +12,7 @@ from distillkit import check
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 
-__all__ = ["ServerAdagrad", "ServerAdam", "ServerAdaptive", "ServerYogi"]
+__all__ = ["FedAdagrad", "FedAdam", "FedYogi", "ServerAdaptive"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class ServerAdaptive(AddOn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerAdagrad(ServerAdaptive):
+class FedAdagrad(ServerAdaptive):
     """FedAdagrad: v <- v + Delta^2. The paper has no momentum here (beta1 = 0); see `ServerAdaptive` for the rest."""
 
     key = "ServerAdagrad"
@@ -81,7 +81,7 @@ class ServerAdagrad(ServerAdaptive):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerAdam(ServerAdaptive):
+class FedAdam(ServerAdaptive):
     """FedAdam: v <- beta2 v + (1 - beta2) Delta^2; see `ServerAdaptive` for the rest.
 
     Args:
@@ -101,8 +101,8 @@ class ServerAdam(ServerAdaptive):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerYogi(ServerAdam):
-    """FedYogi: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2); arguments as for `ServerAdam`.
+class FedYogi(FedAdam):
+    """FedYogi: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2); arguments as for `FedAdam`.
 
     v moves by a share of Delta^2 towards it, so that a few small changes do not wipe out what is known of large ones.
     """

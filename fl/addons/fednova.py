@@ -12,11 +12,11 @@ from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.message import Entry, Message, Tensors
 from fl.reduce import Like, Reduced, Schema
 
-__all__ = ["Nova"]
+__all__ = ["FedNova"]
 
 
 @dataclass(frozen=True)
-class Nova(AddOn):
+class FedNova(AddOn):
     """FedNova (Wang et al., "Tackling the objective inconsistency problem", NeurIPS 2020, section 4).
 
     A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change; the
@@ -39,7 +39,7 @@ class Nova(AddOn):
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """|a_i|_1 counts this round's gradients."""
         if settings.optimizer_state == "client":
-            raise ValueError("Nova needs optimizer_state='round': gradients of earlier rounds are in old momentum")
+            raise ValueError("FedNova needs optimizer_state='round': gradients of earlier rounds are in old momentum")
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """One number for each tensor of the update."""

@@ -10,11 +10,11 @@ from distillkit import check
 from distillkit.losses import proximal
 from fl.averaging import AddOn, Step
 
-__all__ = ["Proximal"]
+__all__ = ["FedProx"]
 
 
 @dataclass(frozen=True)
-class Proximal(AddOn):
+class FedProx(AddOn):
     """FedProx (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2).
 
     Adds (mu / 2) ||w - w_t||^2 to the local objective (their h_k), over the shared parameters; buffers have no pull.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fl import FedAvg, Run, simulate
-from fl.addons import SAM, Proximal, Scaffold
+from fl.addons import SCAFFOLD, FedProx, FedSAM
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from fl.networks import Networks
@@ -20,11 +20,11 @@ from tests.fl.laws import assert_lawful, assert_same, network
 from tests.fl.small import Tiny, federation
 
 
-@pytest.mark.golden("SAM", source="Qu et al., ICML 2022, Algorithm 1")
+@pytest.mark.golden("FedSAM", source="Qu et al., ICML 2022, Algorithm 1")
 def test_rounds_of_two_weights_follow_the_formula() -> None:
     """FedProx's pull is part of the loss whose sharpness counts: its gradient too is taken at the moved weights."""
     rho, mu = 0.3, 0.4
-    run = quadratic.run(SAM(rho), Proximal(mu), rounds=3, participation=2, batch=1, momentum=0.9)
+    run = quadratic.run(FedSAM(rho), FedProx(mu), rounds=3, participation=2, batch=1, momentum=0.9)
     w = quadratic.START.copy()
     for row in run.rows:
         n, deltas = [quadratic.COUNTS[i] for i in row["drawn"]], []
@@ -46,7 +46,7 @@ def play(*addons: AddOn, rounds: int = 1, **options: Any) -> Run:
 
 
 def test_with_radius_zero_every_bit_is_left_alone() -> None:
-    assert_same(play(rounds=2), play(SAM(0.0), rounds=2))
+    assert_same(play(rounds=2), play(FedSAM(0.0), rounds=2))
 
 
 @pytest.mark.parametrize("drop", [nn.Dropout, nn.Dropout2d])
@@ -56,13 +56,13 @@ def test_with_a_tiny_radius_it_is_plain_descent_with_the_same_dropout_and_statis
             nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), drop(0.5), nn.Flatten(), nn.Linear(16, outputs)
         )
 
-    base, near = (play(*a, rounds=2, network=dropping).server.state[FedAvg.model] for a in ((), (SAM(1e-7),)))
+    base, near = (play(*a, rounds=2, network=dropping).server.state[FedAvg.model] for a in ((), (FedSAM(1e-7),)))
     for name, value in base.items():
         assert torch.allclose(value.double(), near[name].double(), atol=1e-5), name
 
 
 def test_statistics_move_once_a_step_and_at_the_unperturbed_weights() -> None:
-    base, far = (play(*a, phases=[Phase(steps=1)]).server.state[FedAvg.model] for a in ((), (SAM(2.0),)))
+    base, far = (play(*a, phases=[Phase(steps=1)]).server.state[FedAvg.model] for a in ((), (FedSAM(2.0),)))
     for name in ("body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"):
         assert torch.equal(base[name], far[name]), name
     assert not torch.allclose(base["classifier.weight"], far["classifier.weight"], atol=1e-3)
@@ -76,7 +76,7 @@ def test_the_weights_come_back_bit_by_bit() -> None:
             for name in grads:
                 grads[name] = torch.zeros_like(grads[name])
 
-    run = play(SAM(3.0), Still(), network=Tiny)
+    run = play(FedSAM(3.0), Still(), network=Tiny)
     start = Networks(Tiny).first("", 3, 0)
     assert all(torch.equal(t, start[n]) for n, t in run.server.state[FedAvg.model].items())
 
@@ -92,21 +92,21 @@ def test_only_what_is_in_training_is_perturbed() -> None:
             ]
             seen.append(float(torch.stack(moved).sum().sqrt()))
 
-    play(SAM(0.5), Zoom(), phases=[Phase(steps=1, train="classifier.*")], lr=1e-9)
+    play(FedSAM(0.5), Zoom(), phases=[Phase(steps=1, train="classifier.*")], lr=1e-9)
     assert seen == [pytest.approx(x, abs=1e-5) for x in (0, 0.5, 0, 0.5)]
 
 
 def test_without_a_gradient_there_is_no_direction() -> None:
-    run = play(SAM(0.5), objective=lambda logits, labels: 0.0 * logits.sum())
+    run = play(FedSAM(0.5), objective=lambda logits, labels: 0.0 * logits.sum())
     assert torch.isfinite(run.server.state[FedAvg.model]["classifier.weight"]).all()
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [SAM(), Proximal(0.1), Scaffold()], tmp_path)
+    assert_lawful(lambda: [FedSAM(), FedProx(0.1), SCAFFOLD()], tmp_path)
 
 
 def test_nothing_more_travels() -> None:
-    base, run = play(), play(SAM())
+    base, run = play(), play(FedSAM())
     assert (run.rows[0]["up"], run.rows[0]["down"]) == (base.rows[0]["up"], base.rows[0]["down"])
 
 
@@ -115,7 +115,7 @@ def test_refusals() -> None:
         def gradient(self, step: Any, compute: Any) -> Any:
             return compute()
 
-    with pytest.raises(ValueError, match="SAM and Zigzag cannot be combined: both fill the slot 'gradient'"):
-        FedAvg(SAM(), Zigzag(), network=Tiny)
+    with pytest.raises(ValueError, match="FedSAM and Zigzag cannot be combined: both fill the slot 'gradient'"):
+        FedAvg(FedSAM(), Zigzag(), network=Tiny)
     with pytest.raises(ValueError, match="rho must be at least 0"):
-        SAM(-0.1)
+        FedSAM(-0.1)

@@ -9,11 +9,11 @@ from distillkit import check
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 
-__all__ = ["ServerMomentum"]
+__all__ = ["FedAvgM"]
 
 
 @dataclass(frozen=True)
-class ServerMomentum(AddOn):
+class FedAvgM(AddOn):
     """FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution", 2019, section 4.3).
 
     With the mean change Delta of a round: v <- beta v + Delta, w <- w + lr v. With momentum 0 it is a plain server step

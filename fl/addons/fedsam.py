@@ -11,11 +11,11 @@ from distillkit import check
 from fl.averaging import AddOn, Step
 from fl.message import Tensors
 
-__all__ = ["SAM"]
+__all__ = ["FedSAM"]
 
 
 @dataclass(frozen=True)
-class SAM(AddOn):
+class FedSAM(AddOn):
     """FedSAM (Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022, Algorithm 1).
 
     Each local gradient is taken at w + rho g / ||g||, g being the gradient at w of the same batch and the norm that of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fl import FedAvg, simulate
-from fl.addons import FedExP, Nova, Proximal, Scaffold
+from fl.addons import SCAFFOLD, FedExP, FedNova, FedProx
 from fl.batches import Phase
 from tests.fl import quadratic
 from tests.fl.laws import assert_lawful, network
@@ -25,14 +25,14 @@ def normalizer(steps: int, momentum: float, pull: float) -> float:
 
 
 @pytest.mark.golden(
-    "Nova", source="Wang et al., NeurIPS 2020, section 4: a_i of momentum and of a proximal term, tau_eff"
+    "FedNova", source="Wang et al., NeurIPS 2020, section 4: a_i of momentum and of a proximal term, tau_eff"
 )
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0)])
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_rounds_of_two_weights_follow_the_paper(momentum: float, mu: float, weights: str) -> None:
     """Clients take 3, 1 and 5 steps; two of three are drawn; the rate falls."""
     run = quadratic.run(
-        Nova(), Proximal(mu), rounds=4, participation=2, batch=1, momentum=momentum, lr_decay=0.8, weights=weights
+        FedNova(), FedProx(mu), rounds=4, participation=2, batch=1, momentum=momentum, lr_decay=0.8, weights=weights
     )  # fmt: skip
     w = quadratic.START.copy()
     for t, row in enumerate(run.rows):
@@ -55,7 +55,7 @@ def test_it_reaches_the_true_optimum_where_averaging_is_drawn_to_the_busiest_cli
     """Small steps, equal weights, 3, 1 and 5 of them a round: the minimum of the mean loss, not of a skewed one."""
     want = sum(x * t for x, t in zip(quadratic.XS, quadratic.TS)) / sum(x * x for x in quadratic.XS)
     options: dict[str, Any] = {"rounds": 60, "batch": 1, "lr": 0.05, "weights": "uniform"}
-    assert quadratic.weights(quadratic.run(Nova(), **options)) == pytest.approx(want, abs=0.05)
+    assert quadratic.weights(quadratic.run(FedNova(), **options)) == pytest.approx(want, abs=0.05)
     assert abs(quadratic.weights(quadratic.run(**options)) - want).max() > 0.1
 
 
@@ -64,7 +64,7 @@ def test_equal_steps_are_plain_averaging(options: dict[str, Any]) -> None:
     clients = [images(18, seed=k) for k in range(4)]
     runs = [
         simulate(FedAvg(*a, **{"network": network, "batch": 6, **options}), clients, rounds=3, progress=False)
-        for a in ((), (Nova(),))
+        for a in ((), (FedNova(),))
     ]
     for name, value in runs[0].server.state[FedAvg.model].items():
         assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
@@ -79,17 +79,17 @@ def test_phases_architectures_and_personal_parameters_are_normalised_apart() -> 
         {"network": Tiny, "phases": phases, "personal": "classifier.*"},
         {"network": {"a": Tiny, "b": network}, "assign": lambda k: "ab"[k % 2]},
     ):
-        runs = [simulate(FedAvg(*a, **options), clients, rounds=2, progress=False) for a in ((), (Nova(),))]
+        runs = [simulate(FedAvg(*a, **options), clients, rounds=2, progress=False) for a in ((), (FedNova(),))]
         for name, value in runs[0].server.state[FedAvg.model].items():
             assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [Nova(), Proximal(0.1), Scaffold()], tmp_path)
+    assert_lawful(lambda: [FedNova(), FedProx(0.1), SCAFFOLD()], tmp_path)
 
 
 def test_one_number_for_each_tensor_travels() -> None:
-    run = simulate(FedAvg(Nova(), network=network), federation(), rounds=2, participation=2, progress=False)
+    run = simulate(FedAvg(FedNova(), network=network), federation(), rounds=2, participation=2, progress=False)
     base = simulate(FedAvg(network=network), federation(), rounds=2, participation=2, progress=False)
     for row, plain in zip(run.rows, base.rows):
         assert row["up"] == {**plain["up"], "Nova.tau": 2 * 4 * 6}
@@ -97,5 +97,5 @@ def test_one_number_for_each_tensor_travels() -> None:
 
 
 def test_another_rescaling_is_refused() -> None:
-    with pytest.raises(ValueError, match="FedExP and Nova cannot be combined: both fill the slot 'rescale'"):
-        FedAvg(Nova(), FedExP(), network=Tiny)
+    with pytest.raises(ValueError, match="FedExP and FedNova cannot be combined: both fill the slot 'rescale'"):
+        FedAvg(FedNova(), FedExP(), network=Tiny)
