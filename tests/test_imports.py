@@ -141,7 +141,7 @@ def test_what_is_private_is_caught_in_another_room_alone(line: str) -> None:
     assert not private(imports(f"{room(line.split()[1])}.new", line))
 
 
-@pytest.mark.parametrize("package", ["distillkit", "attacks"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_imports_itself_over_others(package: str) -> None:
     edges: dict[str, set[str]] = {}
     for one in everything():
@@ -174,7 +174,7 @@ def test_the_packages_know_no_examples_tests_or_scripts() -> None:
             assert not tops & {"examples", "tests", "docs", *scripts}, name
 
 
-@pytest.mark.parametrize("package", ["distillkit", "attacks"])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_only_heavy_packages_are_imported_for_type_checkers_alone(package: str) -> None:
     for name, path in modules().items():
         blocks = [
