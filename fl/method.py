@@ -1,4 +1,10 @@
-"""A federated method: three verbs over messages, and what stands beside them."""
+"""A federated method: three verbs over messages, and what stands beside them.
+
+The life of a run, in the order of calls: `check_run`, `start`; if the method `asks`, `send`, `answer` at every client
+and `answered`; then in every round `draw` or the engine's own draw, `send` for each drawn client, `local` there,
+`expect` and `read_reply` for each reply as it comes, `receive` once, `predictors`, and `send` and `evaluate` for the
+clients that are tested.
+"""
 
 from __future__ import annotations
 
@@ -61,37 +67,44 @@ class Part(Keyed):
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """What it is called in errors, warnings and remarks: its class's name."""
         return type(self).__name__
 
     def whole(self) -> str:
-        """How a method with this part is written, for the message to whoever gives the part alone."""
+        """How a method with this part is written, as `FedAvg(FedProx(...))`, for the error where it is given alone."""
         raise NotImplementedError
 
 
 class NoUsableReply(RuntimeError):
-    """The replies of a round leave nothing to learn from (too few, or all weights zero); the state is untouched."""
+    """The replies of a round leave nothing to learn from: too few are usable, or all weights are zero.
+
+    It ends the run with the state after the round before. `Method.receive` may raise it, before it changes anything.
+    """
 
 
 class Interrupted(RuntimeError):
-    """A local computation was asked to stop."""
+    """A computation was asked to stop because the run is being stopped; raised by `check_running`, and not an error."""
 
 
 @dataclass
 class Server:
-    """The server's side of a run, as a method sees it.
+    """The server's side of a run, as a method sees it: the argument of everything that a method does on the server.
+
+    The engine makes one for a run and gives the same one to every call. What a method keeps goes to `state`.
 
     Attributes:
         task: what the labels mean.
         shape: (C, H, W) of an image.
         normalization: how the clients' images were normalised (a set in another space is refused).
         clients: how many clients exist (not how many are drawn).
-        seed: the run's seed.
+        seed: the run's seed; draw from `generator`.
         data: sets that only the server holds, by name ("proxy", "validation", ...).
-        state: what the method keeps between rounds; checkpointed.
+        state: what the method keeps between rounds; it is checkpointed, and put back if a round fails.
         round: the round being prepared or run, from 1; 0 while the method starts.
-        drawn: the clients drawn in this round.
-        notes: numbers and strings that a method adds to this round's line of the history.
+        drawn: the clients drawn in this round, ascending.
+        notes: numbers and strings that a method adds to this round's line of the history, by name.
+        device: where the server computes; what messages hold lies there already.
+        stop: is set when the run is being stopped; see `check_running`.
         method: the method that runs; through it an add-on reaches the networks (`Core.network_on`).
         ledger, secret: where a private run charges what it releases, and where its noise comes from.
         dtype: of the clients' images.
@@ -115,7 +128,10 @@ class Server:
     dtype: torch.dtype = torch.float32
 
     def generator(self, purpose: str) -> torch.Generator:
-        """The generator of (seed, round, server, purpose)."""
+        """A generator for one thing that the server draws in this round, named by `purpose`.
+
+        A pure function of (seed, round, "server", purpose), so that a resumed run draws the same again.
+        """
         return derive(self.seed, self.round, "server", purpose)
 
     def check_running(self) -> None:
@@ -126,11 +142,23 @@ class Server:
 
 @dataclass
 class Client:
-    """One client's side: its number, its data, and what it keeps between the rounds in which it is drawn.
+    """One client's side, as a method sees it: all that `local`, `answer` and `evaluate` can reach but the message.
 
-    `memory` is a pending copy: it becomes the client's memory only if its reply is folded. `notes` are counts for the
-    round's line of the history, name -> number, summed over the clients as "noted"; they are no part of the reply.
-    In a private run `ledger` is charged (`spend`) before anything is released, and the noise comes from `secret`.
+    Attributes:
+        id: its number, 0 to the number of clients - 1.
+        data: its training images.
+        test: its own test images, if it has some.
+        task: what the labels mean.
+        round: the round being run, from 1; 0 for the question before it.
+        seed: the run's seed; draw from `generator`.
+        memory: what it keeps between the rounds in which it is drawn. A pending copy: what `local` writes becomes the
+            client's memory only if its reply is folded, what others write is lost.
+        stop: is set when the run is being stopped; see `check_running`.
+        device: where the client computes; its data and what it is told lie there already.
+        notes: counts for the round's line of the history, name -> number, summed over the clients as "noted"; they are
+            no part of the reply.
+        ledger, secret: in a private run what is charged (`spend`) before anything is released, and where the noise
+            comes from.
     """
 
     id: int
@@ -147,18 +175,30 @@ class Client:
     secret: Secret = field(default_factory=Secret)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """The generator of (seed, round, client, purpose)."""
+        """A generator for one thing that this client draws in this round, named by `purpose`.
+
+        A pure function of (seed, round, client, purpose): neither workers nor a resumption change a draw.
+        """
         return derive(self.seed, self.round, self.id, purpose)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Ledger:
         """Charge this client's records for Gaussian releases (see `privacy.Event`); call it before drawing the noise.
+
+        Args:
+            mechanism: what is released, for the reader of the ledger.
+            sigma: noise standard deviation / sensitivity.
+            rate: probability with which a record takes part; below 1 the records are a Poisson draw.
+            count: how many releases.
+
+        Returns:
+            The ledger.
 
         Raises:
             BudgetExhausted: they would exceed the budget; the run ends with its last round.
             PrivacyError: the run has no ledger, because the method does not say that it is `private`.
         """
         if self.ledger is None:
-            raise PrivacyError(f"{mechanism}: there is no ledger; the method must say `private = True`")
+            raise PrivacyError(f"{mechanism}: there is no ledger to charge; the method must say `private = True`")
         self.ledger.spend(Event(mechanism, sigma, rate, count, self.id, self.round, seeded=self.secret.seeded))
         return self.ledger
 
@@ -170,14 +210,26 @@ class Client:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that can be tested and saved: a network in eval mode, of whose outputs the first `outputs` count."""
+    """A model that can be tested and saved; what `Method.predictors` returns.
+
+    Attributes:
+        network: in eval mode, with the weights to test.
+        outputs: how many of its outputs count, from the first on: the task's classes where an add-on has classes of its
+            own behind them. None for all.
+    """
 
     network: nn.Module
     outputs: int | None = None
 
     @torch.no_grad()
     def sums(self, data: LabeledImages, task: Task, chunk: int = 256) -> torch.Tensor:
-        """The task's summed statistics over a set."""
+        """Test it on a set: the task's sums over all images, float64 [3 + 3K], see `Task.sums`.
+
+        Args:
+            data: the test images, where the network lies.
+            task: what the labels mean.
+            chunk: images per forward pass.
+        """
         total = torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64)
         for start in range(0, len(data), chunk):
             logits = self.network(data.images[start : start + chunk])[:, : self.outputs]
@@ -186,21 +238,28 @@ class Predictor:
 
 
 def sums_like(task: Task, *names: str) -> Like:
-    """The schema's line of a test: the task's sums for each of these models ("global", "personal")."""
+    """What a client's test results must look like: the line of the schema that `expect_evaluation` returns.
+
+    Args:
+        task: gives the number of classes.
+        names: of the models that are tested: "global", "personal", or others.
+    """
     return Like({name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names})
 
 
 class Method(Keyed, ABC):
-    """Base of every method. Method objects are frozen and live on the server and on every client alike.
+    """Base of every federated method. For an idea on top of weight averaging write an `fl.AddOn` instead.
 
-    A subclass declares its entries as class attributes and writes `start`, `send`, `local`, `receive`, and `expect`,
-    which says what a reply looks like. One that overrides `answer` or `evaluate` says so in `expect_answer` or
-    `expect_evaluation` too. These schemas are closed: a client whose reply is otherwise is named and left out.
+    Method objects are frozen and live on the server and on every client alike; what changes is kept in `server.state`
+    and `client.memory`. A subclass declares its entries as class attributes and writes `start`, `send`, `local`,
+    `receive`, and `expect`, which says what a reply looks like. One that overrides `answer` or `evaluate` says so in
+    `expect_answer` or `expect_evaluation` too. These schemas are closed: a client whose reply is otherwise is named and
+    left out.
     """
 
     @property
     def inner(self) -> Method:
-        """The method itself, without what is wrapped around it."""
+        """The method itself, without the filters that are wrapped around it."""
         return self
 
     @property
@@ -218,7 +277,11 @@ class Method(Keyed, ABC):
         return type(self).draw is not Method.draw
 
     def draw(self, server: Server) -> list[int]:
-        """The clients that take part in this round. The draw is secret: the history does not say who they were."""
+        """Say which clients take part in this round, for a method whose privacy rests on the draw; default: the engine.
+
+        The draw, from `server.secret`, stays secret: the history does not say who they were. Numbers, ascending;
+        there may be none.
+        """
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
@@ -233,7 +296,7 @@ class Method(Keyed, ABC):
         return described(self) if self.arguments() is not None else super().__repr__()
 
     def entries(self) -> list[Entry[Any]]:
-        """Every entry that may travel or be kept."""
+        """Every entry that may travel or be kept; default: those that the class declares."""
         return declared(self)
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
@@ -246,71 +309,98 @@ class Method(Keyed, ABC):
     def check_run(self, server: Server, rounds: int) -> None:
         """Raise ValueError if the method cannot run on such data; warn of what will not act within `rounds`.
 
-        Called before `start`, and before a run goes on; the server's state is empty.
+        Called before `start`, and before a run goes on, with a `server` whose state is still empty: the place to try
+        what would otherwise fail in round 40.
         """
 
     def start(self, server: Server) -> None:
-        """Prepare the server's state before the first round."""
+        """Put into `server.state` what the first `send` needs: the first weights, say. Not called on a resumption."""
 
     @abstractmethod
     def send(self, server: Server, client: int) -> Message:
-        """What the server tells this client. Pure: it may be called any number of times."""
+        """What `server` tells the client of this number, before `answer`, `local` and `evaluate` alike.
+
+        Pure: it may be called any number of times, for any client, and changes nothing.
+        """
 
     @abstractmethod
     def expect(self, server: Server, client: int) -> Schema:
-        """What this client's reply of this round must look like, by entry key; what has no line is refused."""
+        """What the reply to `send(server, client)` must look like, so that nothing else is let in.
+
+        A `Like` for each entry that is due, by its key; what has no line is refused.
+        """
 
     @property
     def asks(self) -> bool:
-        """Whether the server asks every client one question (`answer`) before round 1."""
+        """Whether the server asks every client with images one question (`answer`) before round 1. Default: no."""
         return False
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Answer that question."""
+        """Answer the one question before round 1, where the data lives: with class counts, say. See `asks`.
+
+        What `client` writes into its memory is lost; `message` is that of `send`.
+        """
         return Message()
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """What the answer must look like."""
+        """What the `answer` to `send(server, client)` must look like; as `expect`."""
         return {}
 
     def answered(self, server: Server, replies: Reduced) -> None:
-        """Take the clients' answers, reduced."""
+        """Put into `server.state` what later rounds need of the answers: `replies`, combined as their entries say."""
 
     @abstractmethod
     def local(self, client: Client, message: Message) -> Message:
-        """What the client does where its data lives; it sees nothing else."""
+        """What a drawn client does where its data lives: train, and say what it learned.
+
+        It sees nothing but `client` and the `message` of `send`, and returns the reply, with what `expect` says and
+        nothing else. Whatever it raises leaves this client out of the round, by name (but `BudgetExhausted`, which ends
+        the run).
+        """
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Further entries that the server derives from one reply before it is folded and forgotten.
+        """Read one `reply`, checked, before it is folded and forgotten, and derive further entries from it.
 
-        Pure: if it raises, this reply is left out, and nothing else may have changed.
+        FedDF's predictions are an example. They are folded beside those of the reply. Pure: if it raises, this reply is
+        left out, and nothing else in `server` may have changed. Default: none.
         """
         return Message()
 
     @abstractmethod
     def receive(self, server: Server, replies: Reduced) -> None:
-        """Update the server's state from the reduced replies, and prepare the next round."""
+        """Learn from the round: update `server.state`, and prepare the next round. Called once a round.
+
+        `replies` are combined as their entries say. There are enough of them, unless the method draws its clients
+        itself; then there may be none.
+
+        Raises:
+            NoUsableReply: they leave nothing to learn from.
+        """
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test this client's models on `client.test`; memory is read-only. Empty: nothing to test."""
+        """Test a client's models on `client.test`, after the round, whose new model is in the `message`.
+
+        Its memory is read-only. The results are groups of the task's sums, model's name ("global", "personal") ->
+        `Task.sums`; an empty reply says that there is nothing to test.
+        """
         return Message()
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """What the client's test results must look like: groups of the task's sums (`Task.sums`), by model."""
+        """What the results of `evaluate` after `send(server, client)` must look like; `sums_like` makes the line."""
         return {}
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """The global models by name: one (named ""), several, or none."""
+        """The global models in `server.state`, to be tested and saved: one (named ""), several by name, or none."""
         return {}
 
 
 def described(value: Any) -> str:
-    """A repr that is the same in every process: functions by name instead of by address."""
+    """A repr of `value` that is the same in every process: functions by name instead of by address."""
     return _said(value, pinned=False)
 
 
 def identity(value: Any) -> str:
-    """As `described`, but with pinned names (`Keyed`): it stays when classes and options are renamed."""
+    """What `described` says of `value`, but by pinned names (`Keyed`): renaming a class or an option leaves it."""
     return _said(value, pinned=True)
 
 

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOMS = ("attacks", "distillkit.privacy", "fl.message", "fl.codec", "fl.schema", "fl.reduce", "fl.task", "fl.batches")
+ROOMS = (
+    "attacks",
+    "distillkit.privacy",
+    "fl.message",
+    "fl.codec",
+    "fl.schema",
+    "fl.reduce",
+    "fl.task",
+    "fl.batches",
+    "fl.method",
+)
 
 
 class Documented(NamedTuple):
