@@ -35,7 +35,7 @@ def fix_statistics(network: Network, norms: Sequence[nn.Module], images: Tensor)
         norm.eval()
 
 
-def train(
+def inner_epochs(
     network: Network,
     parameters: Sequence[nn.Parameter],
     norms: Sequence[nn.Module],

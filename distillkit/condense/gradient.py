@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.augment import Augmentation, augmented, require_augmentation
-from distillkit.condense._inner import fix_statistics, matched, train, trainable
+from distillkit.condense._inner import fix_statistics, inner_epochs, matched, trainable
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import initial_images
 from distillkit.condense.parameter_gradient import Metric, distance_to_target, parameter_gradient
@@ -198,7 +198,7 @@ def gradient_matching(
                 losses.append(run.descend(torch.stack(distances).sum(), torch.cat(gradients)))
                 shown.update()
                 if j < outer - 1:
-                    train(
+                    inner_epochs(
                         network,
                         parameters,
                         norms,

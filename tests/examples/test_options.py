@@ -1,0 +1,56 @@
+"""Every example understands the same options, says so, and refuses what they cannot mean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scripts import ROOT, load_script
+
+EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("[!_]*.py"))
+COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--data", "--resume")
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 5
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_help_names_the_common_options_and_what_the_example_is_for(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load_script(f"examples/{name}")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        example.main()
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert [option for option in COMMON if f"  {option} " not in said and f"  {option}\n" not in said] == []
+    assert (example.__doc__ or "").splitlines()[0].split(":")[0] in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    "words", [["--workers", "0"], ["--workers", "2.5"], ["--device", "gpu"], ["--preset", "large"]]
+)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_words_that_mean_nothing_are_refused_by_name(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load_script(f"examples/{name}")
+    monkeypatch.setattr(sys, "argv", [name, *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        example.main()
+    assert ended.value.code == 2
+    assert f"argument {words.split()[0]}: " in capsys.readouterr().err
+
+
+def test_the_folder_is_the_presets_unless_it_is_named() -> None:
+    options = load_script("examples/_options.py")
+    parser = options.command_line("Nothing.", out="runs/nothing")
+    assert options.parsed(parser, []).out == Path("runs/nothing-cpu")
+    assert options.parsed(parser, ["--preset", "smoke"]).out == Path("runs/nothing-smoke")
+    assert options.parsed(parser, ["--preset", "smoke", "--out", "here"]).out == Path("here")
+    assert options.parsed(parser, ["--device", "cpu"]).device == "cpu"
+    assert options.parsed(parser, []).device in ("cpu", "cuda")
