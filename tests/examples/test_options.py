@@ -31,9 +31,7 @@ def test_help_names_the_common_options_and_what_the_example_is_for(
     assert (example.__doc__ or "").splitlines()[0].split(":")[0] in " ".join(said.split())
 
 
-@pytest.mark.parametrize(
-    "words", [["--workers", "0"], ["--workers", "2.5"], ["--device", "gpu"], ["--preset", "large"]]
-)
+@pytest.mark.parametrize("words", ["--workers 0", "--workers 2.5", "--device gpu", "--preset large"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_words_that_mean_nothing_are_refused_by_name(
     name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
