@@ -51,7 +51,7 @@ from fl.addons import (
     NaiveVHL,
 )
 from fl.averaging.addon import AddOn
-from fl.methods import FedLGD, FedProto, fedrep, single_image
+from fl.methods import FedLGD, FedProto, FedRep, SingleImage
 from fl.study.experiment import Experiment, git_commit, mean_std, show
 
 CLIENTS, ALPHA = 10, 0.1
@@ -136,7 +136,7 @@ def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[
 
     def shared_image(*addons: AddOn, rate: float, **others: Any) -> Callable[[], Method]:
         arguments = {"network": network, **adam, **others}
-        return lambda: single_image(photograph(), *addons, shared={**shared, "rate": rate}, **arguments)
+        return lambda: SingleImage(photograph(), *addons, shared={**shared, "rate": rate}, **arguments)
 
     return {
         "FedAvg": averaging(**tuned["FedAvg"]),
@@ -156,7 +156,7 @@ def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[
         "FedDF": averaging(FedDF(steps=cut(60), batch=32)),
         "Ditto": averaging(Ditto(0.1)),
         "Fine-tuned FedAvg": averaging(FineTune()),
-        "FedRep": lambda: fedrep(head_epochs=5, momentum=0.0, **{k: v for k, v in common.items() if k != "epochs"}),
+        "FedRep": lambda: FedRep(head_epochs=5, momentum=0.0, **{k: v for k, v in common.items() if k != "epochs"}),
         "FedProto": lambda: FedProto(**common),
         "FedProto, distance as released": lambda: FedProto(**common, lam=1 / 512),
         "VHL": averaging(VHL(**noise)),

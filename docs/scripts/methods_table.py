@@ -22,8 +22,8 @@ KNOWN_AS = {
     "Anchors": "FedLGD's global half", "ClientDP": "DP-FedAvg", "Condensed": "FedLGD's local half", "DPSGD": "DP-SGD",
     "FineTune": "fine-tuned FedAvg", "NaiveVHL": "naive VHL",
     "PrivateFedDM": "FedDM with differential privacy", "Real": "FedDM's control",
-    "SharedImage": "single shared image", "SummedFedDM": "FedDM by noised class sums", "fedrep": "FedRep",
-    "single_image": "single shared image, as published",
+    "SharedImage": "single shared image", "SummedFedDM": "FedDM by noised class sums",
+    "SingleImage": "single shared image, as published",
 }  # fmt: skip
 """What the field calls it, where that is not our name."""
 
@@ -40,14 +40,14 @@ def public() -> dict[str, Any]:
         found |= {name: getattr(module, name) for name in module.__all__}
 
     def runs(thing: Any) -> bool:
-        return issubclass(thing, AddOn | Filter | Method) if inspect.isclass(thing) else inspect.isfunction(thing)
+        return inspect.isclass(thing) and issubclass(thing, AddOn | Filter | Method)
 
     return {name: thing for name, thing in found.items() if runs(thing)}
 
 
 def paper(thing: Any) -> str:
     """The first citation of its docstring, or else of its base's."""
-    for place in inspect.getmro(thing) if inspect.isclass(thing) else (thing,):
+    for place in inspect.getmro(thing):
         cited = CITATION.search(" ".join((place.__doc__ or "").split()))
         if cited:
             return f"{cited['authors']}, {cited['where']}"
@@ -78,9 +78,9 @@ def golden_tests() -> dict[str, Path]:
 
 def composed(name: str, thing: Any) -> str:
     """How it is written."""
-    if inspect.isclass(thing) and issubclass(thing, Filter):
+    if issubclass(thing, Filter):
         return f"`Filtered(FedAvg(), {name}())`"
-    return f"`FedAvg({name}())`" if inspect.isclass(thing) and issubclass(thing, AddOn) else f"`{name}()`"
+    return f"`FedAvg({name}())`" if issubclass(thing, AddOn) else f"`{name}()`"
 
 
 def table() -> str:

@@ -43,7 +43,7 @@ class FedDF(AddOn):
     student starts from the average in a share of the rounds alone ("FedAvg initialisation"), else from the server's
     last model (lines 366-375 of the release's strategy/fed_df.py), and its logits are clipped: `FedDF(steps=500,
     batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`, beside clients that train as
-    `single_image`'s. There the clients send
+    `SingleImage`'s. There the clients send
     logits, here their weights, from which the server computes the same logits: the bytes are FedAvg's in every round.
 
     Args:

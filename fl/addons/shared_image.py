@@ -26,7 +26,7 @@ class SharedImage(Shared):
     Everybody renders the same `count` crops of one image (section 3.1). Each round the global model selects `keep` of
     them (section 3.2). Their numbers travel down, the clients' logits up; weights only in rounds with "FedAvg
     initialisation". Each architecture's copy on the server starts from its clients' average in those rounds, else from
-    itself, and learns the softmax of the weighted mean of all logits. `fl.methods.single_image` sets it up.
+    itself, and learns the softmax of the weighted mean of all logits. `fl.methods.SingleImage` sets it up.
 
     Deviations. Crop numbers travel, as in the paper; the release sends the crops, 61 MB a client and round. Averages
     weigh by samples (the release: by batches). As in the release the first round has FedAvg initialisation, and the

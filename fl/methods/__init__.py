@@ -3,10 +3,10 @@
 from fl.methods.feddm import FedDM
 from fl.methods.fedlgd import FedLGD
 from fl.methods.fedproto import FedProto
-from fl.methods.fedrep import fedrep
+from fl.methods.fedrep import FedRep
 from fl.methods.private_feddm import PrivateFedDM
 from fl.methods.real import Real
-from fl.methods.single_image import ClippedCrossEntropy, single_image
+from fl.methods.single_image import ClippedCrossEntropy, SingleImage
 from fl.methods.summed_feddm import SummedFedDM
 
 __all__ = [
@@ -14,9 +14,9 @@ __all__ = [
     "FedDM",
     "FedLGD",
     "FedProto",
+    "FedRep",
     "PrivateFedDM",
     "Real",
+    "SingleImage",
     "SummedFedDM",
-    "fedrep",
-    "single_image",
 ]

@@ -11,8 +11,8 @@ from distillkit import check
 from distillkit.augment import DSA, Augmentation
 from fl.addons.anchors import Anchors
 from fl.addons.condensed import SELECTED, Condensed
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, FedAvg
+from fl.methods._options import shows_options
 from fl.networks import Factory
 
 __all__ = ["FedLGD"]
@@ -20,25 +20,7 @@ __all__ = ["FedLGD"]
 _DSA = DSA()
 
 
-def FedLGD(
-    *addons: AddOn,
-    network: Factory | Mapping[str, Factory],
-    ipc: int = 50,
-    anchors: int = 10,
-    weight: float = 1.0,
-    regulariser: Literal["contrastive", "mmd"] = "contrastive",
-    selected: tuple[int, ...] = SELECTED,
-    condense_steps: int = 10_000,
-    refine_steps: int = 100,
-    match_steps: int = 500,
-    init: str = "statistics",
-    joined: Literal["unselected", "always"] = "unselected",
-    anchors_init: Literal["noise", "statistics", "statistics-whole-set"] = "noise",
-    condense_network: Callable[[], nn.Module] | None = None,
-    augment: Augmentation | None = _DSA,
-    weights: Literal["samples", "uniform"] = "uniform",
-    **options: Any,
-) -> FedAvg:
+class FedLGD(FedAvg):
     """FedLGD (Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation",
     TMLR 2024, Algorithm 1): `FedAvg(Condensed(...), Anchors(...), weights="uniform")`.
 
@@ -64,25 +46,48 @@ def FedLGD(
         condense_network: networks of the first condensation; default: the client's own architecture, as in the paper.
         augment: of the distribution matching.
         weights: uniform (Algorithm 1, line 26), or by the number of condensed images.
-        options: as in `FedAvg`.
+        lr: the clients' rate.
+        assign, initial, momentum, weight_decay, optimizer, optimizer_state, lr_decay, epochs, steps, phases, batch,
+            objective, most_samples, buffers, personal, predict: as for `FedAvg`. (Its `augment` is not: what is
+            condensed is trained on as it is.)
 
-    Returns:
-        A `FedAvg` with these add-ons.
+    Raises:
+        TypeError, ValueError: a bad option of `FedAvg` or of the two add-ons.
     """
-    for name, value in {"condense_steps": condense_steps, "anchors": anchors, "match_steps": match_steps}.items():
-        check.positive_int(value, name, least=0)
-    check.one_of(anchors_init, "anchors_init", ("noise", "statistics", "statistics-whole-set"))
-    condensed = Condensed(
-        ipc=ipc, steps=condense_steps, refine_steps=refine_steps, selected=selected, init=init,
-        network=condense_network, augment=augment,
-    )  # fmt: skip
-    matched = Anchors(
-        ipc=anchors,
-        weight=weight,
-        selected=selected,
-        joined=joined,
-        init=anchors_init,
-        steps=match_steps,
-        regulariser=regulariser,
-    )
-    return FedAvg(condensed, matched, *addons, network=network, weights=weights, **{"lr": 0.01, **options})
+
+    key = "FedAvg"
+
+    @shows_options()
+    def __init__(
+        self,
+        *addons: AddOn,
+        network: Factory | Mapping[str, Factory],
+        ipc: int = 50,
+        anchors: int = 10,
+        weight: float = 1.0,
+        regulariser: Literal["contrastive", "mmd"] = "contrastive",
+        selected: tuple[int, ...] = SELECTED,
+        condense_steps: int = 10_000,
+        refine_steps: int = 100,
+        match_steps: int = 500,
+        init: str = "statistics",
+        joined: Literal["unselected", "always"] = "unselected",
+        anchors_init: Literal["noise", "statistics", "statistics-whole-set"] = "noise",
+        condense_network: Callable[[], nn.Module] | None = None,
+        augment: Augmentation | None = _DSA,
+        weights: Literal["samples", "uniform"] = "uniform",
+        lr: float = 0.01,
+        **options: Any,
+    ) -> None:
+        for name, value in {"condense_steps": condense_steps, "anchors": anchors, "match_steps": match_steps}.items():
+            check.positive_int(value, name, least=0)
+        check.one_of(anchors_init, "anchors_init", ("noise", "statistics", "statistics-whole-set"))
+        condensed = Condensed(
+            ipc=ipc, steps=condense_steps, refine_steps=refine_steps, selected=selected, init=init,
+            network=condense_network, augment=augment,
+        )  # fmt: skip
+        matched = Anchors(
+            ipc=anchors, weight=weight, selected=selected, joined=joined, init=anchors_init, steps=match_steps,
+            regulariser=regulariser,
+        )  # fmt: skip
+        super().__init__(condensed, matched, *addons, network=network, weights=weights, lr=lr, **options)

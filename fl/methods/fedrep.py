@@ -5,24 +5,18 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from distillkit import check
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, FedAvg
 from fl.batches import Phase
+from fl.methods._options import shows_options
 from fl.networks import Factory
 
-__all__ = ["fedrep"]
+__all__ = ["FedRep"]
+
+_FIXED = ("personal", "phases", "epochs", "steps")
 
 
-def fedrep(
-    *addons: AddOn,
-    network: Factory,
-    head: str = "classifier.*",
-    head_epochs: int = 10,
-    body_epochs: int = 1,
-    weights: Literal["samples", "uniform"] = "uniform",
-    **options: Any,
-) -> FedAvg:
-    """Federated averaging of a representation under personal heads (Collins et al., ICML 2021, Algorithm 1).
+class FedRep(FedAvg):
+    """FedRep: federated averaging of a representation under personal heads (Collins et al., ICML 2021, Algorithm 1).
 
     "Exploiting Shared Representations for Personalized Federated Learning". In each round a client fits its head h_k to
     its data under the received representation phi, then takes steps on phi under that head, and sends the change of phi
@@ -35,26 +29,44 @@ def fedrep(
     phases. A client that was never drawn is tested with its untrained head.
 
     Args:
-        *addons: as for `FedAvg`; they see the shared parameters only.
+        addons: as for `FedAvg`; they see the shared parameters only.
         network: called with the number of outputs, gives the network.
         head: pattern of the personal parameters' names.
         head_epochs: passes over the local data for the head (tau); the paper takes 10.
         body_epochs: passes for the representation; the paper takes 1 or 5.
         weights: "uniform" or "samples".
-        **options: as for `FedAvg`, without `personal`, `phases`, `epochs` and `steps`; by default lr 0.01, momentum 0.5
-            and batch 10, those of the release (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18).
+        lr, momentum, batch: those of the release (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18).
+        assign, initial, weight_decay, optimizer, optimizer_state, lr_decay, augment, objective, most_samples, buffers,
+            predict: as for `FedAvg`, of which `personal`, `phases`, `epochs` and `steps` are set here.
 
     Raises:
         ValueError: an option that FedRep sets itself, or a bad one.
     """
-    taken = sorted({"personal", "phases", "epochs", "steps"} & set(options))
-    if taken:
-        raise ValueError(f"{taken[0]} is set by fedrep itself; use head, head_epochs and body_epochs")
-    if not isinstance(head, str) or not head:
-        raise TypeError(f"head must be a pattern of parameters' names, as 'classifier.*', got {head!r}")
-    phases = (
-        Phase(check.positive_int(head_epochs, "head_epochs"), train=head),
-        Phase(check.positive_int(body_epochs, "body_epochs"), train=f"!{head}"),
-    )
-    paper = {"lr": 0.01, "momentum": 0.5, "batch": 10}
-    return FedAvg(*addons, network=network, personal=head, phases=phases, weights=weights, **{**paper, **options})
+
+    key = "FedAvg"
+
+    @shows_options(*_FIXED)
+    def __init__(
+        self,
+        *addons: AddOn,
+        network: Factory,
+        head: str = "classifier.*",
+        head_epochs: int = 10,
+        body_epochs: int = 1,
+        lr: float = 0.01,
+        momentum: float = 0.5,
+        batch: int = 10,
+        weights: Literal["samples", "uniform"] = "uniform",
+        **options: Any,
+    ) -> None:
+        taken = [name for name in _FIXED if name in options]
+        if taken:
+            raise ValueError(f"{taken[0]} is set by FedRep itself; use head, head_epochs and body_epochs")
+        if not isinstance(head, str) or not head:
+            raise TypeError(f"head must be a pattern of parameters' names, as 'classifier.*', got {head!r}")
+        phases = (
+            Phase(check.positive_int(head_epochs, "head_epochs"), train=head),
+            Phase(check.positive_int(body_epochs, "body_epochs"), train=f"!{head}"),
+        )
+        given = {"lr": lr, "momentum": momentum, "batch": batch, "weights": weights, **options}
+        super().__init__(*addons, network=network, personal=head, phases=phases, **given)

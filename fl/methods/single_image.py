@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from distillkit import check
 from distillkit.losses import clip_logit_norm
 from fl.addons.shared_image import SharedImage
-from fl.averaging.addon import AddOn
-from fl.averaging.fedavg import FedAvg
+from fl.averaging import AddOn, FedAvg
+from fl.averaging.settings import Objective
+from fl.methods._options import shows_options
 from fl.networks import Factory
 
-__all__ = ["ClippedCrossEntropy", "single_image"]
+__all__ = ["ClippedCrossEntropy", "SingleImage"]
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,7 @@ class ClippedCrossEntropy:
         return F.cross_entropy(clip_logit_norm(logits, self.max_norm), labels)
 
 
-def single_image(
-    image: Tensor,
-    *addons: AddOn,
-    network: Factory | Mapping[str, Factory],
-    shared: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> FedAvg:
+class SingleImage(FedAvg):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), section 4.1.
 
     `FedAvg(SharedImage(image, **shared), *addons, network=network, ...)` with the paper's clients: Adam at 0.01, 40
@@ -52,11 +47,36 @@ def single_image(
         addons: further add-ons.
         network: one architecture, or several and `assign`: then the server keeps a copy of each.
         shared: options of `SharedImage`.
-        options: of `FedAvg`, instead of the above.
+        optimizer, lr, batch: as published.
+        epochs: passes over the local data in a round; default 40, unless `steps` or `phases` are given.
+        objective: default: `ClippedCrossEntropy(clip)` with the clip in `shared`; the task's loss where that is None.
+        assign, initial, momentum, weight_decay, optimizer_state, lr_decay, steps, phases, augment, weights,
+            most_samples, buffers, personal, predict: as for `FedAvg`.
+
+    Raises:
+        TypeError, ValueError: a bad option of `FedAvg` or of `SharedImage`.
     """
-    sharing = SharedImage(image, **check.mapping(shared or {}, "shared"))
-    objective = None if sharing.clip is None else ClippedCrossEntropy(sharing.clip)
-    paper: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "batch": 512, "objective": objective}
-    if options.get("steps") is None and options.get("phases") is None:
-        paper["epochs"] = 40
-    return FedAvg(sharing, *addons, network=network, **{**paper, **options})
+
+    key = "FedAvg"
+
+    @shows_options()
+    def __init__(
+        self,
+        image: Tensor,
+        *addons: AddOn,
+        network: Factory | Mapping[str, Factory],
+        shared: Mapping[str, Any] | None = None,
+        optimizer: Literal["sgd", "adam"] = "adam",
+        lr: float = 0.01,
+        batch: int = 512,
+        epochs: int | None = None,
+        objective: Objective | None = None,
+        **options: Any,
+    ) -> None:
+        sharing = SharedImage(image, **check.mapping(shared or {}, "shared"))
+        if objective is None and sharing.clip is not None:
+            objective = ClippedCrossEntropy(sharing.clip)
+        if epochs is None and options.get("steps") is None and options.get("phases") is None:
+            epochs = 40
+        given = {"optimizer": optimizer, "lr": lr, "batch": batch, "epochs": epochs, "objective": objective, **options}
+        super().__init__(sharing, *addons, network=network, **given)

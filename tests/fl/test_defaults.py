@@ -11,7 +11,7 @@ from distillkit.data import clients, load, partition
 from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from fl import FedAvg, simulate
-from fl.methods import FedLGD, fedrep, single_image
+from fl.methods import FedLGD, FedRep, SingleImage
 from tests.fl.small import Tiny
 
 
@@ -36,8 +36,8 @@ def test_compositions_keep_their_papers_values_and_give_way_to_the_users() -> No
     picture = torch.rand(1, 8, 8, generator=derive(0))
     made = {
         "FedLGD": (lambda **o: FedLGD(network=Tiny, **o), ("sgd", 0.01, 0.0, 32)),
-        "fedrep": (lambda **o: fedrep(network=Tiny, **o), ("sgd", 0.01, 0.5, 10)),
-        "single_image": (lambda **o: single_image(picture, network=Tiny, **o), ("adam", 0.01, 0.0, 512)),
+        "FedRep": (lambda **o: FedRep(network=Tiny, **o), ("sgd", 0.01, 0.5, 10)),
+        "SingleImage": (lambda **o: SingleImage(picture, network=Tiny, **o), ("adam", 0.01, 0.0, 512)),
     }
     for make, wanted in made.values():
         held, other = make().settings, make(lr=0.3, batch=7).settings

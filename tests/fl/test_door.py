@@ -16,7 +16,7 @@ from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune
 from fl.batches import Phase
-from fl.methods import FedProto, PrivateFedDM, fedrep, single_image
+from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
 from tests.fl.small import Tiny, federation, images
 
 
@@ -76,8 +76,8 @@ def test_epochs_and_steps_together_are_refused(make: Any) -> None:
     assert FedAvg(network=Tiny, steps=3).settings.phases == (Phase(steps=3),)
     picture = torch.zeros(1, 8, 8, dtype=torch.uint8)
     small = {"keep": 2, "count": 2}
-    assert single_image(picture, network=Tiny, shared=small).settings.phases == (Phase(40),)
-    assert single_image(picture, network=Tiny, shared=small, steps=3).settings.phases == (Phase(steps=3),)
+    assert SingleImage(picture, network=Tiny, shared=small).settings.phases == (Phase(40),)
+    assert SingleImage(picture, network=Tiny, shared=small, steps=3).settings.phases == (Phase(steps=3),)
 
 
 def test_a_rate_beyond_all_custom_is_warned_of() -> None:
@@ -332,7 +332,7 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
     ("method", "error"),
     [
         (FedAvg(network=Tiny, personal="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
-        (fedrep(network=Tiny, head="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
+        (FedRep(network=Tiny, head="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
         (FedAvg(network=Tiny, phases=[Phase(train="boddy.*")]), r"Phase\(train=...\): the pattern 'boddy.\*'"),
         (FedAvg(network=Tiny, phases=[Phase(train="!classifer.*")]), "matches no parameter"),
         (FedAvg(network=Tiny, phases=[Phase(train="!*")]), "trains no parameter"),

@@ -53,7 +53,7 @@ from fl.addons import (
 )
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
-from fl.methods import fedrep
+from fl.methods import FedRep
 from tests.fl import linear
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, images
@@ -385,7 +385,7 @@ def test_what_is_not_trained_in_a_phase_has_neither_gradient_nor_noise() -> None
 
 def test_fedrep_runs_under_it() -> None:
     run = simulate(
-        fedrep(noisy(), network=network, head_epochs=1, weights="uniform"), CLIENTS, rounds=2, progress=False
+        FedRep(noisy(), network=network, head_epochs=1, weights="uniform"), CLIENTS, rounds=2, progress=False
     )
     assert run.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 8)], DELTA).epsilon)
 

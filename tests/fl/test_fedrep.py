@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from distillkit.rng import derive
 from fl import FedAvg, Holding, simulate
 from fl.addons import FedProx
-from fl.methods import fedrep
+from fl.methods import FedRep
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 
@@ -29,12 +29,12 @@ def descend(net: Tiny, names: str, data: Any, generator: torch.Generator, epochs
                 p.data -= 0.1 * b
 
 
-@pytest.mark.golden("fedrep", source="Collins et al., ICML 2021, Algorithm 1")
+@pytest.mark.golden("FedRep", source="Collins et al., ICML 2021, Algorithm 1")
 @pytest.mark.parametrize(("weights", "momentum"), [("uniform", 0.5), ("samples", 0.0)])
 def test_rounds_follow_algorithm_1(weights: Any, momentum: float) -> None:
     """Head first, under the received body; then the body under the new head; the bodies are averaged, heads stay."""
     clients, start = federation()[:3], Tiny(3).state_dict()
-    method = fedrep(
+    method = FedRep(
         network=Tiny, head_epochs=2, body_epochs=1, weights=weights,
         initial=copy.deepcopy(start), lr=0.1, momentum=momentum, batch=6,
     )  # fmt: skip
@@ -61,7 +61,7 @@ def test_rounds_follow_algorithm_1(weights: Any, momentum: float) -> None:
 
 def play(*addons: Any, rounds: int = 4, **how: Any) -> Any:
     clients = [Holding(c, images(20, 50 + k)) for k, c in enumerate(federation())]
-    method = fedrep(*addons, network=lambda k: Tiny(k, norm=True), head_epochs=2, lr=0.1, batch=6)
+    method = FedRep(*addons, network=lambda k: Tiny(k, norm=True), head_epochs=2, lr=0.1, batch=6)
     return simulate(method, clients, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
 
 
@@ -88,9 +88,9 @@ def test_heads_never_travel_and_the_accuracy_is_the_clients_mean() -> None:
 
 def test_refusals() -> None:
     for name in ("personal", "phases", "epochs", "steps"):
-        with pytest.raises(ValueError, match=f"{name} is set by fedrep itself"):
-            fedrep(network=Tiny, **{name: 1})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"{name} is set by FedRep itself"):
+            FedRep(network=Tiny, **{name: 1})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="head_epochs must be"):
-        fedrep(network=Tiny, head_epochs=0)
+        FedRep(network=Tiny, head_epochs=0)
     with pytest.raises(ValueError, match="body_epochs must be"):
-        fedrep(network=Tiny, body_epochs=0)
+        FedRep(network=Tiny, body_epochs=0)

@@ -17,7 +17,7 @@ from distillkit import LabeledImages
 from distillkit.data import load
 from fl import FedAvg, Holding, Run, simulate
 from fl.averaging.addon import AddOn
-from fl.methods import FedLGD, fedrep, single_image
+from fl.methods import FedLGD, FedRep, SingleImage
 from fl.task import MultiLabel
 from tests.fl.laws import assert_same, tensors
 
@@ -187,7 +187,7 @@ def test_the_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
 
 
 def representation(*addons: AddOn) -> FedAvg:
-    return fedrep(*addons, network=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=4)
+    return FedRep(*addons, network=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=4)
 
 
 def virtual(*addons: AddOn) -> FedAvg:
@@ -197,7 +197,7 @@ def virtual(*addons: AddOn) -> FedAvg:
 
 def pictured(*addons: AddOn) -> FedAvg:
     shared = {**SHARED, "rate": 1.0}
-    return single_image(PICTURE, *addons, shared=shared, network=Net, epochs=1, batch=4, **private(addons))
+    return SingleImage(PICTURE, *addons, shared=shared, network=Net, epochs=1, batch=4, **private(addons))
 
 
 ARCHITECTURE, SGD, AT_HOME = "one architecture", "optimizer='sgd'", "batch statistics stay at home"

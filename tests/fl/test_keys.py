@@ -47,7 +47,7 @@ from fl.addons import (
 from fl.filters import Adaptive
 from fl.message import declared
 from fl.method import Keyed, Method, Part, identity
-from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SummedFedDM, fedrep, single_image
+from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, Real, SingleImage, SummedFedDM
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 
@@ -71,8 +71,8 @@ MADE = {
     "servers": lambda: FedAvg(FedDF(), FineTune(), NaiveVHL("gaussian", 3), network=Tiny),
     "gen": lambda: FedAvg(FedGen(), VFTL(), FedExP(), network=Tiny),
     "lgd": lambda: FedLGD(network=Tiny),
-    "rep": lambda: fedrep(FedProx(), network=Tiny),
-    "image": lambda: single_image(
+    "rep": lambda: FedRep(FedProx(), network=Tiny),
+    "image": lambda: SingleImage(
         PICTURE, network=Tiny, shared={"keep": 5, "count": 10, "selection": {"clusters": 2}}
     ),
     "dpsgd": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=10), network=Tiny, weights="uniform"),

@@ -17,7 +17,7 @@ from distillkit.privacy import Ledger
 from fl import Classification, ClientDP, Entry, FedAvg, FedDM, Filtered, Holding, Message, MultiLabel, Real, simulate
 from fl.batches import Phase
 from fl.filters.client_dp import Adaptive
-from fl.methods import FedLGD, FedProto, PrivateFedDM, SummedFedDM, fedrep, single_image
+from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from tests.fl.small import Tiny, images, with_rows
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
 
@@ -259,13 +259,13 @@ CALLS: dict[str, Call] = {
         },
         played,
     ),
-    "fedrep": Call(
-        fedrep,
+    "FedRep": Call(
+        FedRep,
         lambda: {"network": Tiny, "head": "classifier.*", "head_epochs": 1, "body_epochs": 1, "weights": "uniform"},
         played,
     ),
-    "single_image": Call(
-        single_image,
+    "SingleImage": Call(
+        SingleImage,
         lambda: {
             "image": PICTURE,
             "network": Tiny,
@@ -344,9 +344,9 @@ ACCEPTED: Listed = {
     ("SharedImage", "image", "one row"): "the picture has one channel, which is what is left",
     ("SharedImage", "image", "negative"): ANY,
     ("SharedImage", "image", "huge"): ANY,
-    ("single_image", "image", "one row"): "the picture has one channel, which is what is left",
-    ("single_image", "image", "negative"): ANY,
-    ("single_image", "image", "huge"): ANY,
+    ("SingleImage", "image", "one row"): "the picture has one channel, which is what is left",
+    ("SingleImage", "image", "negative"): ANY,
+    ("SingleImage", "image", "huge"): ANY,
     ("SharedPool", "pool", "negative"): ANY,
     ("SharedPool", "pool", "huge"): ANY,
     ("simulate*", "clients", "one of them: empty"): "a client without images is recorded as `empty` and not asked",
@@ -360,7 +360,7 @@ ACCEPTED: Listed = {
     ("ClientDP clips", "clip", "number"): "the norm of `FedAvg.update`",
     ("Message", "values", "None"): DEFAULT,
     ("FedAvg", "personal", "empty"): "no parameter is personal",
-    ("single_image", "epochs", "None"): DEFAULT,
+    ("SingleImage", "epochs", "None"): DEFAULT,
 }
 """(name, argument, corruption) -> why such a call is right."""
 
@@ -369,11 +369,11 @@ OTHERWISE: Listed = {
     ("VFTL", "options", "unknown"): PYTHON,
     ("SharedImage", "crops", "unknown"): PYTHON,
     ("Shared*", "selection", "unknown"): PYTHON,
-    ("single_image", "shared", "unknown"): PYTHON,
+    ("SingleImage", "shared", "unknown"): PYTHON,
     ("SharedPool", "pool", "one row"): "`keep`, which is more than the pool then holds",
     ("FedAvg several", "network", "class"): "`assign`: a class is one factory, and needs none",
     ("FedAvg addons", "addon", "class"): "the class; add-ons are given by position",
-    ("fedrep", "head", "unknown"): "`personal`, the option of `FedAvg` that the head is, and the pattern",
+    ("FedRep", "head", "unknown"): "`personal`, the option of `FedAvg` that the head is, and the pattern",
     ("Holding", "train", "*"): "the client, by its number",
 }
 """(name, argument, corruption) -> what such a call's refusal names instead of the argument."""

@@ -17,7 +17,7 @@ from fl.averaging.addon import AddOn
 from fl.codec import decode, encode
 from fl.message import Entry, Message
 from fl.method import Client, Method, Server
-from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, single_image
+from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
 from fl.reduce import Reducer
 from fl.schema import BadReply, Like, Schema, check_reply
 from tests.fl.laws import assert_same, network
@@ -43,7 +43,7 @@ METHODS: dict[str, Callable[[], Method]] = {
         network=Tiny, ipc=2, anchors=2, condense_steps=1, refine_steps=1, match_steps=1,
         anchors_init="statistics", **SMALL
     ),
-    "single image": lambda: single_image(
+    "single image": lambda: SingleImage(
         PHOTO, network=Tiny, epochs=1,
         shared={"keep": 6, "count": 8, "steps": 1, "rate": 0.5, "selection": {"clusters": 4}},
     ),

@@ -22,7 +22,7 @@ from fl.addons import SCAFFOLD, FedAvgM, FedDF, FedProx, SharedImage
 from fl.addons._crops import Crops, View
 from fl.addons._distil import distill, due, falling_steps
 from fl.averaging.addon import AddOn
-from fl.methods import ClippedCrossEntropy, single_image
+from fl.methods import ClippedCrossEntropy, SingleImage
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation, images
 
@@ -100,7 +100,7 @@ def constant(x: float, label: int, count: int) -> LabeledImages:
 
 
 @pytest.mark.golden(
-    "SharedImage", "single_image", source="Soni, Saeed and Asano, 2024, Algorithm 1; the release's strategy/fed_df.py"
+    "SharedImage", "SingleImage", source="Soni, Saeed and Asano, 2024, Algorithm 1; the release's strategy/fed_df.py"
 )
 @pytest.mark.parametrize("clip", [None, 2.5])
 @pytest.mark.parametrize("scales", [{"": 1.0}, {"a": 1.0, "b": 3.0}])
@@ -109,7 +109,7 @@ def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, scales: d
     """Round 1 and 2 start from the average (rate 1/2), round 3 from the server's own weights."""
     who = ["", "", ""] if "" in scales else ["a", "b", "a"]
     networks = {n: lambda k, a=a: Scaled(k, a) for n, a in scales.items()}
-    method = single_image(
+    method = SingleImage(
         torch.full((1, 9, 9), 51, dtype=torch.uint8), FedProx(mu),
         network=networks if len(scales) > 1 else networks[""], assign=dict(enumerate(who)) if len(scales) > 1 else None,
         initial={f"{n}/head.weight".lstrip("/"): torch.tensor(START).float()[:, None] for n in scales},
@@ -190,7 +190,7 @@ def test_rendering_stops_when_the_run_does() -> None:
 def play(rounds: int = 3, shared: dict[str, Any] | None = None, **options: Any) -> Run:
     held = {"network": Tiny, "epochs": 1, "batch": 8, "clients": federation(), **options}
     clients, simulation = held.pop("clients"), held.pop("simulation", {})
-    method = single_image(PHOTO, shared={**SMALL, **(shared or {})}, **held)
+    method = SingleImage(PHOTO, shared={**SMALL, **(shared or {})}, **held)
     return simulate(method, clients, rounds=rounds, progress=False, **simulation)
 
 
@@ -211,7 +211,7 @@ def test_the_global_model_of_now_selects_the_next_rounds_crops() -> None:
 def test_by_default_the_crops_are_pruned_by_confidence_alone() -> None:
     """Section 4.1 removes 90 % by entropy and keeps 5,000 of 50,000: nothing is left for k-means, as in the release."""
     shared = {name: value for name, value in SMALL.items() if name != "selection"}
-    method = single_image(PHOTO, network=Tiny, epochs=1, shared=shared)
+    method = SingleImage(PHOTO, network=Tiny, epochs=1, shared=shared)
     server = simulate(method, federation(), rounds=1, progress=False).server
     crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
     net = Tiny(3).eval()
@@ -330,7 +330,7 @@ class Weightless(AddOn):
 def test_weights_that_nobody_asked_for_are_refused_by_name() -> None:
     shared = {**SMALL, "rate": 0.0, "warm_rounds": 0}
     lost, stubborn = (
-        simulate(single_image(PHOTO, a, network=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
+        simulate(SingleImage(PHOTO, a, network=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
         for a in (Stubborn(False), Stubborn(True))
     )
     assert_same(lost, stubborn)
@@ -339,13 +339,13 @@ def test_weights_that_nobody_asked_for_are_refused_by_name() -> None:
 
 
 def test_a_round_without_weight_is_no_round() -> None:
-    method = single_image(PHOTO, Weightless(), network=Tiny, shared={**SMALL, "warm_rounds": 0}, epochs=1)
+    method = SingleImage(PHOTO, Weightless(), network=Tiny, shared={**SMALL, "warm_rounds": 0}, epochs=1)
     with pytest.raises(NoUsableReply, match="all weights"):
         simulate(method, federation(), rounds=1, progress=False)
 
 
 def test_the_papers_setting_is_the_default() -> None:
-    method = single_image(PHOTO, network=Tiny)
+    method = SingleImage(PHOTO, network=Tiny)
     held = method.settings
     assert (held.optimizer, held.lr, held.batch, held.phases[0].epochs) == ("adam", 0.01, 512, 40)
     assert held.objective == ClippedCrossEntropy(2.5)
@@ -353,9 +353,9 @@ def test_the_papers_setting_is_the_default() -> None:
     assert isinstance(shared, SharedImage)
     assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
     assert shared.selection == {"kmeans_share": 0.0}
-    assert single_image(PHOTO, network=Tiny, shared={"clip": None}).settings.objective is None
-    assert single_image(PHOTO, network=Tiny, lr=0.3).settings.lr == 0.3
-    assert repr(method) != repr(single_image(1 - PHOTO, network=Tiny))
+    assert SingleImage(PHOTO, network=Tiny, shared={"clip": None}).settings.objective is None
+    assert SingleImage(PHOTO, network=Tiny, lr=0.3).settings.lr == 0.3
+    assert repr(method) != repr(SingleImage(1 - PHOTO, network=Tiny))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""The papers as compositions: `FedAvg` with their defaults, and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+from typing import Any
+
+import pytest
+import torch
+
+from fl import FedAvg
+from fl.addons import FedProx
+from fl.methods import FedLGD, FedRep, SingleImage
+from tests.fl.small import Tiny
+
+PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
+SMALL: dict[str, Any] = {"keep": 5, "count": 10, "selection": {"clusters": 2}}
+MADE: dict[type[FedAvg], Any] = {
+    FedLGD: lambda *a, **o: FedLGD(*a, network=Tiny, **o),
+    FedRep: lambda *a, **o: FedRep(*a, network=Tiny, **o),
+    SingleImage: lambda *a, **o: SingleImage(PICTURE, *a, network=Tiny, shared=SMALL, **o),
+}
+SET: dict[type[FedAvg], set[str]] = {FedRep: {"personal", "phases", "epochs", "steps"}}
+"""The options of `FedAvg` that a composition sets itself."""
+
+compositions = pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
+
+
+def options(kind: type[FedAvg]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(kind).parameters)
+
+
+@compositions
+def test_a_composition_overrides_no_verb(kind: type[FedAvg]) -> None:
+    assert kind.__mro__[1] is FedAvg
+    written = [n for n, v in vars(kind).items() if callable(v) or isinstance(v, property | staticmethod | classmethod)]
+    assert written == ["__init__"]
+    assert {name for name in vars(kind) if not name.startswith("_")} == {"key"}
+
+
+@compositions
+def test_it_shows_all_options_of_fedavg_that_it_leaves_open(kind: type[FedAvg]) -> None:
+    shown, theirs = options(kind), options(FedAvg)
+    assert set(theirs) - set(shown) == SET.get(kind, set())
+    assert not any(p.kind is p.VAR_KEYWORD for p in shown.values())
+    written = inspect.signature(inspect.unwrap(kind.__init__, stop=lambda _: True))
+    assert list(written.parameters)[1:] == list(shown)
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext).split("Method resolution order")[0]
+    assert all(name in text for name in shown)
+
+
+@compositions
+def test_what_it_does_not_say_is_as_in_fedavg(kind: type[FedAvg]) -> None:
+    """A default that is shown is the one that acts."""
+    taken = {n: p.default for n, p in options(kind).items() if n in options(FedAvg) and p.default is not p.empty}
+    given = {n: v for n, v in taken.items() if v is not None}
+    assert repr(MADE[kind]()) == repr(MADE[kind](**given))
+
+
+@compositions
+def test_further_add_ons_join_and_unknown_options_do_not(kind: type[FedAvg]) -> None:
+    assert [a.name for a in MADE[kind](FedProx(0.1)).addons if isinstance(a, FedProx)] == ["FedProx"]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'weight_decya'"):
+        MADE[kind](weight_decya=0.1)
+    for name in SET.get(kind, set()):
+        with pytest.raises(ValueError, match=f"{name} is set by {kind.__name__} itself"):
+            MADE[kind](**{name: 1})
+
+
+@compositions
+def test_a_subclass_of_it_shows_its_own_options(kind: type[FedAvg]) -> None:
+    class Mine(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, mine: int) -> None:
+            raise AssertionError
+
+    assert list(options(Mine)) == ["mine"]
