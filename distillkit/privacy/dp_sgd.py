@@ -14,14 +14,9 @@ from distillkit.networks.dropout import plain_dropout, seeded_dropout
 from distillkit.privacy.apart import untouched
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gradient import PrivateGradient, refuse_half_precision
-from distillkit.privacy.guards import (
-    ledger_at,
-    public_trial,
-    refuse_large_delta,
-    refuse_measured,
-    refuse_mixing_rows,
-)
+from distillkit.privacy.guards import ledger_at, refuse_large_delta, refuse_measured
 from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.mixing import public_trial, refuse_mixing_rows
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.per_example import Ways, keeps_statistics, per_example_gradients, require_per_example
 from distillkit.privacy.planning import either

@@ -15,9 +15,10 @@ from distillkit.normalization import Normalization
 from distillkit.privacy.condense import public_networks
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gradient import PrivateGradient
-from distillkit.privacy.guards import ledger_at, private_set, public_noise, public_start
+from distillkit.privacy.guards import ledger_at, private_set, public_start
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.maps import PublicMap, PublicMaps
+from distillkit.privacy.mixing import public_noise
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.planning import either
 from distillkit.privacy.separable import SeparableLoss, require_separable, squared_distance

@@ -14,7 +14,7 @@ from distillkit.condense.means import MATCHES
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy.apart import require_rows_apart
-from distillkit.privacy.guards import public_noise, public_trial, refuse_batch_norm
+from distillkit.privacy.mixing import public_noise, public_trial, refuse_batch_norm
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from distillkit.privacy.guards import refuse_mixing_augmentation, refuse_mixing_loss
+from distillkit.privacy.mixing import refuse_mixing_augmentation, refuse_mixing_loss
 from distillkit.rng import derive
 from fl.averaging import AddOn, AveragingServer, Local
 from fl.averaging.addon import fills

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit.augment import require_space
-from distillkit.privacy.guards import public_trial
+from distillkit.privacy.mixing import public_trial
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging.addon import AddOn, fills

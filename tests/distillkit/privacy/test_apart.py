@@ -21,7 +21,7 @@ from distillkit.privacy import (
     separable,
 )
 from distillkit.privacy.apart import require_rows_apart
-from distillkit.privacy.guards import refuse_mixing_augmentation
+from distillkit.privacy.mixing import refuse_mixing_augmentation
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
