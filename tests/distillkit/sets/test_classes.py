@@ -1,0 +1,80 @@
+"""Which images belong to which class, and random ones of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit import LabeledImages
+from distillkit.rng import derive
+from distillkit.sets.classes import class_indices, class_rows, random_rows
+
+LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
+
+
+def a_set(labels: list[int]) -> LabeledImages:
+    pixels = torch.rand(len(labels), 1, 2, 2, generator=derive(0))
+    return LabeledImages(pixels, torch.tensor(labels), num_classes=5)
+
+
+@given(LABELS)
+def test_every_image_is_in_the_row_list_of_its_class_once_and_in_order(labels: list[int]) -> None:
+    rows = class_rows(a_set(labels))
+    assert list(rows) == sorted(set(labels))
+    for c, own in rows.items():
+        assert own.tolist() == [i for i, label in enumerate(labels) if label == c]
+        assert own.dtype == torch.int64
+
+
+@given(LABELS, st.data())
+def test_wanted_classes_come_in_ascending_order_and_absent_ones_are_named(
+    labels: list[int], data: st.DataObject
+) -> None:
+    wanted = data.draw(st.lists(st.integers(0, 4), min_size=1, unique=True))
+    absent = sorted(set(wanted) - set(labels))
+    if absent:
+        with pytest.raises(ValueError, match=rf"at least one image, but \[{', '.join(map(str, absent))}\] have none"):
+            class_rows(a_set(labels), wanted)
+    else:
+        assert list(class_rows(a_set(labels), wanted)) == sorted(wanted)
+
+
+@given(LABELS, st.data())
+def test_random_rows_repeat_an_image_only_when_its_class_has_too_few(labels: list[int], data: st.DataObject) -> None:
+    rows = class_rows(a_set(labels))
+    counts = [data.draw(st.integers(0, 8)) for _ in rows]
+    seed = data.draw(st.integers(0, 9))
+    chosen, short = random_rows(rows, counts, derive(seed))
+    assert torch.equal(chosen, random_rows(rows, counts, derive(seed))[0])
+    assert short == [c for (c, own), count in zip(rows.items(), counts, strict=True) if count > len(own)]
+    for (c, own), part in zip(rows.items(), chosen.split(counts), strict=True):
+        drawn = Counter(part.tolist())
+        assert set(drawn) <= set(own.tolist())
+        if c in short:
+            assert set(drawn) == set(own.tolist()), "all of its own come first"
+        else:
+            assert max(drawn.values(), default=1) == 1
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, unique=True))
+def test_classes_are_sorted_whatever_numbers_they_are(classes: list[int]) -> None:
+    assert class_indices(classes, 5) == sorted(classes)
+    assert class_indices([torch.tensor(c) for c in classes], 5) == sorted(classes)
+
+
+@pytest.mark.parametrize("classes", [[], [1, 1], [5], [-1], [True], [0.5], "01", 3])
+def test_other_classes_are_refused_by_name(classes: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="classes"):
+        class_indices(classes, 5)  # type: ignore[arg-type]
+
+
+def test_rows_and_empty_sets_have_no_rows_of_classes() -> None:
+    soft = LabeledImages(torch.rand(2, 1, 2, 2, generator=derive(0)), torch.eye(2))
+    with pytest.raises(ValueError, match="labels must be class indices"):
+        class_rows(soft)
+    with pytest.raises(ValueError, match="at least one image"):
+        class_rows(a_set([0])[:0])
