@@ -16,12 +16,16 @@ __all__ = ["IDENTITY", "ZCA", "Normalization"]
 
 @dataclass(frozen=True, eq=False)
 class ZCA:
-    """A fitted ZCA whitening of flattened images: `(x - center) @ matrix`, undone with `inverse`.
+    """A whitening that was fitted on images: `encode` decorrelates their values, `decode` takes that back.
+
+    Some distillation papers work on images that were whitened after standardising; a set keeps the whitening with it,
+    so
+    that its pixels can be shown again. On flattened images, `encode` is `(x - center) @ matrix`.
 
     Attributes:
         center: float [D], the mean of the flattened images that it was fitted on; D = C * H * W.
-        matrix: float [D, D].
-        inverse: float [D, D].
+        matrix: float [D, D], of `encode`.
+        inverse: float [D, D], of `decode`.
     """
 
     center: Tensor
@@ -30,7 +34,11 @@ class ZCA:
 
     @staticmethod
     def fit(images: Tensor, *, eps: float = 0.1) -> ZCA:
-        """Fit on `images` float [N, C, H, W] with kornia's whitening; `eps` is added to the eigenvalues.
+        """Fit the whitening on images, with kornia's implementation.
+
+        Args:
+            images: float [N, C, H, W], at least two, standardised by channel if `Normalization` will be.
+            eps: added to the eigenvalues of the covariance, > 0: the larger, the less is whitened.
 
         Source: Krizhevsky, "Learning multiple layers of features from tiny images" (2009), appendix A; 0.1 is
         the value that the trajectory-matching papers use on CIFAR. The inverse is of the regularised map.
@@ -70,26 +78,46 @@ class ZCA:
         return images.flatten(1)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Whiten `images` [N, C, H, W] (already standardised by channel)."""
+        """Whiten images.
+
+        Args:
+            images: float [N, C, H, W], already standardised by channel, with C * H * W = D.
+
+        Raises:
+            ValueError: images of another size than those that it was fitted on.
+        """
         flat = self._flat(images)
         return ((flat - self.center.to(flat)) @ self.matrix.to(flat)).view_as(images)
 
     def decode(self, images: Tensor) -> Tensor:
-        """Undo `encode`."""
+        """Take the whitening of `encode` back.
+
+        Args:
+            images: whitened, float [N, C, H, W].
+
+        Raises:
+            ValueError: images of another size than those that it was fitted on.
+        """
         flat = self._flat(images)
         return (flat @ self.inverse.to(flat) + self.center.to(flat)).view_as(images)
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """Per-channel mean and standard deviation in pixel units ([0, 1]), and optionally a ZCA after them.
+    """What was done to pixels before networks see them: per channel, minus a mean and by a standard deviation.
 
-    `encode(pixels)` gives `(pixels - mean) / std`, whitened if `zca` is set; `decode` undoes it.
+    `encode(pixels)` gives `(pixels - mean) / std`, whitened if `zca` is set; `decode` undoes it. Every `LabeledImages`
+    has
+    one, so that a set is never trained on in another space than it was made in.
 
-    Attributes:
+    Args:
+        mean: one number a channel, in pixel units (pixels lie in [0, 1]); one number alone is for every channel.
+        std: likewise, > 0.
+        zca: a whitening after them, if any.
         measured: whether these numbers are statistics of images of which nobody said that they are public. They travel
             with every set, so a component that promises privacy refuses them. Default: whether there is a whitening,
-            which is always fitted. No part of equality: the map is the same.
+            which
+            is always fitted. No part of equality: the map is the same.
 
     Raises:
         ValueError: different numbers of means and stds, or a std that is not positive.
@@ -112,10 +140,16 @@ class Normalization:
 
     @staticmethod
     def of(pixels: Tensor, *, public: bool = False) -> Normalization:
-        """Measure mean and std per channel on `pixels` float [N, C, H, W] in [0, 1].
+        """The normalisation that centres and scales given pixels: measure it on your training images, once.
 
-        A channel that is constant gets std 1. These numbers are statistics of the data: with a privacy claim, give
-        public ones instead, or say `public=True` if these images are public.
+        Args:
+            pixels: float [N, C, H, W] in [0, 1]. A channel that is constant gets std 1.
+            public: say True if these images are public. Else the numbers are statistics of the data, and a component
+                that
+                promises privacy refuses them: give it public constants.
+
+        Raises:
+            TypeError, ValueError: see `check.batch_of_images`.
         """
         check.batch_of_images(pixels, "pixels")
         channels = pixels.transpose(0, 1).flatten(1).double()
@@ -133,13 +167,27 @@ class Normalization:
         return mean.view(1, -1, 1, 1), std.view(1, -1, 1, 1)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Map `pixels` [N, C, H, W] in [0, 1] to the normalised space."""
+        """Bring pixels into the normalised space.
+
+        Args:
+            pixels: float [N, C, H, W] in [0, 1].
+
+        Raises:
+            TypeError, ValueError: integers, or another number of channels than there are means.
+        """
         mean, std = self._columns(pixels)
         images = (pixels - mean) / std
         return images if self.zca is None else self.zca.encode(images)
 
     def decode(self, images: Tensor) -> Tensor:
-        """Map `images` [N, C, H, W] of the normalised space back to pixel units (not clamped)."""
+        """Bring images back to pixel units; a learned image may leave [0, 1], and is not clamped.
+
+        Args:
+            images: float [N, C, H, W] in the normalised space.
+
+        Raises:
+            TypeError, ValueError: integers, or another number of channels than there are means.
+        """
         images = images if self.zca is None else self.zca.decode(images)
         mean, std = self._columns(images)
         return images * std + mean

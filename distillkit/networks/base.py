@@ -32,26 +32,49 @@ Redraw = Callable[[nn.Module, torch.Generator], object]
 
 
 class Network(Protocol):
-    """An `nn.Module` whose forward is `classifier(features(images))`.
+    """What components ask of a network: an `nn.Module` whose forward is `classifier(features(images))`.
 
-    `features` maps images [N, C, H, W] to embeddings [N, d]; `classifier` maps those to logits [N, K].
+    All networks of this package are one, and `split` makes one of any other classifier.
     """
 
     def features(self, images: Tensor) -> Tensor:
-        """Embeddings [N, d] of images [N, C, H, W]."""
+        """The embedding of each image: what distribution matching compares, and what coresets measure distances in.
+
+        Args:
+            images: float [N, C, H, W].
+
+        Returns:
+            float [N, d].
+        """
         ...
 
     def classifier(self, embedding: Tensor) -> Tensor:
-        """Logits [N, K] of embeddings [N, d]."""
+        """The logits of each embedding.
+
+        Args:
+            embedding: float [N, d], from `features`.
+
+        Returns:
+            float [N, K].
+        """
         ...
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Logits [N, K] of images [N, C, H, W]."""
+        """The logits [N, K] of images, by way of their embeddings.
+
+        Args:
+            images: float [N, C, H, W].
+        """
         ...
 
 
 class SplitNetwork(nn.Module):
-    """A network whose embedding is what reaches one of its modules, the classifier (see `split`)."""
+    """A network whose embedding is what reaches one of its modules, the classifier: what `split` makes.
+
+    Args:
+        network: the whole; its parameters are this one's too, under the prefix `model.`.
+        name: of the module that is the classifier, as in `network.named_modules()`.
+    """
 
     def __init__(self, network: nn.Module, name: str) -> None:
         super().__init__()
@@ -59,11 +82,18 @@ class SplitNetwork(nn.Module):
         self._name = name
 
     def features(self, images: Tensor) -> Tensor:
-        """Run the network; return the classifier's input, flattened to [N, d]."""
+        """The classifier's input when the network runs on `images` [N, C, H, W], flattened to [N, d]."""
         return self.outputs(images)[0]
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings [N, d] and logits [N, K] from one run."""
+        """Embeddings [N, d] and logits [N, K] from one run: half the work of asking for them one by one.
+
+        Args:
+            images: float [N, C, H, W].
+
+        Raises:
+            ValueError: the classifier does not run exactly once in a forward pass.
+        """
         seen: list[Tensor] = []
 
         def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -79,11 +109,11 @@ class SplitNetwork(nn.Module):
         return seen[0].flatten(1), logits
 
     def classifier(self, embedding: Tensor) -> Tensor:
-        """Logits of embeddings [N, d]."""
+        """The logits [N, K] of an `embedding` [N, d]: the named module alone."""
         return self.model.get_submodule(self._name)(embedding)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of images."""
+        """The logits [N, K] of `images` [N, C, H, W]: the whole network as it is."""
         return self.model(images)
 
 
@@ -93,15 +123,17 @@ def _has_split(network: nn.Module) -> bool:
 
 
 def split(network: nn.Module, classifier: str | None = None) -> Network:
-    """Give any classifier network the `features` / `classifier` split.
+    """Give any classifier network the `features` / `classifier` split that components ask for.
+
+    Call it on torchvision's networks and on your own; where a component takes a network or a sampler, it is called for
+    you.
+    The wrapper shares the network's parameters under the prefix `model.`.
 
     Args:
-        network: a network that has the split already (a method `features` and a `classifier`) is returned as it is.
+        network: one that has the split already (a method `features` and a `classifier`) is returned as it is.
         classifier: the name of the module whose input is the embedding (as in `network.named_modules()`).
             Default: the last `nn.Linear`, as in torchvision's ResNets. What follows it must be nothing:
             the logits must be its output.
-
-    The wrapper shares the network's parameters under the prefix `model.`.
 
     Raises:
         TypeError: not an `nn.Module`.
@@ -128,7 +160,12 @@ def split(network: nn.Module, classifier: str | None = None) -> Network:
 
 
 def require_network(network: Any, name: str = "network") -> nn.Module:
-    """Return `network` if it is an `nn.Module`, else raise a TypeError."""
+    """Return `network` if it is an `nn.Module`, else raise a TypeError that says what came and the remedy.
+
+    Args:
+        network: what a user gave.
+        name: what the argument is called in the message.
+    """
     if isinstance(network, nn.Module):
         return network
     came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
@@ -138,21 +175,25 @@ def require_network(network: Any, name: str = "network") -> nn.Module:
 
 @torch.no_grad()
 def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Re-draw all parameters of `network` in place, from `generator` alone; return the network.
+    """Draw all parameters of a network anew, in place, from a generator alone; return the network.
 
-    The distributions are PyTorch's own defaults: Kaiming uniform with a = sqrt(5) for linear and convolution
-    weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for embeddings, Xavier for attention, and constants
-    for norms (running statistics are reset) and PReLU. For a network of our own the draws are those of its
-    constructor after `torch.manual_seed`; torchvision's constructors draw from other distributions, which this
-    function does not know (`AsMade` keeps them). Any other module with parameters of its own is drawn by its method
-    `initialize(generator)` or, without one, by its `reset_parameters()`. Buffers other than running statistics stay as
-    they are.
+    `RandomNetworks` does so for every draw, `build` once. The distributions are PyTorch's own defaults: Kaiming uniform
+    with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for
+    embeddings,
+    Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For a network of our own the
+    draws are those of its constructor after `torch.manual_seed`; torchvision's constructors draw from other
+    distributions,
+    which this function does not know (`AsMade` keeps them). Any other module with parameters of its own is drawn by its
+    method `initialize(generator)` or, without one, by its `reset_parameters()`. Buffers other than running statistics
+    stay
+    as they are.
 
     Args:
         network: any `nn.Module`.
         generator: an int seed, or a CPU generator, which is advanced.
         redraw: called as `redraw(network, generator)` after all this, without gradients: it sets the parameters for
-            which there is no such rule (a class token, position embeddings, layer scales), and may change any other.
+            which
+            there is no such rule (a class token, position embeddings, layer scales), and may change any other.
 
     Raises:
         TypeError: without `redraw`, a module that this function does not know how to draw (it is named, with the
@@ -195,7 +236,11 @@ class AsMade:
             self.__signature__ = inspect.signature(factory)
 
     def __call__(self, *arguments: Any) -> nn.Module:
-        """The factory's network, marked to be left as it is."""
+        """The factory's network, marked to be left as it is.
+
+        Args:
+            arguments: handed on to the factory.
+        """
         network = self.factory(*arguments)
         if isinstance(network, nn.Module):
             network.__dict__[_AS_MADE] = True
@@ -209,12 +254,18 @@ _AS_MADE = "_distillkit_as_made"
 
 
 def is_as_made(network: nn.Module) -> bool:
-    """Whether an `AsMade` factory made it."""
+    """Whether `network` came from an `AsMade` factory, so that its weights are to be left as they are."""
     return bool(network.__dict__.get(_AS_MADE, False))
 
 
 def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: ConvNet(shape, 10)") -> Any:
-    """Return `factory` if it can be called for a network, else raise a TypeError that says what is wanted."""
+    """Return `factory` if it can be called for a network, else raise a TypeError.
+
+    Args:
+        factory: what a user gave.
+        name: what the argument is called in the message.
+        wanted: an example of a right value, for the message.
+    """
     if isinstance(factory, nn.Module):
         raise TypeError(
             f"{name} must be a function that makes a network, such as `{wanted}`, but a {type(factory).__name__} "
@@ -244,7 +295,9 @@ def _require_no_arguments(factory: Callable[..., object]) -> None:
 
 
 def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Call `factory()` and draw its parameters from `generator`; the global random state is left as it was.
+    """A network whose weights are a function of a seed: call `factory()` and draw its parameters from `generator`.
+
+    The global random state is left as it was.
 
     Args:
         factory: gives a network of any kind. What its constructor draws is overwritten, unless it is an `AsMade`.
@@ -268,5 +321,12 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
 
 
 def frozen(network: nn.Module) -> nn.Module:
-    """A deep copy of `network` whose parameters ask for no gradient (input gradients cost half as much)."""
+    """A deep copy of a network whose parameters ask for no gradient: gradients in its inputs then cost half as much.
+
+    Args:
+        network: any `nn.Module`; it is left as it is.
+
+    Raises:
+        TypeError: not an `nn.Module`.
+    """
     return copy.deepcopy(require_network(network, "network")).requires_grad_(False)

@@ -17,7 +17,12 @@ __all__ = ["evaluating", "require_network", "require_sampler", "try_network"]
 
 
 def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
-    """Return `networks` if they are a sampler, else raise a TypeError that says which one is meant."""
+    """Return `networks` if they are a sampler, else raise a TypeError that says which one is meant.
+
+    Args:
+        networks: what a user gave: anything with a method `draw` is a sampler.
+        name: what the argument is called in the message.
+    """
     if isinstance(networks, nn.Module):
         kind = type(networks).__name__
         wanted = (
@@ -34,7 +39,7 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
 
 @contextlib.contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Eval mode for the length of a `with` block; every module's own mode is put back."""
+    """Put `network` in eval mode for the length of a `with` block; then every module's own mode is put back."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -54,11 +59,11 @@ def try_network(
     features: bool = False,
     name: str = "network",
 ) -> None:
-    """Run two images of noise, shaped like `images` [N, C, H, W], through `network`, in eval mode; it stays as it was.
+    """Try a network before any work is done: two images of noise go through it, in eval mode; it stays as it was.
 
     Args:
         network: the network that will be used.
-        images: whose shape, dtype and device the noise takes.
+        images: [N, C, H, W], whose shape, dtype and device the noise takes.
         classes: K, if its logits are used: they must be [2, K].
         more: whether it may give more logits than K, as where further classes are virtual ones.
         features: whether its embeddings are used: they must be [2, d], and if logits are too, the logits must be its

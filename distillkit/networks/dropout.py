@@ -29,9 +29,16 @@ def _layers(network: nn.Module) -> list[nn.Module]:
 
 
 def seed_dropout(network: nn.Module, generator: torch.Generator) -> list[nn.Module]:
-    """Make the `nn.Dropout` layers of `network` (1d to 3d too) draw from `generator`, for good; return these layers.
+    """Make the dropout of a network draw from a generator of ours, for good, so that training is a function of its
+    seed.
 
-    Other layers that draw (alpha dropout, attention's own, `F.dropout` in a forward) are not reached.
+    Args:
+        network: its `nn.Dropout` layers (1d to 3d too) are changed. Other layers that draw (alpha dropout, attention's
+            own, `F.dropout` in a forward) are not reached.
+        generator: what they draw from.
+
+    Returns:
+        These layers.
     """
     layers = _layers(network)
     for layer in layers:
@@ -53,7 +60,12 @@ def _own_forwards(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """`seed_dropout` for the length of a `with` block; then the layers draw as they did before."""
+    """`seed_dropout` for the length of a `with` block; then the layers draw as they did before.
+
+    Args:
+        network: whose dropout layers are meant.
+        generator: what they draw from meanwhile.
+    """
     with _own_forwards(network):
         seed_dropout(network, generator)
         yield
@@ -61,7 +73,10 @@ def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[N
 
 @contextlib.contextmanager
 def plain_dropout(network: nn.Module) -> Iterator[None]:
-    """Let the layers that `seed_dropout` reaches pass their input on unchanged, for the length of a `with` block."""
+    """Let the dropout layers of `network` pass their input on unchanged, for the length of a `with` block.
+
+    The layers are those that `seed_dropout` reaches; their mode stays as it is.
+    """
     with _own_forwards(network):
         for layer in _layers(network):
             layer.forward = _pass

@@ -32,11 +32,12 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ImageNetwork(nn.Module):
-    """A classifier of images whose forward is `classifier(features(images))`; all our networks are one.
+    """A classifier of images whose forward is `classifier(features(images))`; all our networks are one, and yours may
+    be.
 
     Args:
         shape: channels, height and width of the images.
-        num_classes: rows of the classifier.
+        num_classes: K, rows of the classifier, at least 2.
         body: maps images [N, C, H, W] to anything that flattens to [N, embedding_dim].
         embedding_dim: length of one image's embedding.
         any_size: whether `body` takes images of other heights and widths as well (it pools adaptively).
@@ -61,7 +62,10 @@ class ImageNetwork(nn.Module):
         self.classifier = nn.Linear(embedding_dim, num_classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """Embeddings [N, embedding_dim] of images [N, C, H, W] in any memory format.
+        """The embedding of each image, float [N, embedding_dim].
+
+        Args:
+            images: float [N, C, H, W], in any memory format.
 
         Raises:
             ValueError: the images do not have the shape the network was built for.
@@ -74,12 +78,19 @@ class ImageNetwork(nn.Module):
         return cast(Tensor, self.body(images)).flatten(1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [N, num_classes] of images [N, C, H, W]."""
+        """The logits [N, num_classes] of `images` [N, C, H, W]."""
         return cast(Tensor, self.classifier(self.features(images)))
 
 
 def image_shape(shape: Shape) -> Shape:
-    """Return `shape` as a tuple if it is three positive integers (channels, height, width), else raise."""
+    """The shape that a network was asked for, as a tuple of ints.
+
+    Args:
+        shape: (channels, height, width).
+
+    Raises:
+        TypeError, ValueError: anything but three positive integers.
+    """
     if not isinstance(shape, tuple | list) or len(shape) != 3:
         raise ValueError(f"shape must be (channels, height, width), got {shape!r}")
     channels, height, width = (positive_int(n, f"shape[{i}]") for i, n in enumerate(shape))
@@ -87,7 +98,12 @@ def image_shape(shape: Shape) -> Shape:
 
 
 def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
-    """A normalisation of maps [N, channels, H, W], with a learned scale and shift for each channel.
+    """The normalisation layer of that name, for maps [N, channels, H, W], with a learned scale and shift for each
+    channel.
+
+    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels, and with one. That equals
+    `nn.InstanceNorm2d`, is several times as fast on a CPU, is known to Opacus, and its second derivatives are
+    right under every mode of automatic differentiation (those of `nn.InstanceNorm2d` are not).
 
     Args:
         kind: "instance" (each channel of each image by itself), "group" (`groups` groups of channels of each
@@ -95,10 +111,6 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
             statistics) or "none".
         channels: number of channels.
         groups: for "group" only; must divide `channels`.
-
-    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels, and with one. That equals
-    `nn.InstanceNorm2d`, is several times as fast on a CPU, is known to Opacus, and its second derivatives are
-    right under every mode of automatic differentiation (those of `nn.InstanceNorm2d` are not).
 
     Raises:
         ValueError: no such kind, or `groups` does not divide `channels`.
@@ -115,16 +127,30 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
 
 
 def activation_layer(kind: str) -> nn.Module:
-    """The activation called `kind`: relu, leaky_relu (slope 0.01), sigmoid, silu or tanh.
+    """The activation layer of that name.
 
     Under `torch.no_grad()` relu overwrites its input, which must be a tensor of the network's own: a hook that keeps
     the output of the layer before it must copy it.
+
+    Args:
+        kind: "relu", "leaky_relu" (slope 0.01), "sigmoid", "silu" or "tanh".
+
+    Raises:
+        ValueError: no such activation.
     """
     return _ACTIVATIONS[one_of(kind, "activation", _ACTIVATIONS)]()
 
 
 def more_than_one_pixel(norm: str, height: int, width: int) -> None:
-    """Refuse instance normalisation of maps of one pixel: it would answer the same for every image."""
+    """Refuse instance normalisation of maps of one pixel: it would answer the same for every image.
+
+    Args:
+        norm: the kind of normalisation; every other one is let through.
+        height, width: of the maps that it is to normalise.
+
+    Raises:
+        ValueError: norm="instance" on maps of 1x1.
+    """
     if norm == "instance" and height * width == 1:
         raise ValueError(
             "norm='instance' needs maps of more than one pixel, and these images are too small for that in the "

@@ -31,16 +31,16 @@ NETWORK_NAMES = tuple(_NETWORKS)
 
 
 def named_network(name: str, shape: Shape, num_classes: int, **options: Any) -> ImageNetwork:
-    """Make the network called `name` (one of `NETWORK_NAMES`).
-
-    Args:
-        name: for example "convnet", "resnet18" or "simple_cnn".
-        shape: channels, height and width of the images.
-        num_classes: number of classes.
-        options: those of the network's class, such as `norm="group"`; not the ones that the name fixes.
+    """Make a network by its name: for scripts and configuration files, where a class cannot be written.
 
     The parameters come from PyTorch's global random state, as in any constructor; for a reproducible network write
     `build(lambda: named_network(...), seed)`.
+
+    Args:
+        name: one of `NETWORK_NAMES`, for example "convnet", "resnet18" or "simple_cnn".
+        shape: channels, height and width of the images.
+        num_classes: number of classes.
+        options: those of the network's class, such as `norm="group"`; not the ones that the name fixes.
 
     Raises:
         ValueError: no network of that name, or an option that the name fixes already.

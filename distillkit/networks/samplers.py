@@ -22,7 +22,8 @@ __all__ = [
 
 
 class NetworkSampler(Protocol):
-    """Gives the network of one step.
+    """Where a condensation gets its networks from: it asks for one at every step. Write your own with these two
+    members.
 
     Attributes:
         fixed: whether every draw is the same network, so that what was computed with it may be kept.
@@ -31,18 +32,23 @@ class NetworkSampler(Protocol):
     fixed: bool
 
     def draw(self, generator: torch.Generator) -> Network:
-        """The next network, its parameters frozen, as a pure function of the generator's state.
+        """The network of the next step, its parameters frozen.
 
-        It is valid until the next draw, which may overwrite it in place. Components pass a generator derived from
-        (seed, step), so a resumed run sees the networks that an uninterrupted one sees.
+        It is valid until the next draw, which may overwrite it in place.
+
+        Args:
+            generator: what the network is a pure function of. Components pass one that is derived from (seed, step), so
+                a
+                resumed run sees the networks that an uninterrupted one sees.
         """
         ...
 
 
 def uses_batch_statistics(network: object) -> bool:
-    """Whether some layer normalises with the statistics of the batch, so that a batch must not be cut up.
+    """Whether some layer of a network normalises with the statistics of the batch, so that a batch must not be cut up.
 
-    True for batch norm in training mode, or without running statistics.
+    Args:
+        network: True for batch norm in training mode, or without running statistics; False for what is no `nn.Module`.
     """
     if not isinstance(network, nn.Module):
         return False
@@ -53,7 +59,16 @@ def uses_batch_statistics(network: object) -> bool:
 
 
 def require_same_place(network: Network, images: Tensor, name: str = "networks") -> None:
-    """Raise a ValueError if a network is on another device, or of another dtype, than `images`."""
+    """Refuse a network that is on another device, or of another dtype, than the images it is to see.
+
+    Args:
+        network: what was given, or drawn.
+        images: the data.
+        name: what the argument is called in the message.
+
+    Raises:
+        ValueError: they are not in one place; the message says how to bring them together.
+    """
     own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
     if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
         raise ValueError(
@@ -63,7 +78,7 @@ def require_same_place(network: Network, images: Tensor, name: str = "networks")
 
 
 class RandomNetworks:
-    """Untrained networks, a fresh one for every draw (DM).
+    """Untrained networks, a fresh one for every draw: the networks of DM, DC and DSA.
 
     One network is built and re-drawn in place (`networks.initialize`), which costs a thousandth of a step. It is in
     eval mode except for batch norm, which uses the batch's statistics: a network that was never trained has no
@@ -78,6 +93,9 @@ class RandomNetworks:
             initialisation that the network's author chose (vision transformers and the like).
         redraw: `redraw(network, generator)` sets the parameters that `initialize` has no rule for; those that it leaves
             keep the values that the factory gave them. It is called without gradients.
+
+    Attributes:
+        factory, redraw: as given.
 
     Raises:
         TypeError: `factory` is a network, wants arguments, gives no network, or one that `initialize` cannot re-draw.
@@ -110,7 +128,11 @@ class RandomNetworks:
             )
 
     def draw(self, generator: torch.Generator) -> Network:
-        """Re-draw the parameters; see `NetworkSampler.draw`."""
+        """Draw the parameters anew, in place.
+
+        Args:
+            generator: see `NetworkSampler.draw`.
+        """
         if is_as_made(self._made):
             self._ready(build(self.factory, generator, self.redraw))
             return self._network
@@ -192,7 +214,11 @@ class NetworkBall:
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Network:
-        """Move the parameters to a new point of the sphere; see `NetworkSampler.draw`."""
+        """Move the parameters to a new point of the sphere, in place.
+
+        Args:
+            generator: see `NetworkSampler.draw`.
+        """
         first = self._center[0]
         noise = torch.empty(sum(self._sizes), dtype=first.dtype).normal_(generator=generator)
         noise = (noise * (self.radius / noise.norm())).to(first.device)

@@ -108,7 +108,13 @@ class LabeledImages:
         normalization: Normalization = IDENTITY,
         **options: Any,
     ) -> LabeledImages:
-        """Build a set from `pixels` in [0, 1], float, or uint8 in 0..255, [N, C, H, W]; `options` as the class's.
+        """Build a set from pixels, which are normalised here: what to call when your images are not normalised yet.
+
+        Args:
+            pixels: float [N, C, H, W] in [0, 1], or uint8 in 0..255.
+            labels: class indices [N] or rows [N, K], as for the class.
+            normalization: the space that the images are brought into. Default: pixels stay pixels.
+            options: num_classes, columns, info and classes_given, as for the class.
 
         Raises:
             TypeError, ValueError: as the class does; also floats outside [0, 1] (by more than 0.001).
@@ -199,7 +205,7 @@ class LabeledImages:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
+        """Channels, height and width (C, H, W) of every image."""
         _, c, h, w = self.images.shape
         return c, h, w
 
@@ -214,28 +220,53 @@ class LabeledImages:
         return self.normalization.std
 
     def counts(self) -> Tensor:
-        """Images per class, int64 [K]; for rows, the sum of each column above one half (multi-label)."""
+        """How many images each class has, int64 [K]: to see imbalance, or which classes are absent.
+
+        With label rows, how many entries of each column are above one half (multi-label).
+        """
         if self.labels.ndim == 2:
             return (self.labels > 0.5).sum(0)
         return torch.bincount(self.labels, minlength=self.num_classes)
 
     def pixels(self) -> Tensor:
-        """The images in pixel units, clamped to [0, 1]."""
+        """The images as pixels float [N, C, H, W], to look at or to save as pictures: normalisation undone, clamped to
+        [0, 1].
+        """
         return self.normalization.decode(self.images).clamp(0, 1)
 
     def renormalized(self, normalization: Normalization) -> LabeledImages:
-        """The same pictures in another normalisation (nothing is clamped)."""
+        """The same pictures in another normalisation: to train on this set together with one that was made in another
+        space.
+
+        Args:
+            normalization: the space wanted. Nothing is clamped, so going there and back gives the same images, up to
+                rounding.
+        """
         images = normalization.encode(self.normalization.decode(self.images))
         return self.replace(images=images, normalization=normalization)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LabeledImages:
-        """Move everything to a device, and floating images (and label rows) to a dtype."""
+        """This set on another device or in another precision, as `Tensor.to`; it is itself left as it is.
+
+        Args:
+            device: where images, labels and columns go. Default: where they are.
+            dtype: of the images and of label rows; class indices and columns keep theirs. Default: as they are.
+        """
         labels = self.labels.to(device, dtype) if self.labels.ndim == 2 else self.labels.to(device)
         columns = {name: column.to(device) for name, column in self.columns.items()}
         return self.replace(images=self.images.to(device, dtype), labels=labels, columns=columns)
 
     def require_same_space(self, other: LabeledImages) -> None:
-        """Raise a ValueError that says how to convert if `other` has another normalisation, shape or class count."""
+        """Refuse two sets that must not be mixed: called by whatever trains on one and tests on the other, or joins
+        them.
+
+        Args:
+            other: the set that is to go with this one.
+
+        Raises:
+            ValueError: `other` has another normalisation, image shape or class count; the message says how to convert
+                it.
+        """
         if self.normalization != other.normalization:
             raise ValueError(
                 f"the sets have different normalizations: {self.normalization} and {other.normalization}; "
@@ -254,7 +285,12 @@ class LabeledImages:
 
     @staticmethod
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
-        """Join sets of the same normalisation, shape and classes; columns that all have are kept, others refused.
+        """Join sets into one, in their order: what clients sent, say.
+
+        Args:
+            sets: at least one, all of the same normalisation, shape and classes, with the same columns, and with labels
+                of one
+                kind. What `info` the first one has stays.
 
         Raises:
             ValueError: no sets, sets of different spaces (the message says how to convert), or differing columns.
@@ -293,7 +329,13 @@ class LabeledImages:
         return sheet(self.pixels().detach().cpu().split(columns), columns, padding)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The set as named tensors and JSON values, for files and messages; `from_parts` puts it together again."""
+        """Take the set apart for a file or a message, into named tensors and JSON values; `from_parts` puts it together
+        again.
+
+        The tensors are "images", "labels", "column.<name>" for each column, and a whitening's "zca.center",
+        "zca.matrix" and
+        "zca.inverse".
+        """
         tensors = {"images": self.images, "labels": self.labels}
         tensors |= {f"column.{name}": column for name, column in self.columns.items()}
         zca = self.normalization.zca
@@ -304,7 +346,17 @@ class LabeledImages:
 
     @staticmethod
     def from_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> LabeledImages:
-        """The inverse of `parts`; what an older file does not say counts as measured, and derived."""
+        """Put a set together again that `parts` took apart.
+
+        Args:
+            tensors, facts: what `parts` returned. An older file that does not say whether the normalisation was
+                measured, or
+                the class count given, counts as measured, and as derived from the labels: a private component refuses
+                both.
+
+        Raises:
+            KeyError, TypeError, ValueError: parts are missing, or do not make a set.
+        """
         zca = None
         if "zca.matrix" in tensors:
             zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
@@ -319,7 +371,13 @@ class LabeledImages:
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write images, labels, columns and meaning to one `.safetensors` file, atomically; return its path.
+        """Write the set to one `.safetensors` file: images, labels, columns, normalisation and info. `load` reads it.
+
+        Args:
+            path: the file. It is replaced as a whole: whoever reads it meanwhile sees the old one or the new one.
+
+        Returns:
+            The path.
 
         Raises:
             OSError: the folder is missing, unwritable or full; a file that was there before is left as it was.
@@ -329,7 +387,10 @@ class LabeledImages:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> LabeledImages:
-        """Read a set that `save` wrote.
+        """Read a set that `save` wrote, its normalisation included.
+
+        Args:
+            path: the file.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -364,9 +425,12 @@ class LabeledImages:
 
 
 def within_a_set(images: Any) -> Any:
-    """What a `torch.utils.data.Subset` of a set selects, as a set, whose space a copy item by item would lose.
+    """What a `torch.utils.data.Subset` of a `LabeledImages` selects, as a `LabeledImages`.
 
-    Anything else is given back as it is.
+    Read item by item, the subset would lose the set's normalisation, class count and columns.
+
+    Args:
+        images: a subset of a set, however deeply nested; anything else is given back as it is.
     """
     if not isinstance(images, Subset):
         return images
@@ -377,10 +441,17 @@ def within_a_set(images: Any) -> Any:
 def confirmed(
     data: LabeledImages, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
-    """A set beside which its class count or normalisation was said again: refused if they contradict it.
+    """A set beside which its class count or normalisation was said again: as it is, or refused if they contradict it.
+
+    Args:
+        data: the set.
+        name: what the argument is called in messages.
+        num_classes: the K that the caller gave, if any; it takes the place of one that the set derived from its labels.
+        normalization: the normalisation that the caller gave, if any.
 
     Raises:
-        ValueError: they do; or its images, which somebody wrote into after it was made, are no longer finite.
+        ValueError: they contradict the set; or its images, which somebody wrote into after it was made, are no longer
+            finite.
     """
     if num_classes is not None and not data.classes_given:
         data = data.replace(num_classes=num_classes)
@@ -396,7 +467,15 @@ def confirmed(
 def from_source(
     source: Any, name: str, num_classes: int | None, normalization: Normalization | None, *, progress: bool
 ) -> LabeledImages:
-    """Read a dataset, a loader or a pair into a set; a dataset's class names say K where nobody else does."""
+    """Read a dataset, a loader or a pair into a set, once and whole.
+
+    Args:
+        source: what holds images and labels; see `as_set`.
+        name: what the argument is called in messages.
+        num_classes: K. Default: the number of class names that a dataset has, if it has any.
+        normalization: see `as_set`.
+        progress: whether long reading shows a bar.
+    """
     num_classes = sources.class_names(source) if num_classes is None else num_classes
     images, labels = sources.read(source, name, progress=progress)
     return from_arrays(images, labels, name, num_classes, normalization)
@@ -405,7 +484,14 @@ def from_source(
 def from_arrays(
     images: Any, labels: Any, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
-    """A set of arrays or tensors; images of uint8 are pixels in 0..255, floats are in the normalised space."""
+    """A set of arrays or tensors, as users hold them.
+
+    Args:
+        images: [N, C, H, W]; uint8 are pixels in 0..255 and are normalised here, floats are in the normalised space.
+        labels: class indices [N] or rows [N, K].
+        name: what the images' argument is called in messages.
+        num_classes, normalization: see `as_set`.
+    """
     images, labels = sources.as_tensor(images, name), sources.as_tensor(labels, "labels", lists=True)
     if isinstance(images, Tensor) and images.dtype == torch.uint8:
         normalization = IDENTITY if normalization is None else normalization

@@ -16,7 +16,16 @@ __all__ = ["checked_columns", "checked_images", "checked_info"]
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
-    """A set's images float [N, C, H, W], its labels (int64 [N] or rows [N, K]) and K, of what `LabeledImages` takes.
+    """What a set's constructor was given as images and labels, as tensors that fit together.
+
+    Args:
+        images: [N, C, H, W], floating point and finite; a tensor or an array.
+        labels: class indices [N], or finite float rows [N, K]; a tensor, an array or a list.
+        num_classes: K, if it was given.
+
+    Returns:
+        Images float [N, C, H, W], labels int64 [N] or float [N, K], and K: as given, else the largest label + 1 or the
+        width of the rows.
 
     Raises:
         TypeError, ValueError: what is wrong with which of them.
@@ -41,7 +50,11 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
 
 
 def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
-    """Named tensors of `n` rows each.
+    """What a set's constructor was given as columns, once every one has a row for each image.
+
+    Args:
+        columns: name -> tensor.
+        n: how many images there are.
 
     Raises:
         TypeError, ValueError: what is no tensor, or has another number of rows; the column is named.
@@ -56,7 +69,10 @@ def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
 
 
 def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of `info` as JSON gives it back: tuples as lists, NumPy numbers as Python's.
+    """What a set's constructor was given as `info`, as a JSON file would give it back, so that saving changes nothing.
+
+    Args:
+        info: a mapping of JSON values; tuples become lists, NumPy numbers Python's.
 
     Raises:
         TypeError: no mapping, or a value that JSON does not have.
