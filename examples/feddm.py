@@ -90,18 +90,18 @@ def method(name: str, chosen: dict[str, Any], epsilon: float | None, delta: floa
     """
     chosen = dict(chosen)
     rounds, server_epochs = chosen.pop("rounds"), chosen.pop("server_epochs") * chosen.pop("times", 1)
-    network = partial(ConvNet, (1, SIZE, SIZE), width=WIDTH, depth=DEPTH)
+    convnet = partial(ConvNet, (1, SIZE, SIZE), width=WIDTH, depth=DEPTH)
     if name in AVERAGING:
         addons, rate = AVERAGING[name](chosen), chosen.pop("rate")
         if epsilon is None:
-            return FedAvg(*addons, network=network, batch=max(1, round(rate * size)), **chosen)
+            return FedAvg(*addons, factory=convnet, batch=max(1, round(rate * size)), **chosen)
         sigma = plan(epsilon, delta, count=chosen["steps"] * rounds, rate=rate).sigma
         addons = (*addons, DPSGD(sigma=sigma, rate=rate, size=size))
-        return FedAvg(*addons, network=network, weights="uniform", **chosen)
+        return FedAvg(*addons, factory=convnet, weights="uniform", **chosen)
     if name == "client_dp" and epsilon is not None:
         sigma, clip = plan(epsilon, delta, count=rounds).sigma, chosen.pop("clip")
-        return Filtered(FedAvg(network=network, weights="uniform", **chosen), ClientDP(sigma, 1.0, clip))
-    chosen |= {"server_epochs": server_epochs, "server_batch": 32, "network": network}
+        return Filtered(FedAvg(factory=convnet, weights="uniform", **chosen), ClientDP(sigma, 1.0, clip))
+    chosen |= {"server_epochs": server_epochs, "server_batch": 32, "factory": convnet}
     if epsilon is None:
         return FedDM(batch_real=64, **chosen)
     sigma_sizes = gaussian_sigma(epsilon, delta) / SHARE**0.5 * (rounds**0.5 if name == "shares" else 1.0)

@@ -53,7 +53,7 @@ TRIES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def network(outputs: int) -> ConvNet:
+def convnet(outputs: int) -> ConvNet:
     """A ConvNet of two blocks, 14,826 parameters for ten classes."""
     return ConvNet((1, 16, 16), outputs, width=32, depth=2)
 
@@ -64,9 +64,9 @@ def method(name: str, preset: dict[str, Any], **settings: Any) -> Method:
     if name in ("FedDM", "Real"):
         kind = FedDM if name == "FedDM" else Real
         sizes = {"ipc": 10, "batch_real": 32, "steps": preset["steps"]}
-        return kind(network=network, server_batch=32, server_epochs=preset["server_epochs"], **sizes, **chosen)
+        return kind(factory=convnet, server_batch=32, server_epochs=preset["server_epochs"], **sizes, **chosen)
     addons = (FedProx(chosen.pop("mu")),) if name == "FedProx" else ()
-    return FedAvg(*addons, network=network, batch=32, **{"epochs": preset["epochs"], **chosen})
+    return FedAvg(*addons, factory=convnet, batch=32, **{"epochs": preset["epochs"], **chosen})
 
 
 def table(lines: list[dict[str, Any]]) -> str:

@@ -21,11 +21,11 @@ __all__ = ["Factory", "Networks"]
 Factory = Callable[[int], nn.Module]
 """Called with the number of outputs, gives the network."""
 
-_EXAMPLE = "a factory, as `network=lambda outputs: ConvNet((3, 32, 32), outputs)`"
+_EXAMPLE = "a function that makes a network, as `factory=lambda outputs: ConvNet((3, 32, 32), outputs)`"
 
 
 class Networks:
-    """The architectures of one method. Every method makes one of what it was given as `network` (and `assign`).
+    """The architectures of one method. Every method makes one of what it was given as `factory` (and `assign`).
 
     One architecture alone has the name "". Of several, each tensor of a shared group is named "architecture/tensor";
     `part` and `named` go from such a group to one architecture's tensors and back.
@@ -34,7 +34,7 @@ class Networks:
     clients run in threads).
 
     Args:
-        network: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
+        factory: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
         assign: with several architectures, client number -> architecture (a mapping or a function).
         several: whether the method knows several architectures.
         extra: outputs beside the task's classes (virtual classes, say).
@@ -48,14 +48,14 @@ class Networks:
 
     def __init__(
         self,
-        network: Factory | Mapping[str, Factory] | None,
+        factory: Factory | Mapping[str, Factory] | None,
         assign: Mapping[int, str] | Callable[[int], str] | None = None,
         *,
         several: bool = True,
         extra: int = 0,
         initial: Tensors | None = None,
     ) -> None:
-        self.factories = _factories(network, several=several)
+        self.factories = _factories(factory, several=several)
         self.names = tuple(self.factories)
         if (len(self.names) > 1) != (assign is not None):
             raise ValueError("assign must say which client has which architecture if and only if there are several")
@@ -157,7 +157,7 @@ class Networks:
         """
         like = torch.empty(0, *server.shape, dtype=server.dtype)
         for name, net in self.templates(server.task.num_classes).items():
-            outputs, label = self.outputs(server.task.num_classes), f"network[{name!r}]" if name else "network"
+            outputs, label = self.outputs(server.task.num_classes), f"factory[{name!r}]" if name else "factory"
             with torch.random.fork_rng(devices=[]):
                 door.try_network(split(net), like, classes=outputs, features=features, name=f"{label}({outputs})")
         if self.assign is not None:
@@ -181,22 +181,22 @@ class Networks:
                 raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
 
 
-def _factories(network: Factory | Mapping[str, Factory] | None, *, several: bool) -> dict[str, Factory]:
-    if network is None:
-        raise TypeError(f"network must be given: {_EXAMPLE} (outputs: the classes, and what add-ons put beside them)")
-    if isinstance(network, Mapping) and not several:
-        raise TypeError(f"network must be one architecture for this method: {_EXAMPLE}, got a mapping")
-    given = network if isinstance(network, Mapping) else {"": network}
+def _factories(factory: Factory | Mapping[str, Factory] | None, *, several: bool) -> dict[str, Factory]:
+    if factory is None:
+        raise TypeError(f"factory must be given: {_EXAMPLE} (outputs: the classes, and what add-ons put beside them)")
+    if isinstance(factory, Mapping) and not several:
+        raise TypeError(f"factory must be one architecture for this method: {_EXAMPLE}, got a mapping")
+    given = factory if isinstance(factory, Mapping) else {"": factory}
     if not given:
-        raise ValueError(f"network must hold at least one architecture, name -> {_EXAMPLE}, got none")
-    for name, factory in given.items():
+        raise ValueError("factory must hold at least one architecture, name -> factory, got none")
+    for name, one in given.items():
         if not isinstance(name, str):
-            raise TypeError(f"network must map names of architectures to factories, got the name {name!r}")
-        label = f"network[{name!r}]" if name else "network"
-        if isinstance(factory, nn.Module):
+            raise TypeError(f"factory must map names of architectures to factories, got the name {name!r}")
+        label = f"factory[{name!r}]" if name else "factory"
+        if isinstance(one, nn.Module):
             raise TypeError(
-                f"{label} must be {_EXAMPLE}, got a {type(factory).__name__} that is built already; to start "
+                f"{label} must be {_EXAMPLE}, got a {type(one).__name__} that is built already; to start "
                 "from its weights give `AsMade(lambda outputs: copy.deepcopy(net))` (`distillkit.networks`)"
             )
-        check.callable_with(factory, label, ["outputs"], _EXAMPLE, classes=True)
+        check.callable_with(one, label, ["outputs"], _EXAMPLE, classes=True)
     return dict(given)

@@ -44,15 +44,15 @@ def images(seed: int = 0) -> LabeledImages:
     return LabeledImages.from_pixels(pixels, torch.arange(12) % 3, num_classes=3)
 
 
-def network(outputs: int = 3) -> nn.Module:
+def convnet(outputs: int = 3) -> nn.Module:
     return ConvNet((1, 8, 8), outputs, width=2, depth=1)
 
 
 def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
     """What each function leaves in its result, or in the ledger that it returns or was given."""
     data, own = images(), ledger or Ledger()
-    small: dict[str, Any] = {"networks": RandomNetworks(network), "ipc": 1, "steps": 1, "ledger": ledger}
-    maps = PublicMaps(RandomNetworks(network), 1, like=data)
+    small: dict[str, Any] = {"networks": RandomNetworks(convnet), "ipc": 1, "steps": 1, "ledger": ledger}
+    maps = PublicMaps(RandomNetworks(convnet), 1, like=data)
 
     def released() -> Any:
         sums = class_sums(*data, maps, num_classes=3)
@@ -67,20 +67,20 @@ def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
         "condense_private": lambda: condense_private(data, epsilon=2.0, draws=1, first_draws=1, **small).info,
         "image_sgd": lambda: image_sgd(data, size=12, sigma=2.0, **small).info,
         "train_private": lambda: (
-            train_private(network(), data, size=12, sigma=2.0, steps=1, ledger=ledger).guarantee().info()
+            train_private(convnet(), data, size=12, sigma=2.0, steps=1, ledger=ledger).guarantee().info()
         ),
         "release": released,
         "private_histogram": counted,
     }
 
 
-FEDDM: dict[str, Any] = {"network": network, "sigma": 2.0, "sigma_sizes": 2.0, "least": 0.0}
+FEDDM: dict[str, Any] = {"factory": convnet, "sigma": 2.0, "sigma_sizes": 2.0, "least": 0.0}
 FEDDM |= {"draws": 1, "ipc": 1, "steps": 1}
 RUNS = {
-    "DPSGD": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=12), network=network, weights="uniform", steps=1),
+    "DPSGD": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=12), factory=convnet, weights="uniform", steps=1),
     "PrivateFedDM": lambda: PrivateFedDM(**FEDDM, server_epochs=1),
     "SummedFedDM": lambda: SummedFedDM(**FEDDM, server_epochs=1),
-    "ClientDP": lambda: Filtered(FedAvg(network=network, weights="uniform"), ClientDP(1.0, 0.5, clip=0.1)),
+    "ClientDP": lambda: Filtered(FedAvg(factory=convnet, weights="uniform"), ClientDP(1.0, 0.5, clip=0.1)),
 }
 
 

@@ -38,7 +38,7 @@ class Condensed(AddOn):
     Deviations. In round 1 nothing is refined (as released): the network is untrained. A client condenses when it is
     first drawn, the release before round 0: the same set, unless nobody draws the client. The release starts from
     statistics divided by the whole set's pixels (`init="statistics-whole-set"`; the paper, and the default, divide by
-    the class's own), and its first condensation draws `ConvNet` whatever the model is (`network`).
+    the class's own), and its first condensation draws `ConvNet` whatever the model is (`factory`).
 
     Args:
         ipc: images per class; the paper takes 10 and 50.
@@ -46,7 +46,7 @@ class Condensed(AddOn):
         refine_steps: matching steps of each refinement.
         selected: the rounds, from 1, in which to refine.
         init: see `initial_images`: "statistics", "statistics-whole-set", "noise" or "real".
-        network: `network()` gives the networks of the first condensation; default: the client's own architecture.
+        factory: `factory()` gives the networks of the first condensation; default: the client's own architecture.
         batch_real: real images per class and step.
         lr, momentum: SGD on the images.
         augment: differentiable Siamese augmentation, or None.
@@ -58,7 +58,7 @@ class Condensed(AddOn):
     refine_steps: int = 100
     selected: tuple[int, ...] = SELECTED
     init: str = "statistics"
-    network: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    factory: Callable[[], nn.Module] | None = field(default=None, repr=False)
     batch_real: int = 256
     lr: float = 1.0
     momentum: float = 0.5
@@ -100,11 +100,11 @@ class Condensed(AddOn):
     def first(self, client: Client, like: Callable[[], nn.Module]) -> LabeledImages:
         """The set in a client's memory; if there is none, condensed under re-drawn networks and kept there.
 
-        `like()` gives a network of the client's own architecture, for where there is no `network`.
+        `like()` gives a network of the client's own architecture, for where there is no `factory`.
         """
         own = client.memory.get(self.own)
         if own is None:
-            networks = RandomNetworks(lambda: (self.network or like)().to(client.device))
+            networks = RandomNetworks(lambda: (self.factory or like)().to(client.device))
             own = client.memory[self.own] = self._matched(client, networks, self.init, self.steps, "condense")
         return own
 

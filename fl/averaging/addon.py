@@ -54,7 +54,7 @@ class AddOn(Part):
 
     def whole(self) -> str:
         """Inside weight averaging."""
-        return f"FedAvg({type(self).__name__}(...), network=...)"
+        return f"FedAvg({type(self).__name__}(...), factory=...)"
 
     @property
     def asks(self) -> bool:
@@ -208,7 +208,7 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
                 f"an add-on must be an object, got the class {addon.__name__}: FedAvg({addon.__name__}(...), ...)"
             )
         if not isinstance(addon, AddOn):
-            hint = "; the network is an option: FedAvg(..., network=...)" if callable(addon) else ""
+            hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
             raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
     found = [a for a in addons if isinstance(a, AddOn) and not a.off]
     return tuple(sorted(found, key=lambda a: a.key))

@@ -35,11 +35,11 @@ class FedAvg(Entries, Method):
     w_k - w; the server adds the mean change, weighted by the clients' sample counts. (Sending the change instead of
     the weights is the same average and is what server steps, clipping and secure sums need.)
 
-    `FedAvg(FedProx(0.01), SCAFFOLD(), network=..., lr=...)` adds other papers' ideas; see `fl.addons`.
+    `FedAvg(FedProx(0.01), SCAFFOLD(), factory=..., lr=...)` adds other papers' ideas; see `fl.addons`.
 
     Args:
         addons: see `AddOn`; their order does not matter. One that is off is left out.
-        network: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
+        factory: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
         assign: with several architectures, client number -> architecture (a mapping or a function).
         initial: weights to begin with (a state dict); default: drawn from the run's seed.
         lr, momentum, weight_decay, optimizer: the clients' optimiser ("sgd" or "adam"). The rate is by default 0.1 for
@@ -78,7 +78,7 @@ class FedAvg(Entries, Method):
     def __init__(
         self,
         *addons: AddOn,
-        network: Factory | Mapping[str, Factory] | None = None,
+        factory: Factory | Mapping[str, Factory] | None = None,
         assign: Mapping[int, str] | Callable[[int], str] | None = None,
         initial: Tensors | None = None,
         lr: float | None = None,
@@ -105,7 +105,7 @@ class FedAvg(Entries, Method):
         for addon in self.addons:
             first_outputs[addon.key] = extra
             extra += addon.extra_outputs
-        self.networks = Networks(network, assign, extra=extra, initial=initial)
+        self.networks = Networks(factory, assign, extra=extra, initial=initial)
         self.settings = Settings(
             networks=self.networks, lr=lr, momentum=momentum, weight_decay=weight_decay, optimizer=optimizer,
             optimizer_state=optimizer_state, lr_decay=lr_decay, phases=local_phases(epochs, steps, phases), batch=batch,

@@ -43,7 +43,7 @@ def require_method(method: object) -> Method:
     if isinstance(method, Part):
         raise TypeError(f"{type(method).__name__} is part of a method and none by itself: give {method.whole()}")
     if not isinstance(method, Method):
-        raise TypeError(f"method must be a federated method, as FedAvg(network=...), got {type(method).__name__}")
+        raise TypeError(f"method must be a federated method, as FedAvg(factory=...), got {type(method).__name__}")
     return method
 
 

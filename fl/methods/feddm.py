@@ -39,7 +39,7 @@ class FedDM(Method):
     momentum: none, and DM's .5. A class with fewer images than `ipc` is sampled with replacement.
 
     Args:
-        network: called with the number of classes, gives the network.
+        factory: called with the number of classes, gives the network.
         ipc: images per class; the paper takes 10 (5 on CIFAR-100).
         steps: T, matching steps a round; the paper takes 1,000.
         rho: radius of the ball; the paper takes 5.
@@ -63,7 +63,7 @@ class FedDM(Method):
     def __init__(
         self,
         *,
-        network: Factory,
+        factory: Factory,
         ipc: int = 10,
         steps: int = 1000,
         rho: float = 5.0,
@@ -82,7 +82,7 @@ class FedDM(Method):
         weights: Literal["synthetic", "samples"] = "synthetic",
         most_samples: float = MOST,
     ) -> None:
-        self.networks = Networks(network, several=False)
+        self.networks = Networks(factory, several=False)
         self.ipc, self.steps = check.positive_int(ipc, "ipc"), check.positive_int(steps, "steps")
         self.rho = check.real_number(rho, "rho", above=0.0)
         self.init = check.one_of(init, "init", ("real", "noise"))

@@ -40,7 +40,7 @@ class FedProto(Method):
     embeddings seen while it trains. Networks of one architecture start from the same draw.
 
     Args:
-        network: called with the number of classes, gives the network; or a mapping architecture -> such a factory.
+        factory: called with the number of classes, gives the network; or a mapping architecture -> such a factory.
         assign: with several architectures, client number -> architecture.
         lam: weight of the distance, at least 0. The paper takes 1, and its released code averages the distance over
             the d dimensions of the embedding as well, which is 1 / d here: with large embeddings 1 crushes them. With 0
@@ -66,7 +66,7 @@ class FedProto(Method):
     def __init__(
         self,
         *,
-        network: Factory | Mapping[str, Factory],
+        factory: Factory | Mapping[str, Factory],
         assign: Mapping[int, str] | Callable[[int], str] | None = None,
         lam: float = 1.0,
         lr: float = 0.01,
@@ -79,7 +79,7 @@ class FedProto(Method):
         predict: Literal["prototype", "classifier"] = "prototype",
         condensed: Condensed | None = None,
     ) -> None:
-        self.networks = Networks(network, assign)
+        self.networks = Networks(factory, assign)
         self.lam = check.real_number(lam, "lam", least=0.0)
         self.lr = learning_rate(lr, "lr")
         self.momentum = check.real_number(momentum, "momentum", least=0.0, most=1.0)

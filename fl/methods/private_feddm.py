@@ -65,7 +65,7 @@ class PrivateFedDM(FedDM):
         steps, lr, momentum: of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
         public_statistics: say True if the images' normalisation was measured, or fitted, on public data.
         weights: "synthetic", or "samples": each class of each client by its noised count.
-        options: of `FedDM`: network, ipc, rho, match, augment, and the server's.
+        options: of `FedDM`: factory, ipc, rho, match, augment, and the server's.
 
     Raises:
         PrivacyError: one of its kinds, when built or at the start of a run: a start from real images, batch

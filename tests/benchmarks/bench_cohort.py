@@ -55,7 +55,7 @@ def network(outputs: int) -> nn.Module:
 
 def measure(clients: int, drawn: int, rounds: int, workers: int, remember: bool, checkpoint: bool) -> None:
     """One run; print its peak and the median seconds of a round but the first."""
-    method = FedAvg(*([Remembers()] if remember else []), network=network, steps=1)
+    method = FedAvg(*([Remembers()] if remember else []), factory=network, steps=1)
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(
             method, Clients(clients), rounds=rounds, participation=drawn, workers=workers,

@@ -54,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(torch.get_num_threads())
     pool = ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,))
     model = LeNet((1, 28, 28), 10)
-    method = FedAvg(network=lambda k: LeNet((1, 28, 28), k), lr=0.01, batch=BATCH)
+    method = FedAvg(factory=lambda k: LeNet((1, 28, 28), k), lr=0.01, batch=BATCH)
     rows: list[tuple[float, float, float, float]] = []
     rounds: list[tuple[float, float]] = []
 

@@ -87,7 +87,7 @@ def average(trained: list[Array], drawn: list[int] | None = None) -> Array:
 def run(*addons: Any, rounds: int, how: dict[str, Any] | None = None, **options: Any) -> Run:
     """FedAvg with add-ons on the three clients from START, whole batches."""
     start = {"w.weight": torch.tensor(START, dtype=torch.float32)}
-    chosen = {"network": FourWeights, "objective": squares, "initial": start, "lr": 0.1, "batch": 8, **options}
+    chosen = {"factory": FourWeights, "objective": squares, "initial": start, "lr": 0.1, "batch": 8, **options}
     return simulate(FedAvg(*addons, **chosen), clients(), rounds=rounds, progress=False, **(how or {}))
 
 

@@ -74,7 +74,7 @@ def train(client: int, w: Vector, steps: int, lr: float, momentum: float = 0.0, 
 def run(*addons: Any, rounds: int, participation: float | int = 1.0, **options: Any) -> Run:
     """FedAvg with add-ons on the three clients from START."""
     start = {"w": torch.tensor(START, dtype=torch.float32)}
-    method = FedAvg(*addons, network=TwoWeights, objective=squares, initial=start, **{"lr": 0.1, **options})
+    method = FedAvg(*addons, factory=TwoWeights, objective=squares, initial=start, **{"lr": 0.1, **options})
     return simulate(method, clients(), rounds=rounds, participation=participation, progress=False)
 
 

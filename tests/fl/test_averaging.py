@@ -54,7 +54,7 @@ def test_one_round_of_one_weight_is_the_hand_computed_average() -> None:
     Average by samples: (3 * 0.25 - 1 * 0.5) / 4 = 0.0625; uniform: (0.25 - 0.5) / 2 = -0.125.
     """
     clients = [constant(1.0, 0, 3), constant(2.0, 1, 1)]
-    options: dict[str, Any] = {"network": OneWeight, "initial": {"scale.weight": torch.zeros(1, 1)}, "lr": 0.5}
+    options: dict[str, Any] = {"factory": OneWeight, "initial": {"scale.weight": torch.zeros(1, 1)}, "lr": 0.5}
     assert weight_after(FedAvg(**options), clients) == pytest.approx(0.0625, abs=1e-7)
     assert weight_after(FedAvg(weights="uniform", **options), clients) == pytest.approx(-0.125, abs=1e-7)
 
@@ -69,7 +69,7 @@ def test_two_steps_with_momentum_decay_and_rate_decay_follow_the_formulas() -> N
             buffer = 0.9 * buffer + gradient
             w -= lr * buffer
     method = FedAvg(
-        network=OneWeight, initial={"scale.weight": torch.tensor([[0.3]])},
+        factory=OneWeight, initial={"scale.weight": torch.tensor([[0.3]])},
         lr=0.5, momentum=0.9, weight_decay=0.01, lr_decay=0.8, epochs=2,
     )  # fmt: skip
     assert weight_after(method, clients, rounds=2) == pytest.approx(w, abs=1e-6)
@@ -83,7 +83,7 @@ def test_the_proximal_pull_is_mu_times_the_distance() -> None:
     for _ in range(2):
         w -= 0.5 * (1 / (1 + 2.718281828459045**-w) - 1 + mu * w)
     method = FedAvg(
-        FedProx(mu), network=OneWeight, initial={"scale.weight": torch.zeros(1, 1)}, lr=0.5, epochs=2
+        FedProx(mu), factory=OneWeight, initial={"scale.weight": torch.zeros(1, 1)}, lr=0.5, epochs=2
     )  # fmt: skip
     assert weight_after(method, clients) == pytest.approx(w, abs=1e-6)
 
@@ -114,7 +114,7 @@ def twin(clients: list[LabeledImages], rounds: int, start: dict[str, torch.Tenso
 def test_the_fast_version_equals_the_didactic_twin() -> None:
     clients, start = federation(), Tiny(3).state_dict()
     run = simulate(
-        FedAvg(network=Tiny, initial=dict(start), lr=0.1, epochs=2, batch=5), clients, rounds=3, progress=False
+        FedAvg(factory=Tiny, initial=dict(start), lr=0.1, epochs=2, batch=5), clients, rounds=3, progress=False
     )
     for name, want in twin(clients, 3, start).items():
         assert torch.allclose(run.server.state[FedAvg.model][name], want, atol=1e-6), name
@@ -122,7 +122,7 @@ def test_the_fast_version_equals_the_didactic_twin() -> None:
 
 def test_an_addon_that_is_off_leaves_every_bit_alone() -> None:
     base, off = (
-        simulate(FedAvg(*addons, network=Tiny), federation(), rounds=2, progress=False).server.state[FedAvg.model]
+        simulate(FedAvg(*addons, factory=Tiny), federation(), rounds=2, progress=False).server.state[FedAvg.model]
         for addons in ((), (FedProx(0.0),))
     )
     assert all(torch.equal(base[n], off[n]) for n in base)
@@ -138,7 +138,7 @@ def test_path_is_how_far_a_constant_unit_gradient_moves(momentum: float, mu: flo
 
     addons = (Peek(), FedProx(mu))
     simulate(
-        FedAvg(*addons, network=Tiny, lr=0.1, momentum=momentum, weight_decay=0.1, steps=steps, batch=4),
+        FedAvg(*addons, factory=Tiny, lr=0.1, momentum=momentum, weight_decay=0.1, steps=steps, batch=4),
         federation()[:1], rounds=1, progress=False,
     )  # fmt: skip
     w = buffer = 0.0
@@ -153,7 +153,7 @@ def test_path_is_how_far_a_constant_unit_gradient_moves(momentum: float, mu: flo
 @pytest.mark.parametrize("rule", ["mean", "local", "drop"])
 def test_batch_norm_buffers_follow_their_rule(rule: str) -> None:
     clients = federation()
-    method = FedAvg(network=lambda k: Tiny(k, norm=True), buffers=rule, batch=6)
+    method = FedAvg(factory=lambda k: Tiny(k, norm=True), buffers=rule, batch=6)
     run = simulate(method, clients, rounds=2, test=images(40, 9), progress=False)
     state = run.server.state[FedAvg.model]
     assert state["body.1.num_batches_tracked"].dtype == torch.int64
@@ -176,7 +176,7 @@ def test_averaged_running_statistics_are_the_weighted_mean() -> None:
         def end(self, local: Any, update: Any, reply: Any) -> None:
             nets[local.client.id] = local.state()["body.1.running_var"]
 
-    run = simulate(FedAvg(Peek(), network=lambda k: Tiny(k, norm=True)), clients, rounds=1, progress=False)
+    run = simulate(FedAvg(Peek(), factory=lambda k: Tiny(k, norm=True)), clients, rounds=1, progress=False)
     n = [len(c) for c in clients]
     want = (n[0] * nets[0] + n[1] * nets[1]) / sum(n)
     assert torch.allclose(run.server.state[FedAvg.model]["body.1.running_var"], want, atol=1e-6)
@@ -185,7 +185,7 @@ def test_averaged_running_statistics_are_the_weighted_mean() -> None:
 def test_personal_parameters_stay_with_their_client() -> None:
     clients = federation()
     phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1, train="body.*")]
-    method = FedAvg(network=Tiny, personal="classifier.*", phases=phases, lr=0.1)
+    method = FedAvg(factory=Tiny, personal="classifier.*", phases=phases, lr=0.1)
     first = simulate(method, clients, rounds=1, progress=False)
     run = simulate(method, clients, rounds=3, progress=False)
     weight = 3 * 1 * 9 * 4 + 3 * 4
@@ -205,7 +205,7 @@ def test_architectures_are_averaged_apart() -> None:
     assign = {0: "plain", 1: "norm", 2: "plain", 3: "norm", 4: "plain"}
     network = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
     run = simulate(
-        FedAvg(Peek(), network=network, assign=assign), clients, rounds=1, test=images(40, 9), progress=False
+        FedAvg(Peek(), factory=network, assign=assign), clients, rounds=1, test=images(40, 9), progress=False
     )
     assert set(run.models) == {"plain", "norm"}
     assert set(run.rows[-1]["accuracy_by"]) == {"plain", "norm"}
@@ -225,31 +225,31 @@ def test_refusals_when_built() -> None:
             return mean
 
     with pytest.raises(ValueError, match="Fast and Slow cannot be combined: both fill the slot 'server_step'"):
-        FedAvg(Slow(), Fast(), network=Tiny)
+        FedAvg(Slow(), Fast(), factory=Tiny)
     with pytest.raises(ValueError, match="FedProx is given twice"):
-        FedAvg(FedProx(0.1), FedProx(0.2), network=Tiny)
+        FedAvg(FedProx(0.1), FedProx(0.2), factory=Tiny)
     with pytest.raises(ValueError, match="lr must be greater than 0"):
-        FedAvg(network=Tiny, lr=0.0)
+        FedAvg(factory=Tiny, lr=0.0)
     with pytest.raises(ValueError, match="assign must say"):
-        FedAvg(network={"a": Tiny, "b": Tiny})
+        FedAvg(factory={"a": Tiny, "b": Tiny})
     with pytest.raises(ValueError, match="mu must be at least 0"):
         FedProx(-1.0)
     with pytest.raises(ValueError, match="initial holds names that the network lacks: nothing"):
-        simulate(FedAvg(network=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
+        simulate(FedAvg(factory=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
 
 
 def test_dropout_draws_from_the_clients_own_generator(global_rng_untouched: None) -> None:
     def network(outputs: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, outputs))
 
-    runs = [simulate(FedAvg(network=network), federation(), rounds=2, workers=w, progress=False) for w in (1, 3)]
+    runs = [simulate(FedAvg(factory=network), federation(), rounds=2, workers=w, progress=False) for w in (1, 3)]
     for name, value in runs[0].server.state[FedAvg.model].items():
         assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
 
 
 def test_an_addon_that_holds_a_function_says_the_same_in_every_process() -> None:
     """A run's identity is what its method says of itself; an address in it would refuse to resume the run."""
-    said = [repr(FedAvg(Condensed(augment=lambda x, g: x), network=OneWeight)) for _ in range(2)]
+    said = [repr(FedAvg(Condensed(augment=lambda x, g: x), factory=OneWeight)) for _ in range(2)]
     assert said[0] == said[1]
     assert "test_averaging.test_an_addon_that_holds" in said[0]
     assert " at 0x" not in said[0]

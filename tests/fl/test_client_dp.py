@@ -58,7 +58,7 @@ BOTH = {FedAvg.update: 0.4, SCAFFOLD.drift: 0.3}
 
 
 def averaging(*addons: AddOn, **options: Any) -> FedAvg:
-    return FedAvg(*addons, **{"network": Tiny, "lr": 0.05, "batch": 6, "weights": "uniform", **options})
+    return FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "batch": 6, "weights": "uniform", **options})
 
 
 def play(what: Method, rounds: int = 3, clients: Any = None, **how: Any) -> Run:
@@ -80,7 +80,7 @@ def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
     q, sigma, clip, secret = 0.6, 0.8, 0.15, 11
     start = {"w": torch.tensor(quadratic.START, dtype=torch.float32)}
     method = averaging(
-        network=quadratic.TwoWeights, objective=quadratic.squares, initial=start, lr=0.1, momentum=0.5, batch=1
+        factory=quadratic.TwoWeights, objective=quadratic.squares, initial=start, lr=0.1, momentum=0.5, batch=1
     )  # fmt: skip
     dp, ledger = ClientDP(sigma, q, clip, adaptive), Ledger()
     run = play(Filtered(method, dp), 8, quadratic.clients(), secret=secret, ledger=ledger)
@@ -366,7 +366,7 @@ class Fatal(FedAvg):
 
 
 def killed(kind: type[FedAvg]) -> Filtered:
-    return Filtered(kind(SCAFFOLD(), network=network, buffers="drop", weights="uniform"), ClientDP(2.0, 0.7, BOTH))
+    return Filtered(kind(SCAFFOLD(), factory=network, buffers="drop", weights="uniform"), ClientDP(2.0, 0.7, BOTH))
 
 
 CHILD = """
@@ -468,16 +468,16 @@ class Normed(Tiny):
 
 
 BUILT: list[tuple[Any, Any, str]] = [
-    (lambda: FedAvg(network=Tiny), 1.0, "how many images a client has is private: give weights='uniform'"),
+    (lambda: FedAvg(factory=Tiny), 1.0, "how many images a client has is private: give weights='uniform'"),
     (lambda: averaging(SCAFFOLD()), 1.0, r"SCAFFOLD\.drift travels without a clip: give clip="),
     (lambda: averaging(FedNova()), 1.0, r"FedNova\.tau travels without a clip"),
     (lambda: averaging(FedExP()), 1.0, r"FedExP\.norm travels without a clip"),
     (lambda: averaging(FedDF(steps=1)), {FedAvg.update: 1.0, FedDF.logits: 1.0}, "FedDF reads single replies"),
     (lambda: averaging(FedGen()), 1.0, "FedGen reads single replies on the server"),
     (lambda: averaging(Anchors(init="statistics")), 1.0, "Anchors asks every client before round 1"),
-    (lambda: averaging(network={"a": Tiny, "b": Tiny}, assign={}), 1.0, "several architectures"),
-    (lambda: FedDM(network=Tiny), {FedDM.samples: 1.0}, r"FedDM\.samples cannot be noised: .* but 'union'"),
-    (lambda: FedDM(network=Tiny), 1.0, r"clip names FedAvg\.update, which FedDM does not have"),
+    (lambda: averaging(factory={"a": Tiny, "b": Tiny}, assign={}), 1.0, "several architectures"),
+    (lambda: FedDM(factory=Tiny), {FedDM.samples: 1.0}, r"FedDM\.samples cannot be noised: .* but 'union'"),
+    (lambda: FedDM(factory=Tiny), 1.0, r"clip names FedAvg\.update, which FedDM does not have"),
     (averaging, {FedAvg.counters: 1.0}, r"FedAvg\.counters cannot be noised: .* but 'max'"),
     (averaging, {FedAvg.update: 1.0, FedAvg.samples: 1.0}, r"FedAvg\.samples cannot be clipped: it is the weight"),
 ]
@@ -534,14 +534,14 @@ def test_replies_that_no_clip_bounds_are_refused_before_round_1() -> None:
     less = {e: c for e, c in CLIPS.items() if e is not Sums.number}
     protos = {FedProto.means: 1.0}
     refused: list[tuple[Method, Any, str]] = [
-        (averaging(network=Normed), 1.0, r"FedAvg\.buffers, batch-norm statistics, .*buffers='drop'.*norm='instance'"),
-        (averaging(network=Normed, buffers="local"), 1.0, r"FedAvg\.counters, batch-norm statistics"),
+        (averaging(factory=Normed), 1.0, r"FedAvg\.buffers, batch-norm statistics, .*buffers='drop'.*norm='instance'"),
+        (averaging(factory=Normed, buffers="local"), 1.0, r"FedAvg\.counters, batch-norm statistics"),
         (Sums(), less, r"replies hold Sums\.number, which has no clip"),
         (Free(), CLIPS, r"Sums\.vector must be float32 or float64, and of a fixed shape"),
         (Whole(), CLIPS, r"Sums\.vector must be float32 or float64, and of a fixed shape"),
         (Half(), CLIPS, r"Sums\.group must be float32 or float64, and of a fixed shape"),
         (Silent(), CLIPS, r"`expect` must describe Sums\.fixed"),
-        (FedProto(network=Tiny), protos, r"FedProto\.count weighs each row of FedProto\.means"),
+        (FedProto(factory=Tiny), protos, r"FedProto\.count weighs each row of FedProto\.means"),
     ]
     for method, clip, why in refused:
         with pytest.raises(PrivacyError, match=why):
@@ -578,7 +578,7 @@ def test_what_stays_with_its_client_and_what_is_post_processing_stays_allowed() 
 
     clients = [*federation(), nobody()]
     for method in (
-        averaging(network=Normed, buffers="drop"),
+        averaging(factory=Normed, buffers="drop"),
         averaging(personal="classifier.*"),
         averaging(MOON(), FedAdam(), steps=2),
         averaging(Anchors(ipc=1, selected=(1,), steps=1)),

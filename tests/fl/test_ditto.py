@@ -62,7 +62,7 @@ def held() -> list[Holding]:
 
 def test_the_global_model_is_left_alone_bit_by_bit() -> None:
     def play(*addons: AddOn) -> Any:
-        method = FedAvg(*addons, network=lambda k: Tiny(k, norm=True), lr=0.1, batch=6)
+        method = FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), lr=0.1, batch=6)
         return simulate(method, held(), rounds=3, progress=False)
 
     base, ditto = play(MOON()), play(Ditto(0.3, epochs=2), MOON())
@@ -90,7 +90,7 @@ def test_laws(tmp_path: Path) -> None:
 
 def test_personal_models_have_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path) -> None:
     def play(rounds: int = 4, **how: Any) -> list[Any]:
-        method = FedAvg(Ditto(0.5), network=lambda k: Tiny(k, norm=True), lr=0.1, batch=6)
+        method = FedAvg(Ditto(0.5), factory=lambda k: Tiny(k, norm=True), lr=0.1, batch=6)
         run = simulate(method, held(), rounds=rounds, participation=2, evaluate="all", progress=False, **how)
         return [row["accuracy_personal"] for row in run.rows]
 
@@ -108,7 +108,7 @@ def test_personal_models_beat_the_global_one_where_labels_differ() -> None:
         clients.append(
             Holding(*(s.replace(labels=(s.labels + k) % 3) for s in (train, test)))
         )  # fmt: skip
-    run = simulate(FedAvg(Ditto(0.01, epochs=3), network=Tiny, lr=0.1), clients, rounds=6, progress=False)
+    run = simulate(FedAvg(Ditto(0.01, epochs=3), factory=Tiny, lr=0.1), clients, rounds=6, progress=False)
     last = run.rows[-1]
     assert last["accuracy_personal"]["mean"] > 0.8 > 0.6 > last["accuracy_clients"]["mean"]
 
@@ -119,14 +119,14 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="steps must be"):
         Ditto(steps=0)
     with pytest.raises(ValueError, match="Ditto needs a whole global model"):
-        FedAvg(Ditto(), network=Tiny, personal="classifier.*")
+        FedAvg(Ditto(), factory=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="both fill the slot 'personal_model'"):
-        FedAvg(Ditto(), FineTune(), network=Tiny)
+        FedAvg(Ditto(), FineTune(), factory=Tiny)
 
 
 def test_memory_holds_statistics_of_its_own() -> None:
     peek = Peek()
-    method = FedAvg(Ditto(), peek, network=lambda k: Tiny(k, norm=True), batch=6)
+    method = FedAvg(Ditto(), peek, factory=lambda k: Tiny(k, norm=True), batch=6)
     run = simulate(method, federation(), rounds=1, progress=False)
     own = peek.seen[1, 0]
     assert own.keys() == run.server.state[FedAvg.model].keys()

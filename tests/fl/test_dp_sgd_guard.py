@@ -26,7 +26,7 @@ def play(
     network: Any, *addons: AddOn, clients: Any = CLIENTS, ledger: Ledger | None = None, rounds: int = 1, **options: Any
 ) -> Run:
     private = DPSGD(sigma=1.0, rate=0.5, size=24, chunk=DRAWN)
-    method = FedAvg(private, *addons, network=network, weights="uniform", **{"phases": PHASES} | options)
+    method = FedAvg(private, *addons, factory=network, weights="uniform", **{"phases": PHASES} | options)
     return simulate(method, CLIENTS, rounds=rounds, ledger=ledger, progress=False)
 
 
@@ -82,7 +82,7 @@ def test_weights_outside_a_layer_are_clipped_example_by_example(network: Any) ->
     clients = [c[: len(linear.clients()[0])] for c in linear.clients()]
     count = len(clients[0])
     silent = DPSGD(sigma=0.0, rate=1.0, size=count, clip=float("inf"))
-    options: dict[str, Any] = {"network": network, "weights": "uniform", "steps": 3, "lr": 0.1, "batch": 10**6}
+    options: dict[str, Any] = {"factory": network, "weights": "uniform", "steps": 3, "lr": 0.1, "batch": 10**6}
     one, other = (
         simulate(FedAvg(*addons, **options), clients[:1], rounds=1, progress=False).server.state[FedAvg.model]
         for addons in ((silent,), ())
@@ -95,7 +95,7 @@ def test_folded_rows_can_be_asked_for_as_whole_examples() -> None:
     network = partial(Odd, way="folds rows")
     private = DPSGD(sigma=1.0, rate=0.5, size=24, chunk=DRAWN, gradients="func")
     ledger = Ledger()
-    method = FedAvg(private, network=network, weights="uniform")
+    method = FedAvg(private, factory=network, weights="uniform")
     run = simulate(method, CLIENTS, rounds=1, ledger=ledger, progress=False)
     assert not any(row["failed"] for row in run.rows)
     assert set(method.settings.tried.values()) == {"vmap"}

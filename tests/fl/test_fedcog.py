@@ -28,7 +28,7 @@ SKEWED = [[0, 0, 0, 1], [1, 1, 2, 1, 1, 1, 1]]
 
 
 def played(*addons: AddOn, rounds: int = 3, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
-    method = FedAvg(*addons, **{"network": Tiny, "lr": 0.05, "batch": 6, **options})
+    method = FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "batch": 6, **options})
     held = clients or [toy_tiny(k) for k in range(4)]
     return simulate(method, held, rounds=rounds, progress=False)
 
@@ -57,7 +57,7 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
     start = beginning(3)
     task = MultiLabel(3) if multi else None
     cog = FedCOG(**FEW, weight=weight, disagreement=20.0, divergence="jensen_shannon", batch=11)
-    method = FedAvg(cog, network=Small, initial=start, lr=0.3, momentum=0.5, batch=20, steps=6)
+    method = FedAvg(cog, factory=Small, initial=start, lr=0.3, momentum=0.5, batch=20, steps=6)
     run = simulate(method, clients, rounds=3, task=task, progress=False)
 
     def objective(logits: Tensor, labels: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def test_the_other_rows_follow_the_release(multi: bool, options: dict[str, Any])
         targets = [F.one_hot(t, 3).float() for t in targets]
     start, task = beginning(3), MultiLabel(3) if multi else None
     how: dict[str, Any] = {**FEW, "disagreement": 20.0, "divergence": "jensen_shannon", **options}
-    method = FedAvg(FedCOG(**how, batch=12), network=Small, initial=start, lr=0.3, batch=20, steps=7)
+    method = FedAvg(FedCOG(**how, batch=12), factory=Small, initial=start, lr=0.3, batch=20, steps=7)
     run = simulate(method, clients, rounds=2, task=task, progress=False)
 
     def objective(logits: Tensor, labels: Tensor) -> Tensor:
@@ -192,14 +192,14 @@ def test_with_a_decoder_adam_has_the_releases_betas(decoder: Any, monkeypatch: p
 
 def test_uniform_targets_serve_a_balanced_client_if_the_weight_is_given() -> None:
     balanced = [toy(6, k, labels=[0, 1, 2, 0, 1, 2]) for k in range(3)]
-    plain = played(clients=balanced, network=Small)
-    by_counts = played(FedCOG(**FEW, targets="uniform"), clients=balanced, network=Small)
+    plain = played(clients=balanced, factory=Small)
+    by_counts = played(FedCOG(**FEW, targets="uniform"), clients=balanced, factory=Small)
     assert_same(plain, by_counts)
     assert by_counts.rows[-1]["noted"] == {"FedCOG.balanced": 3}
-    given = played(FedCOG(**FEW, targets="uniform", weight=1.0), clients=balanced, network=Small)
+    given = played(FedCOG(**FEW, targets="uniform", weight=1.0), clients=balanced, factory=Small)
     assert "noted" not in given.rows[-1]
     nothing = [c.replace(labels=torch.zeros(6, 3)) for c in balanced]
-    run = simulate(FedAvg(FedCOG(**FEW), network=Small), nothing, rounds=2, task=MultiLabel(3), progress=False)
+    run = simulate(FedAvg(FedCOG(**FEW), factory=Small), nothing, rounds=2, task=MultiLabel(3), progress=False)
     assert run.rows[-1]["noted"] == {"FedCOG.balanced": 3}
 
 
@@ -215,7 +215,7 @@ def test_half_of_the_steps_are_those_of_all_phases(phases: Any, monkeypatch: pyt
     original = FedCOG._generated
     monkeypatch.setattr(FedCOG, "_generated", generate)
     client = toy(5, 0, labels=[0, 0, 0, 1, 1])
-    options: dict[str, Any] = {"clients": [client], "network": Small, "batch": 2, "phases": phases, "rounds": 2}
+    options: dict[str, Any] = {"clients": [client], "factory": Small, "batch": 2, "phases": phases, "rounds": 2}
     played(FedCOG(**FEW, regenerate=True), **options)
     assert at == [-1, 4 if len(phases) == 2 else 0]
 
@@ -223,7 +223,7 @@ def test_half_of_the_steps_are_those_of_all_phases(phases: Any, monkeypatch: pyt
 def test_nothing_happens_before_the_start_round_or_with_balanced_classes() -> None:
     assert_same(played(FedCOG(start_round=4)), played())
     balanced = [toy(6, k, labels=[0, 1, 2, 0, 1, 2]) for k in range(3)]
-    runs = [played(*addons, clients=balanced, network=Small) for addons in ((FedCOG(**FEW),), ())]
+    runs = [played(*addons, clients=balanced, factory=Small) for addons in ((FedCOG(**FEW),), ())]
     assert_same(*runs)
     assert [row.get("noted") for row in runs[0].rows] == [None, {"FedCOG.balanced": 3}, {"FedCOG.balanced": 3}]
     assert_same(played(FedCOG(weight=0.0)), played())
@@ -236,7 +236,7 @@ def test_a_clients_last_model_is_kept_from_before_the_start_round() -> None:
 
 def test_a_newcomer_has_nothing_to_disagree_with() -> None:
     """It generates without the term; noted."""
-    method = FedAvg(FedCOG(**{**FEW, "start_round": 1}), network=Small, lr=0.1, batch=20, initial=beginning(3))
+    method = FedAvg(FedCOG(**{**FEW, "start_round": 1}), factory=Small, lr=0.1, batch=20, initial=beginning(3))
     client = toy(4, 0, labels=SKEWED[0])
     run = simulate(method, [client], rounds=2, progress=False)
     assert [row.get("noted") for row in run.rows] == [{"FedCOG.first": 1}, None]
@@ -277,7 +277,7 @@ def test_it_plugs_into_every_base_and_sends_nothing_more(base: tuple[AddOn, ...]
 
 def test_a_multi_label_run_has_the_benchmarks_metrics() -> None:
     clients = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in federation()]
-    method = FedAvg(FedCOG(**FEW), network=Tiny, batch=6)
+    method = FedAvg(FedCOG(**FEW), factory=Tiny, batch=6)
     run = simulate(method, clients, rounds=3, task=MultiLabel(3), test=clients[0], progress=False)
     names = {f"{k}_{m}" for k in "co" for m in ("precision", "recall", "f1")}
     assert names <= set(run.rows[-1])
@@ -291,7 +291,7 @@ def test_the_laws(tmp_path: Path, global_rng_untouched: None) -> None:
 
 def test_clients_of_one_class_or_one_image() -> None:
     clients = [toy(3, 0, labels=[1, 1, 1]).replace(num_classes=3), toy(1, 1, labels=[2]), toy(7, 2, labels=SKEWED[1])]
-    run = played(FedCOG(**FEW), clients=clients, network=Small)
+    run = played(FedCOG(**FEW), clients=clients, factory=Small)
     assert run.rows[-1]["failed"] == {}
 
 
@@ -315,4 +315,4 @@ def test_refusals() -> None:
             return iter(())
 
     with pytest.raises(ValueError, match="cannot tell half of the steps: Makes makes the batches"):
-        FedAvg(FedCOG(regenerate=True), Makes(), network=Tiny)
+        FedAvg(FedCOG(regenerate=True), Makes(), factory=Tiny)

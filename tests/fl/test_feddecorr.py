@@ -51,7 +51,7 @@ def test_by_default_a_round_is_the_releases() -> None:
     client = LabeledImages(wave((7, 1, 2, 2), 0.3), torch.tensor([(2 * i) % 3 for i in range(7)]), num_classes=3)
     order = InTurn({7: [[3, 0, 6, 4, 1, 5, 2], [1, 4, 2, 6, 0, 3, 5]]})
     method = FedAvg(
-        FedDecorr(), order, network=lambda k: Small(k).double(), initial=waves(Small(3)), lr=0.1, epochs=2, batch=3
+        FedDecorr(), order, factory=lambda k: Small(k).double(), initial=waves(Small(3)), lr=0.1, epochs=2, batch=3
     )
     assert_released(simulate(method, [client], rounds=1, progress=False), released)
 
@@ -77,7 +77,7 @@ def test_rounds_follow_the_loss(variant: Any, momentum: float) -> None:
 
 def test_off_and_a_batch_of_one_are_the_base() -> None:
     def play(*addons: FedDecorr, **options: Any) -> Any:
-        return simulate(FedAvg(*addons, network=Tiny, **options), federation(), rounds=2, progress=False)
+        return simulate(FedAvg(*addons, factory=Tiny, **options), federation(), rounds=2, progress=False)
 
     assert_same(play(FedDecorr(0.0)), play())
     assert_same(play(FedDecorr(9.0), batch=1), play(batch=1))
@@ -92,7 +92,7 @@ def test_laws(tmp_path: Path) -> None:
 
 def test_nothing_more_than_fedavg_travels() -> None:
     rows = [
-        simulate(FedAvg(*a, network=Tiny), federation(), rounds=1, progress=False).rows for a in ((), (FedDecorr(),))
+        simulate(FedAvg(*a, factory=Tiny), federation(), rounds=1, progress=False).rows for a in ((), (FedDecorr(),))
     ]
     assert (rows[0][0]["up"], rows[0][0]["down"]) == (rows[1][0]["up"], rows[1][0]["down"])
 

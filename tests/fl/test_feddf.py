@@ -144,7 +144,7 @@ def test_the_single_images_feddf_starts_from_the_average_in_a_share_of_the_round
 
 
 def play(*addons: AddOn, rounds: int = 3, data: Any = None, **how: Any) -> Any:
-    method = FedAvg(*addons, network=lambda k: Tiny(k, norm=True), lr=0.1, momentum=0.5, batch=6)
+    method = FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), lr=0.1, momentum=0.5, batch=6)
     data = data or {"proxy": images(30, 99), "validation": images(30, 98)}
     return simulate(
         method, federation(), rounds=rounds, participation=3, server_data=data, seed=5, progress=False, **how
@@ -172,7 +172,7 @@ def test_off_is_the_base_and_the_traffic_is_fedavgs() -> None:
 def test_equal_teachers_teach_what_the_average_says_already() -> None:
     """One client: the ensemble is the averaged model."""
     data = [federation()[0]]
-    method = [FedAvg(*a, network=Tiny, lr=0.1) for a in ((), (FedDF(steps=3, lr=1e-4),))]
+    method = [FedAvg(*a, factory=Tiny, lr=0.1) for a in ((), (FedDF(steps=3, lr=1e-4),))]
     runs = [simulate(m, data, rounds=1, server_data={"proxy": images(30, 99)}, progress=False) for m in method]
     for name, value in runs[0].server.state[FedAvg.model].items():
         assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=3.1e-4)
@@ -193,7 +193,7 @@ def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("fl.addons.feddf.distill_models", record)
     networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
-    method = FedAvg(FedDF(), Peek(), network=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.1)
+    method = FedAvg(FedDF(), Peek(), factory=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.1)
     data = images(30, 99)
     simulate(method, federation(), rounds=1, server_data={"proxy": data}, progress=False)
     want = torch.stack([trained[k](data.images) for k in range(5)]).mean(0)
@@ -218,11 +218,11 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="patience needs validation: returns='best'"):
         FedDF(patience=100)
     with pytest.raises(ValueError, match="nothing can be personal"):
-        FedAvg(FedDF(), network=Tiny, personal="classifier.*")
+        FedAvg(FedDF(), factory=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="FedDF needs the clients' models, but FedNova rescales"):
-        FedAvg(FedDF(), FedNova(), network=Tiny)
+        FedAvg(FedDF(), FedNova(), factory=Tiny)
     with pytest.raises(ValueError, match=r"FedAvgM follows the average in every round: FedDF\(rate=1\)"):
-        FedAvg(FedDF(rate=0.5), FedAvgM(0.5), network=Tiny)
+        FedAvg(FedDF(rate=0.5), FedAvgM(0.5), factory=Tiny)
     with pytest.raises(ValueError, match="server_data={'proxy'"):
         play(FedDF(), data={"other": images(3, 0)})
     with pytest.raises(ValueError, match="server_data={'validation'"):
@@ -231,6 +231,6 @@ def test_refusals() -> None:
         play(FedDF(), data={"proxy": images(3, 0).replace(normalization=Normalization((0.5,), (0.5,)))})
     with pytest.raises(ValueError, match="FedDF"):
         simulate(
-            FedAvg(FedDF(), network=Tiny), [with_rows(c) for c in federation()], rounds=1, task=MultiLabel(3),
+            FedAvg(FedDF(), factory=Tiny), [with_rows(c) for c in federation()], rounds=1, task=MultiLabel(3),
             server_data={"proxy": images(3, 0)}, progress=False,
         )  # fmt: skip

@@ -58,7 +58,7 @@ def taught(model: nn.Module, sets: list[LabeledImages], counts: Sequence[float],
 
 def run(kind: type[FedDM], clients: list[LabeledImages], rounds: int, **options: Any) -> Run:
     method = kind(
-        network=Tiny, ipc=IPC, steps=STEPS, lr=0.2, server_epochs=EPOCHS, server_batch=999, server_lr=0.3,
+        factory=Tiny, ipc=IPC, steps=STEPS, lr=0.2, server_epochs=EPOCHS, server_batch=999, server_lr=0.3,
         server_weight_decay=0.01, **options,
     )  # fmt: skip
     return simulate(method, clients, rounds=rounds, progress=False)

@@ -56,7 +56,7 @@ def clients() -> list[LabeledImages]:
 
 
 def method(kind: type[PrivateFedDM] = PrivateFedDM, **changes: Any) -> PrivateFedDM:
-    options = {"network": double, "sigma": SIGMA, "sigma_sizes": SIGMA_SIZES, "draws": MAPS, "ipc": IPC, "rho": RHO}
+    options = {"factory": double, "sigma": SIGMA, "sigma_sizes": SIGMA_SIZES, "draws": MAPS, "ipc": IPC, "rho": RHO}
     return kind(**{**options, "steps": STEPS, "lr": LR, "least": 0.0, **SERVER, **changes})
 
 
@@ -475,10 +475,10 @@ def test_refused_at_the_start() -> None:
     white = Normalization((0.0,), (1.0,), zca=ZCA.fit(torch.randn(40, 1, 4, 4, generator=derive(0))))
     held = [images(20, seed=3).replace(normalization=white)]
     with pytest.raises(PrivateStatistics, match="whitening was fitted on images"):
-        play(held=held, network=Tiny)
-    assert play(held=held, network=Tiny, public_statistics=True).rows[0]["failed"] == {}
+        play(held=held, factory=Tiny)
+    assert play(held=held, factory=Tiny, public_statistics=True).rows[0]["failed"] == {}
     with pytest.raises(BatchStatistics, match="among other images"):
-        play(network=lambda n: Mixing(n).double())
+        play(factory=lambda n: Mixing(n).double())
     with pytest.raises(ValueError, match="sizes must be 3 numbers"):
         play(sizes=[1.0, 2.0], sigma_sizes=None)
     with pytest.raises(ValueError, match="needs one class an image"):
@@ -490,17 +490,17 @@ def test_measured_statistics_are_refused_before_anybody_works() -> None:
     pixels = (data.images - data.images.min()) / (data.images.max() - data.images.min())
     held = LabeledImages.from_pixels(pixels, data.labels, num_classes=3, normalization=Normalization.of(pixels))
     with pytest.raises(PrivateStatistics, match="mean and std were measured on images"):
-        play(held=[held], network=Tiny)
-    assert play(held=[held], network=Tiny, public_statistics=True).rows[0]["failed"] == {}
+        play(held=[held], factory=Tiny)
+    assert play(held=[held], factory=Tiny, public_statistics=True).rows[0]["failed"] == {}
 
 
 @pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
 def test_no_client_fails_for_the_number_of_its_records(kind: type[PrivateFedDM]) -> None:
     """delta = 1/60: a client of 60 records used to fail, one of 59 did not, and the union showed it."""
     held = [images(count, seed=count) for count in (59, 60, 61)]
-    assert play(kind=kind, held=held, network=Tiny, ledger=Ledger(delta=1 / 60)).rows[0]["failed"] == {}
+    assert play(kind=kind, held=held, factory=Tiny, ledger=Ledger(delta=1 / 60)).rows[0]["failed"] == {}
     with pytest.raises(NotAccountable, match="1/60"):
-        play(kind=kind, held=held, network=Tiny, ledger=Ledger(delta=1 / 60), sizes=[20.0] * 3, sigma_sizes=None)
+        play(kind=kind, held=held, factory=Tiny, ledger=Ledger(delta=1 / 60), sizes=[20.0] * 3, sigma_sizes=None)
 
 
 def test_no_ledger_no_release() -> None:

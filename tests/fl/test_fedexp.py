@@ -45,7 +45,7 @@ def test_after_the_first_round_the_model_itself_is_tested() -> None:
 
 def test_the_accuracy_is_that_of_the_averaged_iterate_and_its_buffers() -> None:
     test = images(60, 9)
-    run = simulate(FedAvg(FedExP(), network=network, lr=0.1), federation(), rounds=3, test=test, progress=False)
+    run = simulate(FedAvg(FedExP(), factory=network, lr=0.1), federation(), rounds=3, test=test, progress=False)
     last, before = run.server.state[FedAvg.model], run.server.state[FedExP.before]
     net = Tiny(3, norm=True).eval()
     net.load_state_dict({n: (t + before[n]) / 2 if t.is_floating_point() else t for n, t in last.items()})
@@ -56,7 +56,7 @@ def test_the_accuracy_is_that_of_the_averaged_iterate_and_its_buffers() -> None:
 def test_clients_that_agree_and_a_large_epsilon_are_plain_averaging() -> None:
     """One client: |d|^2 / (2 |d|^2) < 1. Many: epsilon beats the disagreement."""
     for clients, epsilon in ((federation()[:1], 0.0), (federation(), 1e9)):
-        runs = [simulate(FedAvg(*a, network=Tiny), clients, rounds=3, progress=False) for a in ((), (FedExP(epsilon),))]
+        runs = [simulate(FedAvg(*a, factory=Tiny), clients, rounds=3, progress=False) for a in ((), (FedExP(epsilon),))]
         for name, value in runs[0].server.state[FedAvg.model].items():
             assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
 
@@ -72,8 +72,8 @@ def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
 
 
 def test_one_number_travels() -> None:
-    run = simulate(FedAvg(FedExP(), network=network), federation(), rounds=2, participation=2, progress=False)
-    base = simulate(FedAvg(network=network), federation(), rounds=2, participation=2, progress=False)
+    run = simulate(FedAvg(FedExP(), factory=network), federation(), rounds=2, participation=2, progress=False)
+    base = simulate(FedAvg(factory=network), federation(), rounds=2, participation=2, progress=False)
     for row, plain in zip(run.rows, base.rows):
         assert row["up"] == {**plain["up"], "FedExP.norm": 2 * 8}
         assert row["down"] == plain["down"]
@@ -81,6 +81,6 @@ def test_one_number_travels() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="FedExP needs one architecture"):
-        FedAvg(FedExP(), network={"a": Tiny, "b": network}, assign=lambda k: "a")
+        FedAvg(FedExP(), factory={"a": Tiny, "b": network}, assign=lambda k: "a")
     with pytest.raises(ValueError, match="epsilon must be at least 0"):
         FedExP(-1.0)

@@ -56,7 +56,7 @@ def test_rounds_follow_the_two_loops() -> None:
     """`update_generator_` of the release's serverpFedGen.py without its student, and `train` of userpFedGen.py."""
     alpha, beta, decay, clients = 0.7, 0.4, 0.5, federation()[:2]
     options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "batch": 6, "epochs": 2}
-    method = FedAvg(FedGen(alpha, beta, decay, **SIZES), network=Tiny, initial=Tiny(3).state_dict(), **options)
+    method = FedAvg(FedGen(alpha, beta, decay, **SIZES), factory=Tiny, initial=Tiny(3).state_dict(), **options)
     first = simulate(method, clients, rounds=1, progress=False)
     result = simulate(method, clients, rounds=3, progress=False)
 
@@ -103,7 +103,7 @@ def test_rounds_follow_the_two_loops() -> None:
 
 
 def play(*addons: AddOn, rounds: int = 3, **options: Any) -> Any:
-    method = FedAvg(*addons, network=Tiny, lr=0.1, batch=6, **options)
+    method = FedAvg(*addons, factory=Tiny, lr=0.1, batch=6, **options)
     return simulate(method, federation(), rounds=rounds, progress=False)
 
 
@@ -143,7 +143,7 @@ def test_the_generator_learns_what_the_classifiers_call_each_class() -> None:
 
 def test_classes_that_nobody_holds_are_never_generated_and_pull_at_nothing() -> None:
     clients = [images(12, k).replace(num_classes=5) for k in range(2)]
-    run = simulate(FedAvg(FedGen(**SIZES), network=Tiny, lr=0.1), clients, rounds=2, progress=False)
+    run = simulate(FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1), clients, rounds=2, progress=False)
     assert run.server.state[FedGen.seen].tolist() == [1, 1, 1, 0, 0]
 
 
@@ -151,10 +151,10 @@ def in_turn(*addons: AddOn, drawn: tuple[int, ...]) -> Any:
     """A run in which one client a round is drawn, in this order: client 0 holds classes 0 and 1, client 1 class 2."""
     data = [images(30, 1), images(30, 2)]
     data = [data[0][data[0].labels < 2], data[1][data[1].labels == 2]]
-    method = FedAvg(*addons, network=Tiny, lr=0.1, batch=6)
+    method = FedAvg(*addons, factory=Tiny, lr=0.1, batch=6)
     for seed in range(100):
         how: dict[str, Any] = {"rounds": len(drawn), "participation": 0.5, "seed": seed, "progress": False}
-        rows = simulate(FedAvg(network=Tiny, batch=99), data, **how).rows
+        rows = simulate(FedAvg(factory=Tiny, batch=99), data, **how).rows
         if [row["drawn"] for row in rows] == [[k] for k in drawn]:
             return simulate(method, data, **how)
     raise AssertionError("no seed draws the clients in this order")
@@ -187,11 +187,11 @@ def test_refusals() -> None:
         with pytest.raises(ValueError, match=option):
             FedGen(**{option: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no personal parameters, one architecture"):
-        FedAvg(FedGen(), network=Tiny, personal="classifier.*")
+        FedAvg(FedGen(), factory=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="no personal parameters, one architecture"):
-        FedAvg(FedGen(), network={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
+        FedAvg(FedGen(), factory={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
     with pytest.raises(ValueError, match="FedGen needs the clients' classifiers, but FedNova rescales"):
-        FedAvg(FedGen(), FedNova(), network=Tiny)
+        FedAvg(FedGen(), FedNova(), factory=Tiny)
 
 
 def test_a_frozen_body_a_named_architecture_and_any_network_will_do() -> None:
@@ -202,7 +202,7 @@ def test_a_frozen_body_a_named_architecture_and_any_network_will_do() -> None:
         net[1].requires_grad_(False)
         return net
 
-    method = FedAvg(FedGen(**SIZES), network={"only": network}, lr=0.1)
+    method = FedAvg(FedGen(**SIZES), factory={"only": network}, lr=0.1)
     run = simulate(method, federation(), rounds=2, progress=False)
     assert not run.rows[-1]["failed"]
     assert run.server.state[FedGen.generator]["out.bias"].shape == (5,)

@@ -29,7 +29,7 @@ FEW: dict[str, Any] = {"ipc": 2, "steps": 3, "refine_steps": 2, "selected": (1, 
 
 
 def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
-    method = FedAvg(*addons, **{"network": Tiny, "lr": 0.05, "batch": 6, **options})
+    method = FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "batch": 6, **options})
     return simulate(method, clients or federation(), rounds=rounds, progress=False)
 
 
@@ -78,7 +78,7 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
     term: dict[str, Any] = {"regulariser": "mmd"} if mmd else {"temperature": 0.2, "reduction": reduction}
     anchors = Anchors(ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, **term)
     run = played(
-        anchors, FedAvgM(0.7), rounds=4, clients=clients, network=Small, initial=start, weights="uniform",
+        anchors, FedAvgM(0.7), rounds=4, clients=clients, factory=Small, initial=start, weights="uniform",
         lr=0.2, lr_decay=0.9, batch=20, steps=2,
     )  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_the_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pyt
 
     monkeypatch.setattr("fl.addons.anchors.fit_to_gradient", record)
     anchors = Anchors(ipc=1, selected=(1, 2, 3))
-    played(anchors, rounds=4, clients=[toy(9, 2)], network=Small, lr=0.2, lr_decay=0.5, batch=9)
+    played(anchors, rounds=4, clients=[toy(9, 2)], factory=Small, lr=0.2, lr_decay=0.5, batch=9)
     assert len(targets) == 3
     for target, gradient in targets:
         assert_close(target, gradient, atol=1e-5)
@@ -149,7 +149,7 @@ def test_statistics_are_asked_once_and_averaged_over_owners(whole: bool) -> None
     clients = [toy(4, 1, labels=[0, 0, 1, 1]), toy(6, 2, labels=[0] * 6)]
     clients = [c.replace(num_classes=3) for c in clients]
     init: Any = "statistics-whole-set" if whole else "statistics"
-    run = played(Anchors(ipc=50, init=init, selected=(), weight=0.0), clients=clients, network=Small, rounds=1)
+    run = played(Anchors(ipc=50, init=init, selected=(), weight=0.0), clients=clients, factory=Small, rounds=1)
     found = []
     for x, y in clients:
         rows = [x[y == c].flatten() for c in range(2)]
@@ -237,7 +237,7 @@ def test_the_first_networks_may_be_others() -> None:
         drawn.append(1)
         return Tiny(3)
 
-    played(Condensed(**FEW, network=network), clients=federation()[:1])
+    played(Condensed(**FEW, factory=network), clients=federation()[:1])
     assert drawn
 
 
@@ -252,7 +252,7 @@ SMALL: dict[str, Any] = {
     "FedLGD", source="Huang et al., TMLR 2024, section 5.1: the constants; its halves have goldens of their own"
 )
 def test_the_composition_has_the_papers_defaults() -> None:
-    method = FedLGD(network=Tiny)
+    method = FedLGD(factory=Tiny)
     condensed, anchors = method.addons[1], method.addons[0]
     assert isinstance(condensed, Condensed)
     assert isinstance(anchors, Anchors)
@@ -267,7 +267,7 @@ def test_the_composition_has_the_papers_defaults() -> None:
 @pytest.mark.parametrize("joined", ["unselected", "always"])
 def test_bytes_by_entry(joined: Any) -> None:
     """Rounds 1 and 3 distil. G goes down in the first round that uses it and after each change, and nothing else."""
-    method = FedLGD(network=Tiny, selected=(1, 3), joined=joined, **SMALL)
+    method = FedLGD(factory=Tiny, selected=(1, 3), joined=joined, **SMALL)
     held = [Holding(c) for c in federation()]
     run = simulate(method, held, rounds=5, progress=False)
     weights, body = 5 * 4 * (3 * 9 + 3 + 48 * 3 + 3), 5 * 6 * 16 * 4
@@ -292,23 +292,23 @@ def test_the_laws(init: Any, tmp_path: Path, global_rng_untouched: None) -> None
 
 def test_off_is_not_installed() -> None:
     assert_same(played(Condensed(ipc=0), Anchors(ipc=0)), played())
-    bare = FedLGD(network=Tiny, **{**SMALL, "ipc": 0, "anchors": 0})
+    bare = FedLGD(factory=Tiny, **{**SMALL, "ipc": 0, "anchors": 0})
     assert bare.addons == ()
 
 
 def test_clients_of_any_architecture_condense_by_their_own() -> None:
     network = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
-    run = played(Condensed(**FEW), network=network, assign=lambda k: "ab"[k % 2], rounds=3)
+    run = played(Condensed(**FEW), factory=network, assign=lambda k: "ab"[k % 2], rounds=3)
     assert run.rows[-1]["failed"] == {}
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="Anchors needs one architecture that the server holds whole"):
-        FedLGD(network={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
+        FedLGD(factory={"a": Tiny, "b": Tiny}, assign=lambda k: "a")
     with pytest.raises(ValueError, match="Anchors needs one architecture that the server holds whole"):
-        FedLGD(network=Tiny, personal="classifier.*")
+        FedLGD(factory=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="Anchors needs optimizer='sgd'"):
-        FedLGD(network=Tiny, optimizer="adam")
+        FedLGD(factory=Tiny, optimizer="adam")
     for kind in (Condensed, Anchors):
         for bad in ({"ipc": -1}, {"steps": -1}, {"selected": (0,)}, {"init": "zeros"}, {"lr": 0.0}, {"momentum": 1.0}):
             with pytest.raises(ValueError, match=next(iter(bad))):
@@ -319,10 +319,10 @@ def test_refusals() -> None:
     for bad in wrong:
         with pytest.raises(ValueError, match=next(iter(bad))):
             Anchors(**bad)
-    assert FedLGD(network=Tiny, regulariser="mmd").addons[0] == Anchors(regulariser="mmd")
+    assert FedLGD(factory=Tiny, regulariser="mmd").addons[0] == Anchors(regulariser="mmd")
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
     with pytest.raises(ValueError, match="Anchors needs one class an image"):
-        simulate(FedLGD(network=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
+        simulate(FedLGD(factory=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
 
 
 def test_an_augmentation_for_other_images_is_refused_before_round_1() -> None:
@@ -330,10 +330,10 @@ def test_an_augmentation_for_other_images_is_refused_before_round_1() -> None:
     crop = CropFlip(Normalization((0.5,), (0.25,)), pad=1)
     few = Condensed(ipc=1, steps=1, refine_steps=0, augment=crop)
     methods = [
-        FedAvg(few, network=Tiny),
-        FedAvg(network=Tiny, augment=crop),
-        FedProto(network=Tiny, condensed=few),
-        FedDM(network=Tiny, ipc=1, steps=1, server_epochs=1, augment=crop),
+        FedAvg(few, factory=Tiny),
+        FedAvg(factory=Tiny, augment=crop),
+        FedProto(factory=Tiny, condensed=few),
+        FedDM(factory=Tiny, ipc=1, steps=1, server_epochs=1, augment=crop),
     ]
     for method in methods:
         with pytest.raises(ValueError, match="augment pads with the black of images with mean"):

@@ -59,11 +59,11 @@ def test_it_reaches_the_true_optimum_where_averaging_is_drawn_to_the_busiest_cli
     assert abs(quadratic.weights(quadratic.run(**options)) - want).max() > 0.1
 
 
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"optimizer": "adam", "network": Tiny}, {"buffers": "local"}])
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"optimizer": "adam", "factory": Tiny}, {"buffers": "local"}])
 def test_equal_steps_are_plain_averaging(options: dict[str, Any]) -> None:
     clients = [images(18, seed=k) for k in range(4)]
     runs = [
-        simulate(FedAvg(*a, **{"network": network, "batch": 6, **options}), clients, rounds=3, progress=False)
+        simulate(FedAvg(*a, **{"factory": network, "batch": 6, **options}), clients, rounds=3, progress=False)
         for a in ((), (FedNova(),))
     ]
     for name, value in runs[0].server.state[FedAvg.model].items():
@@ -75,9 +75,9 @@ def test_phases_architectures_and_personal_parameters_are_normalised_apart() -> 
     clients = [images(12, seed=k) for k in range(4)]
     phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1)]
     for options in (
-        {"network": Tiny, "phases": phases},
-        {"network": Tiny, "phases": phases, "personal": "classifier.*"},
-        {"network": {"a": Tiny, "b": network}, "assign": lambda k: "ab"[k % 2]},
+        {"factory": Tiny, "phases": phases},
+        {"factory": Tiny, "phases": phases, "personal": "classifier.*"},
+        {"factory": {"a": Tiny, "b": network}, "assign": lambda k: "ab"[k % 2]},
     ):
         runs = [simulate(FedAvg(*a, **options), clients, rounds=2, progress=False) for a in ((), (FedNova(),))]
         for name, value in runs[0].server.state[FedAvg.model].items():
@@ -89,8 +89,8 @@ def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
 
 
 def test_one_number_for_each_tensor_travels() -> None:
-    run = simulate(FedAvg(FedNova(), network=network), federation(), rounds=2, participation=2, progress=False)
-    base = simulate(FedAvg(network=network), federation(), rounds=2, participation=2, progress=False)
+    run = simulate(FedAvg(FedNova(), factory=network), federation(), rounds=2, participation=2, progress=False)
+    base = simulate(FedAvg(factory=network), federation(), rounds=2, participation=2, progress=False)
     for row, plain in zip(run.rows, base.rows):
         assert row["up"] == {**plain["up"], "Nova.tau": 2 * 4 * 6}
         assert row["down"] == plain["down"]
@@ -98,4 +98,4 @@ def test_one_number_for_each_tensor_travels() -> None:
 
 def test_another_rescaling_is_refused() -> None:
     with pytest.raises(ValueError, match="FedExP and FedNova cannot be combined: both fill the slot 'rescale'"):
-        FedAvg(FedNova(), FedExP(), network=Tiny)
+        FedAvg(FedNova(), FedExP(), factory=Tiny)

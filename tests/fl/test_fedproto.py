@@ -52,7 +52,7 @@ def clients(classes: int = 3) -> list[LabeledImages]:
 def test_rounds_follow_algorithm_1(weights: Any) -> None:
     """theta stacks W and V (rows are outputs, as in nn.Linear); class 3 has no owner."""
     lam, momentum = 0.6, 0.5
-    method = FedProto(network=Linear, lam=lam, lr=0.1, momentum=momentum, epochs=2, batch=8, weights=weights)
+    method = FedProto(factory=Linear, lam=lam, lr=0.1, momentum=momentum, epochs=2, batch=8, weights=weights)
     result = simulate(method, clients(4), rounds=4, participation=2, progress=False)
     drawn = build(lambda: Linear(4), derive(0, 0, "server", "init "))
     start = np.concatenate([p.detach().double().numpy() for p in drawn.parameters()])
@@ -84,7 +84,7 @@ def test_rounds_follow_algorithm_1(weights: Any) -> None:
 
 def play(rounds: int = 4, predict: Any = "prototype", lam: float = 1.0, **how: Any) -> Any:
     held = [Holding(c, images(24, 50 + k)) for k, c in enumerate(federation())]
-    method = FedProto(network=lambda k: Tiny(k, norm=True), lam=lam, lr=0.05, batch=6, predict=predict)
+    method = FedProto(factory=lambda k: Tiny(k, norm=True), lam=lam, lr=0.05, batch=6, predict=predict)
     return simulate(method, held, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
 
 
@@ -114,15 +114,15 @@ def test_without_the_distance_networks_are_trained_locally() -> None:
     """Then it is FedAvg with nothing shared: the classifier's accuracy is that of training alone."""
     held = [Holding(images(24, 3), images(60, 9))]
     drawn = build(lambda: Tiny(3), derive(0, 0, "server", "init "))
-    proto = FedProto(network=Tiny, lam=0.0, lr=0.1, momentum=0.0, batch=24, predict="classifier")
-    alone = FedAvg(network=Tiny, initial=drawn.state_dict(), lr=0.1, batch=24)
+    proto = FedProto(factory=Tiny, lam=0.0, lr=0.1, momentum=0.0, batch=24, predict="classifier")
+    alone = FedAvg(factory=Tiny, initial=drawn.state_dict(), lr=0.1, batch=24)
     rows = [simulate(m, held, rounds=3, progress=False).rows for m in (proto, alone)]
     assert [r["accuracy_personal"]["mean"] for r in rows[0]] == [r["accuracy_clients"]["mean"] for r in rows[1]]
 
 
 def test_architectures_share_prototypes() -> None:
     networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
-    method = FedProto(network=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.05)
+    method = FedProto(factory=networks, assign=lambda k: "norm" if k % 2 else "plain", lr=0.05)
     run = simulate(method, federation(), rounds=2, progress=False)
     assert run.rows[-1]["prototypes"] == 3
     assert not run.rows[-1]["failed"]
@@ -134,14 +134,14 @@ def test_refusals() -> None:
 
     for option, value in {"lam": -1.0, "lr": 0.0, "epochs": 0, "weights": "all", "predict": "none"}.items():
         with pytest.raises(ValueError, match=option):
-            FedProto(network=Tiny, **{option: value})  # type: ignore[arg-type]
+            FedProto(factory=Tiny, **{option: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="assign must say"):
-        FedProto(network={"a": Tiny, "b": Tiny})
+        FedProto(factory={"a": Tiny, "b": Tiny})
     networks: dict[str, Any] = {"a": Tiny, "b": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
     with pytest.raises(ValueError, match="one size to share prototypes"):
-        start(FedProto(network=networks, assign=lambda k: "a"))
+        start(FedProto(factory=networks, assign=lambda k: "a"))
     with pytest.raises(ValueError, match="one class an image"):
-        start(FedProto(network=Tiny), task=MultiLabel(3))
+        start(FedProto(factory=Tiny), task=MultiLabel(3))
 
 
 @pytest.mark.golden("Condensed", source="Huang et al., TMLR 2024, section 5.1: FedProto on condensed data")
@@ -152,7 +152,7 @@ def test_on_condensed_data_it_is_fedproto_on_these_sets(participation: float | i
     networks = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
 
     def play(clients: list[LabeledImages], **options: Any) -> Any:
-        method = FedProto(network=networks, assign=lambda k: "ab"[k % 2], lr=0.1, batch=4, **options)
+        method = FedProto(factory=networks, assign=lambda k: "ab"[k % 2], lr=0.1, batch=4, **options)
         how: dict[str, Any] = {"rounds": 4, "participation": participation, "progress": False, "evaluate": "none"}
         return simulate(method, clients, out=tmp_path / "run" if options else None, **how)
 
@@ -173,8 +173,8 @@ def test_on_condensed_data_it_is_fedproto_on_these_sets(participation: float | i
 
 def test_what_condensed_may_be() -> None:
     with pytest.raises(ValueError, match=r"no global network to refine sets under: Condensed\(refine_steps=0\)"):
-        FedProto(network=Tiny, condensed=Condensed())
+        FedProto(factory=Tiny, condensed=Condensed())
     with pytest.raises(TypeError, match="condensed must be a Condensed"):
-        FedProto(network=Tiny, condensed=Condensed)  # type: ignore[arg-type]
-    assert FedProto(network=Tiny, condensed=Condensed(ipc=0, selected=())).condensed is None
-    assert "Condensed(ipc=2" in repr(FedProto(network=Tiny, condensed=Condensed(ipc=2, refine_steps=0)))
+        FedProto(factory=Tiny, condensed=Condensed)  # type: ignore[arg-type]
+    assert FedProto(factory=Tiny, condensed=Condensed(ipc=0, selected=())).condensed is None
+    assert "Condensed(ipc=2" in repr(FedProto(factory=Tiny, condensed=Condensed(ipc=2, refine_steps=0)))

@@ -93,7 +93,7 @@ def test_whole_rounds_are_the_releases(rounds: int, monkeypatch: pytest.MonkeyPa
     ]
     method = FedAvg(
         FedReg(0.4, eta=0.1, iterations=3), InTurn({n: orders[1:] for n, orders in SEEN.items()}),
-        network=two_layers, initial=waves(two_layers(3)), lr=0.5, epochs=3, batch=2, weights="uniform",
+        factory=two_layers, initial=waves(two_layers(3)), lr=0.5, epochs=3, batch=2, weights="uniform",
     )  # fmt: skip
     assert_released(simulate(method, clients, rounds=rounds, progress=False), RELEASED[rounds])
 
@@ -140,7 +140,7 @@ def test_the_drift_does_not_raise_the_loss_on_pseudo_images() -> None:
             drift = [p.detach() - local.start[n] for n, p in local.shared_parameters().items()]
             angles.append(float(sum((d * g).sum() for d, g in zip(drift, grads))))
 
-    simulate(FedAvg(Peek(), network=Tiny, lr=0.1, epochs=2), federation(), rounds=2, progress=False)
+    simulate(FedAvg(Peek(), factory=Tiny, lr=0.1, epochs=2), federation(), rounds=2, progress=False)
     assert angles
     assert max(angles) < 1e-5
 
@@ -154,7 +154,7 @@ def test_nothing_more_than_fedavg_travels_and_statistics_move_once_a_step() -> N
     rows, states = [], []
     for addons in ((), (FedReg(iterations=1),)):
         run = simulate(
-            FedAvg(*addons, network=lambda k: Tiny(k, norm=True), batch=6), federation(), rounds=1, progress=False
+            FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), batch=6), federation(), rounds=1, progress=False
         )
         rows.append(run.rows[0])
         states.append(run.server.state[FedAvg.model])
@@ -168,9 +168,9 @@ def test_refusals() -> None:
             FedReg(**{option: value})  # type: ignore[arg-type]
     for options in ({"momentum": 0.9}, {"optimizer": "adam"}):
         with pytest.raises(ValueError, match="plain SGD"):
-            FedAvg(FedReg(), network=Tiny, **options)
+            FedAvg(FedReg(), factory=Tiny, **options)
     for addon in (SCAFFOLD(), FedNova()):
         with pytest.raises(ValueError, match=f"FedReg cannot be combined with {addon.name}"):
-            FedAvg(FedReg(), addon, network=Tiny)
+            FedAvg(FedReg(), addon, factory=Tiny)
     with pytest.raises(ValueError, match="both fill the slot 'gradient'"):
-        FedAvg(FedReg(), FedSAM(), network=Tiny)
+        FedAvg(FedReg(), FedSAM(), factory=Tiny)

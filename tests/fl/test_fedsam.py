@@ -41,7 +41,7 @@ def test_rounds_of_two_weights_follow_the_formula() -> None:
 
 
 def play(*addons: AddOn, rounds: int = 1, **options: Any) -> Run:
-    method = FedAvg(*addons, **{"network": network, "lr": 0.1, "batch": 6, **options})
+    method = FedAvg(*addons, **{"factory": network, "lr": 0.1, "batch": 6, **options})
     return simulate(method, federation()[:2], rounds=rounds, progress=False)
 
 
@@ -56,7 +56,7 @@ def test_with_a_tiny_radius_it_is_plain_descent_with_the_same_dropout_and_statis
             nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), drop(0.5), nn.Flatten(), nn.Linear(16, outputs)
         )
 
-    base, near = (play(*a, rounds=2, network=dropping).server.state[FedAvg.model] for a in ((), (FedSAM(1e-7),)))
+    base, near = (play(*a, rounds=2, factory=dropping).server.state[FedAvg.model] for a in ((), (FedSAM(1e-7),)))
     for name, value in base.items():
         assert torch.allclose(value.double(), near[name].double(), atol=1e-5), name
 
@@ -76,7 +76,7 @@ def test_the_weights_come_back_bit_by_bit() -> None:
             for name in grads:
                 grads[name] = torch.zeros_like(grads[name])
 
-    run = play(FedSAM(3.0), Still(), network=Tiny)
+    run = play(FedSAM(3.0), Still(), factory=Tiny)
     start = Networks(Tiny).first("", 3, 0)
     assert all(torch.equal(t, start[n]) for n, t in run.server.state[FedAvg.model].items())
 
@@ -116,6 +116,6 @@ def test_refusals() -> None:
             return compute()
 
     with pytest.raises(ValueError, match="FedSAM and Zigzag cannot be combined: both fill the slot 'gradient'"):
-        FedAvg(FedSAM(), Zigzag(), network=Tiny)
+        FedAvg(FedSAM(), Zigzag(), factory=Tiny)
     with pytest.raises(ValueError, match="rho must be at least 0"):
         FedSAM(-0.1)

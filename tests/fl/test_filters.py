@@ -130,7 +130,7 @@ class Everything(AddOn):
 
 
 def method(*addons: AddOn, **options: Any) -> FedAvg:
-    return FedAvg(*addons, **{"network": network, "lr": 0.05, "momentum": 0.9, "batch": 6, **options})
+    return FedAvg(*addons, **{"factory": network, "lr": 0.05, "momentum": 0.9, "batch": 6, **options})
 
 
 def play(what: Method, rounds: int = 3, **how: Any) -> Run:
@@ -177,7 +177,7 @@ def test_laws(drawn: bool, tmp_path: Path, global_rng_untouched: None) -> None:
     def make() -> Filtered:
         if not drawn:
             return Filtered(method(SCAFFOLD()), Scale(), Shift())
-        return Filtered(Tolerant(SCAFFOLD(), network=network, batch=6), Choose())
+        return Filtered(Tolerant(SCAFFOLD(), factory=network, batch=6), Choose())
 
     whole = play(make(), rounds=4)
     assert_same(whole, play(make(), rounds=4, workers=3))
@@ -198,7 +198,7 @@ def test_a_filter_draws_and_nobody_is_named() -> None:
             if local.client.id in (0, 2):
                 raise RuntimeError(f"{'abc'[local.client.id]} lost")
 
-    held = Filtered(Tolerant(Lost(), network=network), Choose())
+    held = Filtered(Tolerant(Lost(), factory=network), Choose())
     rows = play(held, rounds=4, evaluate="drawn").rows
     assert [row["answers"] for row in rows] == [2, 0, 2, 1]
     assert [row["failed"] for row in rows] == [

@@ -34,7 +34,7 @@ class Seen(FineTune):
 def test_the_new_global_model_is_trained_on_before_the_test(momentum: float) -> None:
     clients = [Holding(c, c) for c in linear.clients()]
     start = {"w.weight": torch.tensor(linear.START, dtype=torch.float32)}
-    options: dict[str, Any] = {"network": linear.FourWeights, "objective": linear.squares, "initial": start}
+    options: dict[str, Any] = {"factory": linear.FourWeights, "objective": linear.squares, "initial": start}
     method = FedAvg(Seen(steps=3), lr=0.1, batch=8, momentum=momentum, epochs=2, **options)
     simulate(method, clients, rounds=2, progress=False)
     w = linear.START
@@ -50,7 +50,7 @@ def test_training_is_the_bases_bit_by_bit_and_other_layers_stay() -> None:
     clients = [Holding(c, images(20, 50 + k)) for k, c in enumerate(federation())]
 
     def play(*addons: AddOn) -> Any:
-        return simulate(FedAvg(*addons, network=Tiny, lr=0.1), clients, rounds=2, progress=False)
+        return simulate(FedAvg(*addons, factory=Tiny, lr=0.1), clients, rounds=2, progress=False)
 
     base, tuned = play(), play(Seen(epochs=2, train="classifier.*"))
     assert_same(base, tuned)
@@ -64,7 +64,7 @@ def test_training_is_the_bases_bit_by_bit_and_other_layers_stay() -> None:
 def test_a_client_with_test_images_only_is_tested_with_the_global_model() -> None:
     empty = images(4, 0)[:0]
     clients = [Holding(images(20, 1)), Holding(empty, images(20, 2))]
-    run = simulate(FedAvg(FineTune(), network=Tiny), clients, rounds=1, evaluate="all", progress=False)
+    run = simulate(FedAvg(FineTune(), factory=Tiny), clients, rounds=1, evaluate="all", progress=False)
     assert run.rows[0]["accuracy_personal"] == run.rows[0]["accuracy_clients"]
 
 

@@ -42,7 +42,7 @@ def held() -> list[Holding]:
 
 def play(out: Path | None = None, method: Any = None, clients: Any = None, **how: Any) -> Any:
     options = {"rounds": 2, "test": images(20, 77), "server_data": {"proxy": images(9, 78)}, "out": out, **how}
-    return simulate(method or FedAvg(network=Tiny), clients or held(), progress=False, **options)
+    return simulate(method or FedAvg(factory=Tiny), clients or held(), progress=False, **options)
 
 
 def swapped(data: LabeledImages) -> LabeledImages:
@@ -70,10 +70,10 @@ def other_own_test() -> dict[str, Any]:
         (lambda: {"clients": held()[::-1]}, "data"),
         (lambda: {"test": swapped(images(20, 77))}, "test"),
         (lambda: {"server_data": {"proxy": swapped(images(9, 78))}}, "server_data"),
-        (lambda: {"method": FedAvg(network=Leaky)}, "network"),
-        (lambda: {"method": FedAvg(network=Wide)}, "network"),
-        (lambda: {"method": FedAvg(network=lambda k: Tiny(k, norm=True))}, "network"),
-        (lambda: {"method": FedAvg(network=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k)))}, "network"),
+        (lambda: {"method": FedAvg(factory=Leaky)}, "network"),
+        (lambda: {"method": FedAvg(factory=Wide)}, "network"),
+        (lambda: {"method": FedAvg(factory=lambda k: Tiny(k, norm=True))}, "network"),
+        (lambda: {"method": FedAvg(factory=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k)))}, "network"),
     ],
     ids=["a client", "its test", "order", "test", "server", "activation", "width", "norm", "class"],
 )
@@ -89,14 +89,14 @@ def test_other_data_or_another_network_is_refused_by_name(
 @pytest.mark.parametrize("kind", [FedDM, FedProto])
 def test_other_methods_know_their_network_too(kind: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {} if kind is FedProto else {"ipc": 1, "steps": 1, "server_epochs": 1, "batch_real": 4}
-    play(tmp_path, kind(network=Tiny, **options), rounds=1)
+    play(tmp_path, kind(factory=Tiny, **options), rounds=1)
     with pytest.raises(CheckpointError, match="network: was .*Tiny.*, now .*Leaky"):
-        play(tmp_path, kind(network=Leaky, **options), resume=True)
+        play(tmp_path, kind(factory=Leaky, **options), resume=True)
 
 
 def test_a_private_runs_config_is_no_oracle_for_its_data(tmp_path: Path) -> None:
     """Two runs on the same data say different things, no plain hash is among them, and each knows its own data."""
-    made = lambda: Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(sigma=4.0, rate=0.5, clip=1.0))  # noqa: E731
+    made = lambda: Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(sigma=4.0, rate=0.5, clip=1.0))  # noqa: E731
     said = []
     for name in ("a", "b"):
         play(tmp_path / name, made(), secret=1)

@@ -20,7 +20,7 @@ TEST = images(40, 77)
 
 def play(*addons: AddOn, rounds: int = 3, data: Any = None, **options: Any) -> Any:
     method = FedAvg(
-        *addons, **{"network": lambda k: Tiny(k, norm=True), "lr": 0.1, "momentum": 0.5, "batch": 6, **options}
+        *addons, **{"factory": lambda k: Tiny(k, norm=True), "lr": 0.1, "momentum": 0.5, "batch": 6, **options}
     )
     return simulate(
         method, federation(), rounds=rounds, participation=3, server_data=data or {"test": TEST}, seed=5, progress=False
@@ -71,13 +71,13 @@ def test_refusals() -> None:
     with pytest.raises(TypeError, match="on must be the name"):
         LocalAccuracy(on=TEST)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="LocalAccuracy needs the clients' models, but FedNova rescales"):
-        FedAvg(LocalAccuracy(), FedNova(), network=Tiny)
+        FedAvg(LocalAccuracy(), FedNova(), factory=Tiny)
     with pytest.raises(ValueError, match="nothing can be personal"):
         play(LocalAccuracy(), personal="classifier.*")
     for rule in ("local", "drop"):
         with pytest.raises(ValueError, match="LocalAccuracy runs .* but their batch statistics stay at home"):
             play(LocalAccuracy(), buffers=rule)
-        play(LocalAccuracy(), buffers=rule, network=Tiny, rounds=1)
+        play(LocalAccuracy(), buffers=rule, factory=Tiny, rounds=1)
     with pytest.raises(ValueError, match="server_data={'test'"):
         play(LocalAccuracy(), data={"other": TEST})
     for wrong in (TEST.replace(normalization=Normalization((0.5,), (0.5,))), images(0, 1)):

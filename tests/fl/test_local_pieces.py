@@ -32,7 +32,7 @@ class Second(AddOn):
 
 def test_fit_is_plain_training_with_a_term_and_leaves_the_base_alone() -> None:
     clients, start = federation()[:2], Tiny(3).state_dict()
-    options: dict[str, Any] = {"network": Tiny, "initial": dict(start), "lr": 0.1, "momentum": 0.5, "batch": 5}
+    options: dict[str, Any] = {"factory": Tiny, "initial": dict(start), "lr": 0.1, "momentum": 0.5, "batch": 5}
     base = simulate(FedAvg(**options), clients, rounds=1, progress=False)
     run = simulate(FedAvg(Second(), **options), clients, rounds=1, progress=False)
     for name, value in base.server.state[FedAvg.model].items():
@@ -54,7 +54,7 @@ def test_fit_is_plain_training_with_a_term_and_leaves_the_base_alone() -> None:
 
 def test_the_personal_slot_is_tested_beside_the_global_model() -> None:
     clients = [Holding(c, images(30, 40 + k)) for k, c in enumerate(federation())]
-    run = simulate(FedAvg(Second(), network=Tiny, lr=0.2, epochs=3), clients, rounds=2, progress=False)
+    run = simulate(FedAvg(Second(), factory=Tiny, lr=0.2, epochs=3), clients, rounds=2, progress=False)
     zeros = [float((c.test.labels == 0).double().mean()) for c in clients if c.test is not None]
     assert run.rows[-1]["accuracy_personal"]["mean"] == pytest.approx(sum(zeros) / len(zeros))
     assert run.rows[-1]["accuracy_clients"]["mean"] > 0.5
@@ -68,7 +68,7 @@ def test_personal_parameters_do_not_travel_down_and_start_as_drawn() -> None:
             seen[local.round, local.client.id] = local.received["classifier.weight"].clone()
 
     given = torch.full((3,), 0.25)
-    method = FedAvg(Peek(), network=Tiny, personal="classifier.*", initial={"classifier.bias": given}, lr=0.1)
+    method = FedAvg(Peek(), factory=Tiny, personal="classifier.*", initial={"classifier.bias": given}, lr=0.1)
     run = simulate(method, clients, rounds=2, progress=False)
     assert run.rows[0]["down"] == {"FedAvg.model": 5 * 4 * (3 * 9 + 3)}
     drawn = run.server.state[FedAvg.model]

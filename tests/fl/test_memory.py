@@ -83,7 +83,7 @@ class Remembers(AddOn):
 def test_replies_images_and_memories_do_not_pile_up(workers: int, tmp_path: Path) -> None:
     """A window of twice the workers, and the one being folded, whatever the number of clients."""
     for count in (6, 30):
-        method, data = Watched(Remembers(), network=Tiny), Alive()
+        method, data = Watched(Remembers(), factory=Tiny), Alive()
         method.replies, method.memories = Alive(), Alive()
         simulate(method, Lazy(count, data), rounds=2, workers=workers, out=tmp_path / f"{count}", progress=False)
         gc.collect()
@@ -126,7 +126,7 @@ def test_clients_that_are_not_drawn_cost_nothing(tmp_path: Path) -> None:
     for count in (10, 10**9):
         clients, out = Lazy(count), tmp_path / str(count)
         run = simulate(
-            FedAvg(Remembers(), network=Tiny),
+            FedAvg(Remembers(), factory=Tiny),
             clients,
             rounds=3,
             participation=5,

@@ -56,7 +56,7 @@ def test_rounds_follow_equation_3(momentum: float, participation: float | int) -
 
 def test_the_first_round_and_a_vanishing_weight_are_the_base() -> None:
     clients = federation()
-    options: dict[str, Any] = {"network": lambda k: Tiny(k, norm=True), "lr": 0.1, "batch": 6}
+    options: dict[str, Any] = {"factory": lambda k: Tiny(k, norm=True), "lr": 0.1, "batch": 6}
 
     def play(*addons: AddOn, rounds: int = 1) -> Any:
         return simulate(FedAvg(*addons, **options), clients, rounds=rounds, progress=False)
@@ -74,7 +74,7 @@ def test_laws(tmp_path: Path) -> None:
 
 def test_nothing_more_than_fedavg_travels() -> None:
     plain, moon = (
-        simulate(FedAvg(*a, network=Tiny), federation(), rounds=2, progress=False).rows for a in ((), (MOON(),))
+        simulate(FedAvg(*a, factory=Tiny), federation(), rounds=2, progress=False).rows for a in ((), (MOON(),))
     )
     for one, other in zip(plain, moon):
         assert (one["up"], one["down"]) == (other["up"], other["down"])
@@ -83,7 +83,7 @@ def test_nothing_more_than_fedavg_travels() -> None:
 def test_frozen_twins_do_not_move_batch_statistics() -> None:
     """The twins read in eval mode: the counters count the steps of one network."""
     clients = federation()
-    run = simulate(FedAvg(MOON(), network=lambda k: Tiny(k, norm=True), batch=6), clients, rounds=2, progress=False)
+    run = simulate(FedAvg(MOON(), factory=lambda k: Tiny(k, norm=True), batch=6), clients, rounds=2, progress=False)
     steps = max(-(-len(c) // 6) for c in clients)
     assert int(run.server.state[FedAvg.model]["body.1.num_batches_tracked"]) == 2 * steps
 

@@ -43,7 +43,7 @@ def test_momentum_goes_on_where_the_clients_last_round_left_it(participation: fl
 def test_one_client_trains_on_as_if_rounds_did_not_exist(kind: Any) -> None:
     data = federation()[0]
     start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
-    options: dict[str, Any] = {"network": Tiny, "initial": start, "lr": 0.01, "momentum": 0.9, "batch": len(data)}
+    options: dict[str, Any] = {"factory": Tiny, "initial": start, "lr": 0.01, "momentum": 0.9, "batch": len(data)}
     run = simulate(FedAvg(**options, optimizer=kind, optimizer_state="client"), [data], rounds=5, progress=False)
     net = Tiny(3)
     net.load_state_dict(start)
@@ -62,7 +62,7 @@ def test_every_phase_has_its_own() -> None:
     phases = [Phase(steps=2, train="classifier.*"), Phase(steps=1)]
     data = federation()[0]
     start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
-    options: dict[str, Any] = {"network": Tiny, "initial": start, "lr": 0.05, "momentum": 0.5, "batch": len(data)}
+    options: dict[str, Any] = {"factory": Tiny, "initial": start, "lr": 0.05, "momentum": 0.5, "batch": len(data)}
     run = simulate(FedAvg(**options, phases=phases, optimizer_state="client"), [data], rounds=3, progress=False)
     net = Tiny(3)
     net.load_state_dict(start)
@@ -84,20 +84,20 @@ def test_the_laws(kind: Any, tmp_path: Path, global_rng_untouched: None) -> None
 
 def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> None:
     def play(**options: Any) -> Any:
-        method = FedAvg(network=Tiny, momentum=0.9, lr=0.05, **options)
+        method = FedAvg(factory=Tiny, momentum=0.9, lr=0.05, **options)
         return simulate(method, federation(), rounds=2, progress=False)
 
     plain, kept = play(), play(optimizer_state="client")
     assert_same(plain, play(optimizer_state="round"))
     assert [(r["up"], r["down"]) for r in kept.rows] == [(r["up"], r["down"]) for r in plain.rows]
-    assert "optimizer_state='client'" in repr(FedAvg(network=Tiny, momentum=0.9, optimizer_state="client"))
+    assert "optimizer_state='client'" in repr(FedAvg(factory=Tiny, momentum=0.9, optimizer_state="client"))
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="optimizer_state must be one of"):
-        FedAvg(network=Tiny, optimizer_state="server")  # type: ignore[arg-type]
+        FedAvg(factory=Tiny, optimizer_state="server")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keeps momentum, but momentum is 0"):
-        FedAvg(network=Tiny, optimizer_state="client")
+        FedAvg(factory=Tiny, optimizer_state="client")
     for addon in (SCAFFOLD(), FedNova()):
         with pytest.raises(ValueError, match=f"{addon.name} needs optimizer_state='round'"):
-            FedAvg(addon, network=Tiny, momentum=0.9, optimizer_state="client")
+            FedAvg(addon, factory=Tiny, momentum=0.9, optimizer_state="client")

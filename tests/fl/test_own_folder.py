@@ -16,7 +16,7 @@ def users_code(folder: Path) -> tuple[object, float | None]:
     train, test = load_folder(folder, size=16)
     held = clients(train, partition.iid(train.labels, 3))
     method = FedDM(
-        network=lambda k: ConvNet(train.shape, k, width=8, depth=2),
+        factory=lambda k: ConvNet(train.shape, k, width=8, depth=2),
         ipc=3,
         steps=5,
         server_epochs=30,

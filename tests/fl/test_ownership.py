@@ -43,11 +43,11 @@ def tried(lock: Path) -> str:
 
 
 def play(rounds: int = 3, **how: Any) -> Any:
-    return simulate(FedAvg(network=Tiny), federation(), rounds=rounds, progress=False, **how)
+    return simulate(FedAvg(factory=Tiny), federation(), rounds=rounds, progress=False, **how)
 
 
 def private(**how: Any) -> Any:
-    method = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(sigma=4.0, rate=0.5, clip=1.0))
+    method = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(sigma=4.0, rate=0.5, clip=1.0))
     return simulate(method, federation(), rounds=2, progress=False, secret=1, **how)
 
 
@@ -105,7 +105,7 @@ def test_an_experiment_has_one_owner_and_its_workers_do_not_ask(tmp_path: Path) 
     with experiment.owned():
         assert "is in use by process" in tried(tmp_path / ".owner.lock")
         facts = {"method": "FedAvg", "task": "t", "split": "s", "seed": 0}
-        experiment.run("a", lambda: FedAvg(network=Tiny), federation(), facts=facts, rounds=1, progress=False)
+        experiment.run("a", lambda: FedAvg(factory=Tiny), federation(), facts=facts, rounds=1, progress=False)
     assert (tmp_path / "summary.json").exists()
 
 
@@ -133,7 +133,7 @@ def test_a_history_whose_rounds_do_not_count_up_is_refused_as_damaged(change: An
 
     def run(rounds: int) -> dict[str, Any]:
         experiment = Experiment(tmp_path, resume=True)
-        make = lambda: FedAvg(network=Tiny)  # noqa: E731
+        make = lambda: FedAvg(factory=Tiny)  # noqa: E731
         return experiment.run("a", make, federation(), facts=facts, rounds=rounds, progress=False)
 
     run(3)

@@ -32,9 +32,9 @@ class Ask(AddOn):
         reply[FedAvg.samples] = 1.0 + local.path
 
 
-def paths(network: Any = Tiny, **options: Any) -> dict[str, float]:
+def paths(factory: Any = Tiny, **options: Any) -> dict[str, float]:
     seen: list[dict[str, float]] = []
-    method = FedAvg(Peek(seen), network=network, lr=0.1, batch=4, **options)
+    method = FedAvg(Peek(seen), factory=factory, lr=0.1, batch=4, **options)
     simulate(method, federation()[:1], rounds=1, progress=False)
     return seen[0]
 
@@ -73,12 +73,12 @@ def test_personal_parameters_have_no_path_and_frozen_ones_stay() -> None:
         net.body.requires_grad_(False)
         return net
 
-    found = paths(network=frozen, steps=4)
+    found = paths(factory=frozen, steps=4)
     assert (found["body.0.weight"], found["classifier.bias"]) == (0, pytest.approx(0.4))
 
 
 def test_a_single_path_is_refused_where_there_are_several() -> None:
     phases = [Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*")]
     with pytest.raises(RuntimeError, match="the phases move the shared parameters by different distances"):
-        simulate(FedAvg(Ask(), network=Tiny, phases=phases), federation()[:1], rounds=1, progress=False)
-    simulate(FedAvg(Ask(), network=Tiny, phases=phases[:1]), federation()[:1], rounds=1, progress=False)
+        simulate(FedAvg(Ask(), factory=Tiny, phases=phases), federation()[:1], rounds=1, progress=False)
+    simulate(FedAvg(Ask(), factory=Tiny, phases=phases[:1]), federation()[:1], rounds=1, progress=False)

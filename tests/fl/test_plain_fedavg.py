@@ -27,7 +27,7 @@ def both(sizes: list[int], m: int, workers: int = 1, **options: Any) -> list[dic
     plain = plain_fedavg.server_executes(
         net, [(s.images, s.labels) for s in sets], rounds=rounds, m=m, seed=seed, **options
     )
-    method = FedAvg(network=lambda outputs: Tiny(outputs, norm=True), initial=net.state_dict(), **options)
+    method = FedAvg(factory=lambda outputs: Tiny(outputs, norm=True), initial=net.state_dict(), **options)
     run = simulate(method, sets, rounds=rounds, participation=m, seed=seed, workers=workers, progress=False)
     return [plain, run.server.state[FedAvg.model]]
 

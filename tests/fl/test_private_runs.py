@@ -118,7 +118,7 @@ def test_the_ledger_of_a_run_lies_in_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_without_privacy_has_no_ledger(tmp_path: Path) -> None:
-    run = simulate(FedAvg(network=Tiny), holders(), rounds=1, out=tmp_path, progress=False)
+    run = simulate(FedAvg(factory=Tiny), holders(), rounds=1, out=tmp_path, progress=False)
     assert run.rows[0]["epsilon"] is None
     assert "privacy" not in run.rows[0]
     assert not list(tmp_path.glob("ledger*"))
@@ -297,11 +297,11 @@ def test_a_class_count_that_was_read_off_the_labels_is_refused_before_anything_i
         with pytest.raises(PrivacyError, match=r"num_classes must be given.*data\.replace\(num_classes=K\)"):
             simulate(NoisySum(), held, rounds=1, progress=False, ledger=ledger)  # type: ignore[arg-type]
     assert ledger.events == ()
-    simulate(FedAvg(network=Tiny), [derived, derived[:5]], rounds=1, progress=False)
+    simulate(FedAvg(factory=Tiny), [derived, derived[:5]], rounds=1, progress=False)
 
 
-RECORDS = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=4), network=Tiny, weights="uniform", steps=1)
-WHOLE = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(1.0, 0.5, clip=0.1))
+RECORDS = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=4), factory=Tiny, weights="uniform", steps=1)
+WHOLE = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(1.0, 0.5, clip=0.1))
 
 
 @pytest.mark.parametrize("method", [RECORDS, WHOLE], ids=["DPSGD", "ClientDP"])

@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
 
 def play(method: Any = None, **options: Any) -> Run:
     held = [Holding(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
-    method = method or FedAvg(FedProx(0.1), network=Tiny, lr=0.1)
+    method = method or FedAvg(FedProx(0.1), factory=Tiny, lr=0.1)
     return simulate(method, held, **{"rounds": 7, "test": images(30, 77), "progress": False, **options})
 
 
@@ -60,7 +60,7 @@ def test_a_run_says_in_one_line_what_it_is() -> None:
     run = play()
     last, best = (f"{100 * a:.1f} %" for a in (run.accuracy_last, run.accuracy_best) if a is not None)
     assert repr(run) == f"Run(7 rounds of FedAvg(FedProx), 5 clients, accuracy {last} (best {best}))"
-    private = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(2.0, 0.5, 1.0))
+    private = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(2.0, 0.5, 1.0))
     run = play(private, rounds=2)
     assert repr(run).endswith(f"epsilon {run.rows[-1]['epsilon']:.3g})")
     assert "no guarantee" in repr(play(private, rounds=1, secret=1))
@@ -148,7 +148,7 @@ def test_a_bar_counts_the_rounds_and_the_clients_of_a_round(
         yield Bar()
 
     monkeypatch.setattr(sys.modules["fl.engine.simulate"], "bar", bar)
-    method: Any = FedAvg(network=Tiny, weights="uniform")
+    method: Any = FedAvg(factory=Tiny, weights="uniform")
     method = Filtered(method, ClientDP(2.0, 1.0, 1.0)) if private else method
     run = play(method, rounds=1, out=tmp_path, progress=True)
     clients = [] if private else [f"client {k} of 5" for k in range(1, 6)]
@@ -197,7 +197,7 @@ def pasted(library: str, **names: Any) -> dict[str, Any]:
     (code,) = [b for b in blocks if library in b]
     own = [line for line in code.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
     assert len(own) <= 7
-    known = {"simulate": simulate, "history": history, "method": FedAvg(network=Tiny), "clients": federation()}
+    known = {"simulate": simulate, "history": history, "method": FedAvg(factory=Tiny), "clients": federation()}
     place: dict[str, Any] = {**known, "test": images(30, 77), **names}
     exec("\n".join(own), place)
     return place

@@ -88,7 +88,7 @@ def test_it_reaches_the_optimum_where_averaging_does_not() -> None:
 
 def test_one_client_alone_is_plain_averaging() -> None:
     runs = [
-        simulate(FedAvg(*a, network=Tiny, lr=0.1, momentum=0.9), federation()[:1], rounds=4, progress=False)
+        simulate(FedAvg(*a, factory=Tiny, lr=0.1, momentum=0.9), federation()[:1], rounds=4, progress=False)
         for a in ((), (SCAFFOLD(),))
     ]
     for name, value in runs[0].server.state[FedAvg.model].items():
@@ -110,7 +110,7 @@ def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
 
 def test_variates_travel_for_parameters_and_double_the_traffic() -> None:
     """Parameters: 27 + 3 (convolution), 3 + 3 (batch norm), 144 + 3; no variate for the statistics."""
-    run = simulate(FedAvg(SCAFFOLD(), network=network), federation(), rounds=2, participation=2, progress=False)
+    run = simulate(FedAvg(SCAFFOLD(), factory=network), federation(), rounds=2, participation=2, progress=False)
     size = 4 * (30 + 6 + 147)
     assert [row["up"]["Scaffold.drift"] for row in run.rows] == [2 * size] * 2
     assert [row["down"]["Scaffold.control"] for row in run.rows] == [0, 2 * size]
@@ -119,10 +119,10 @@ def test_variates_travel_for_parameters_and_double_the_traffic() -> None:
 
 def test_personal_parameters_have_no_variate_and_untrained_ones_keep_theirs() -> None:
     phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1, train="body.*")]
-    method = FedAvg(SCAFFOLD(), network=Tiny, personal="classifier.*", phases=phases)
+    method = FedAvg(SCAFFOLD(), factory=Tiny, personal="classifier.*", phases=phases)
     run = simulate(method, federation(), rounds=2, progress=False)
     assert set(run.server.state[SCAFFOLD.control]) == {"body.0.weight", "body.0.bias"}
-    method = FedAvg(SCAFFOLD(), network=Tiny, phases=phases[:1])
+    method = FedAvg(SCAFFOLD(), factory=Tiny, phases=phases[:1])
     run = simulate(method, federation(), rounds=2, progress=False)
     assert not run.server.state[SCAFFOLD.control]["body.0.weight"].any()
     assert run.server.state[SCAFFOLD.control]["classifier.weight"].any()
@@ -144,8 +144,8 @@ def test_a_client_that_takes_no_step_keeps_its_variate() -> None:
 
 
 def test_a_named_architecture_has_variates_too() -> None:
-    alone = simulate(FedAvg(SCAFFOLD(), network=Tiny), federation(), rounds=3, progress=False)
-    named = simulate(FedAvg(SCAFFOLD(), network={"tiny": Tiny}), federation(), rounds=3, progress=False)
+    alone = simulate(FedAvg(SCAFFOLD(), factory=Tiny), federation(), rounds=3, progress=False)
+    named = simulate(FedAvg(SCAFFOLD(), factory={"tiny": Tiny}), federation(), rounds=3, progress=False)
     assert set(named.server.state[SCAFFOLD.control]) == {f"tiny/{n}" for n in alone.server.state[SCAFFOLD.control]}
 
 
@@ -161,6 +161,6 @@ def test_a_reply_with_other_variates_is_refused() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="SCAFFOLD needs optimizer='sgd'"):
-        FedAvg(SCAFFOLD(), network=Tiny, optimizer="adam")
+        FedAvg(SCAFFOLD(), factory=Tiny, optimizer="adam")
     with pytest.raises(ValueError, match="SCAFFOLD needs one architecture"):
-        FedAvg(SCAFFOLD(), network={"a": Tiny, "b": network}, assign=lambda k: "a")
+        FedAvg(SCAFFOLD(), factory={"a": Tiny, "b": network}, assign=lambda k: "a")

@@ -81,7 +81,7 @@ def test_the_papers_decays_are_the_defaults() -> None:
 
 def test_momentum_that_is_off_leaves_every_bit_alone() -> None:
     runs = [
-        simulate(FedAvg(*a, network=network), federation(), rounds=2, progress=False) for a in ((), (FedAvgM(0.0),))
+        simulate(FedAvg(*a, factory=network), federation(), rounds=2, progress=False) for a in ((), (FedAvgM(0.0),))
     ]
     assert_same(*runs)
 
@@ -90,7 +90,7 @@ def test_momentum_that_is_off_leaves_every_bit_alone() -> None:
 def test_with_no_adaptivity_the_step_is_the_mean_change(kind: Any) -> None:
     """tau so large that v does not count: eta / tau = 1, without decay of m."""
     runs = [
-        simulate(FedAvg(*a, network=network, lr=0.1), federation(), rounds=3, progress=False)
+        simulate(FedAvg(*a, factory=network, lr=0.1), federation(), rounds=3, progress=False)
         for a in ((), (kind(lr=1e4, tau=1e4, beta1=0.0, initial=0.0),))
     ]
     for name, value in runs[0].server.state[FedAvg.model].items():
@@ -104,7 +104,7 @@ def test_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
 
 def test_nothing_more_travels_and_buffers_take_their_mean() -> None:
     base, run = (
-        simulate(FedAvg(*a, network=network), federation(), rounds=1, progress=False)
+        simulate(FedAvg(*a, factory=network), federation(), rounds=1, progress=False)
         for a in ((), (FedAdam(),))
     )  # fmt: skip
     assert (run.rows[0]["up"], run.rows[0]["down"]) == (base.rows[0]["up"], base.rows[0]["down"])
@@ -114,7 +114,7 @@ def test_nothing_more_travels_and_buffers_take_their_mean() -> None:
 
 @pytest.mark.parametrize("addon", [FedAvgM(), FedAdam()], ids=lambda a: a.name)
 def test_an_architecture_that_nobody_drawn_has_stays_where_it_is(addon: AddOn) -> None:
-    method = FedAvg(addon, network={"a": Tiny, "b": network}, assign=lambda k: "b" if k == 4 else "a")
+    method = FedAvg(addon, factory={"a": Tiny, "b": network}, assign=lambda k: "b" if k == 4 else "a")
 
     def play(rounds: int) -> Run:
         return simulate(method, federation(), rounds=rounds, participation=2, seed=3, progress=False)
@@ -140,7 +140,7 @@ def test_an_architecture_that_nobody_drawn_has_stays_where_it_is(addon: AddOn) -
         (lambda: FedAdagrad(lr=-1.0), "lr must be greater than 0"),
         (lambda: FedAdagrad(initial=-1.0), "initial must be at least 0"),
         (
-            lambda: FedAvg(FedAdam(), FedAvgM(), network=Tiny),
+            lambda: FedAvg(FedAdam(), FedAvgM(), factory=Tiny),
             "FedAdam and FedAvgM cannot be combined: both fill the slot 'server_step'",
         ),
     ],

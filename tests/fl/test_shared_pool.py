@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {"keep": 6, "steps": 3, "batch": 4, "selection": {"clust
 
 
 def play(addon: Any, rounds: int = 3, **options: Any) -> Run:
-    held = {"network": Tiny, "lr": 0.1, "batch": 8, **options}
+    held = {"factory": Tiny, "lr": 0.1, "batch": 8, **options}
     simulation = {"clients": federation(), **held.pop("simulation", {})}
     return simulate(FedAvg(addon, **held), rounds=rounds, progress=False, **simulation)
 
@@ -41,7 +41,7 @@ def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, as_set: b
     addon = SharedPool(pool, keep=5, rate=0.5, steps=4, batch=2, lr=0.05, clip=clip)
     run = simulate(
         FedAvg(
-            addon, network=Scaled, initial={"head.weight": torch.tensor(START).float()[:, None]}, lr=0.1, momentum=0.9,
+            addon, factory=Scaled, initial={"head.weight": torch.tensor(START).float()[:, None]}, lr=0.1, momentum=0.9,
             epochs=2, batch=512, objective=None if clip is None else ClippedCrossEntropy(clip),
         ),
         [constant(*c) for c in CLIENTS], rounds=3, progress=False,
@@ -118,9 +118,9 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"the pool has images \(1, 4, 3\), the clients have \(1, 4, 4\)"):
         play(SharedPool(PICTURES[..., :3], keep=14))
     with pytest.raises(ValueError, match=r"SCAFFOLD needs weights .* SharedPool\(rate=1\)"):
-        FedAvg(SharedPool(PICTURES, **SMALL), SCAFFOLD(), network=Tiny)
+        FedAvg(SharedPool(PICTURES, **SMALL), SCAFFOLD(), factory=Tiny)
     with pytest.raises(ValueError, match="both fill the slot 'refine'"):
-        FedAvg(SharedPool(PICTURES, **SMALL), FedDF(), network=Tiny)
+        FedAvg(SharedPool(PICTURES, **SMALL), FedDF(), factory=Tiny)
     rows = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in federation()]
     with pytest.raises(ValueError, match="SharedPool needs one class an image"):
         play(SharedPool(PICTURES, **SMALL), simulation={"task": MultiLabel(3), "clients": rows})

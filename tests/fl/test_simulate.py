@@ -39,13 +39,13 @@ def model(path: Path) -> bytes:
 
 def feddm(**options: Any) -> FedDM:
     small = {"ipc": 2, "steps": 3, "server_epochs": 2, "server_batch": 8}
-    return FedDM(network=Tiny, **{**small, **options})
+    return FedDM(factory=Tiny, **{**small, **options})
 
 
 METHODS = {
-    "fedavg": lambda: FedAvg(FedProx(0.1), network=lambda k: Tiny(k, norm=True), momentum=0.9),
+    "fedavg": lambda: FedAvg(FedProx(0.1), factory=lambda k: Tiny(k, norm=True), momentum=0.9),
     "feddm": feddm,
-    "real": lambda: Real(network=Tiny, ipc=2, server_epochs=2, server_batch=8, weights="samples"),
+    "real": lambda: Real(factory=Tiny, ipc=2, server_epochs=2, server_batch=8, weights="samples"),
 }
 
 
@@ -140,7 +140,7 @@ class Faulty(AddOn):
 
 def test_every_fault_is_counted_named_and_left_out() -> None:
     clients = [images(10, k) for k in range(7)]
-    run = simulate(FedAvg(Faulty(), network=Tiny), clients, rounds=1, min_replies=2, progress=False)
+    run = simulate(FedAvg(Faulty(), factory=Tiny), clients, rounds=1, min_replies=2, progress=False)
     failed = run.rows[0]["failed"]
     assert failed == {
         "0": "raised RuntimeError: no power",
@@ -154,7 +154,7 @@ def test_every_fault_is_counted_named_and_left_out() -> None:
 def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> None:
     clients = [images(10, k) for k in range(7)]
     with pytest.raises(NoUsableReply, match=r"round 1: 2 usable replies, 3 are needed \(client 0 raised RuntimeError"):
-        simulate(FedAvg(Faulty(), network=Tiny), clients, rounds=1, min_replies=3, out=tmp_path, progress=False)
+        simulate(FedAvg(Faulty(), factory=Tiny), clients, rounds=1, min_replies=3, out=tmp_path, progress=False)
 
     class Later(Faulty):
         def end(self, local: Any, update: Any, reply: Any) -> None:
@@ -163,7 +163,7 @@ def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> 
 
     out = tmp_path / "later"
     with pytest.raises(NoUsableReply, match="the state after round 2 is kept"):
-        simulate(FedAvg(Later(), network=Tiny), clients, rounds=5, out=out, progress=False)
+        simulate(FedAvg(Later(), factory=Tiny), clients, rounds=5, out=out, progress=False)
     assert len(timeless(out)) == 2
     manifest = Store(out).manifest()
     assert manifest is not None
@@ -172,11 +172,11 @@ def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> 
 
 def test_clients_without_images_are_empty_not_failed() -> None:
     nobody = LabeledImages(torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.long), num_classes=3)
-    run = simulate(FedAvg(network=Tiny), [images(9, 0), nobody], rounds=2, progress=False)
+    run = simulate(FedAvg(factory=Tiny), [images(9, 0), nobody], rounds=2, progress=False)
     assert run.rows[0]["empty"] == [1]
     assert run.rows[0]["failed"] == {}
     with pytest.raises(NoUsableReply, match="no client had images"):
-        simulate(FedAvg(network=Tiny), [nobody, nobody], rounds=1, progress=False)
+        simulate(FedAvg(factory=Tiny), [nobody, nobody], rounds=1, progress=False)
 
 
 class Broadcast(AddOn):
@@ -200,7 +200,7 @@ class Broadcast(AddOn):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_kept_entry_travels_once_until_it_changes(workers: int, tmp_path: Path) -> None:
-    method = FedAvg(Broadcast(), network=Tiny)
+    method = FedAvg(Broadcast(), factory=Tiny)
     options: dict[str, Any] = {"workers": workers, "out": tmp_path, "progress": False}
     simulate(method, federation(), rounds=2, **options)
     run = simulate(method, federation(), rounds=4, resume=True, **options)
@@ -210,13 +210,13 @@ def test_a_kept_entry_travels_once_until_it_changes(workers: int, tmp_path: Path
 
 
 def test_a_late_joiner_gets_the_body_when_it_is_first_drawn() -> None:
-    run = simulate(FedAvg(Broadcast(), network=Tiny), federation(), rounds=2, participation=2, seed=1, progress=False)
+    run = simulate(FedAvg(Broadcast(), factory=Tiny), federation(), rounds=2, participation=2, seed=1, progress=False)
     first, second = (set(row["drawn"]) for row in run.rows)
     assert run.rows[1]["down"].get("Broadcast.poster", 0) == len(second - first) * 6 * 16 * 4
 
 
 def test_bytes_are_counted_by_client_entry_and_round() -> None:
-    run = simulate(FedAvg(network=Tiny), federation(), rounds=1, participation=2, progress=False)
+    run = simulate(FedAvg(factory=Tiny), federation(), rounds=1, participation=2, progress=False)
     row, weights = run.rows[0], 3 * 9 + 3 + 48 * 3 + 3
     assert row["up"] == {"FedAvg.samples": 2 * 8, "FedAvg.update": 2 * weights * 4}
     assert row["down"] == {"FedAvg.model": 2 * weights * 4}
@@ -277,7 +277,7 @@ class Diary(AddOn):
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_clients_remember_across_an_interruption(stop: int, tmp_path: Path) -> None:
-    method, clients = FedAvg(Diary(), network=Tiny), federation()
+    method, clients = FedAvg(Diary(), factory=Tiny), federation()
     simulate(method, clients, rounds=stop, out=tmp_path, progress=False)
     run = simulate(method, clients, rounds=5, out=tmp_path, resume=True, progress=False)
     assert [row["pages"] for row in run.rows] == [5.0, 10.0, 15.0, 20.0, 25.0]
@@ -317,13 +317,13 @@ def test_another_objective_augmentation_or_start_is_another_run(tmp_path: Path) 
         {"objective": torch.nn.CrossEntropyLoss()},
         {"initial": start},
     ]
-    said = [repr(FedAvg(network=Tiny, **o)) for o in options]
+    said = [repr(FedAvg(factory=Tiny, **o)) for o in options]
     assert len(set(said)) == 4
     assert all("0x" not in s for s in said)
-    simulate(FedAvg(network=Tiny), federation(), rounds=1, out=tmp_path, progress=False)
+    simulate(FedAvg(factory=Tiny), federation(), rounds=1, out=tmp_path, progress=False)
     with pytest.raises(CheckpointError, match=r"now .*augment=.*\.flat"):
         simulate(
-            FedAvg(network=Tiny, augment=flat), federation(), rounds=2, out=tmp_path, resume=True, progress=False
+            FedAvg(factory=Tiny, augment=flat), federation(), rounds=2, out=tmp_path, resume=True, progress=False
         )  # fmt: skip
 
 
@@ -399,8 +399,8 @@ def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        simulate(FedAvg(network=Tiny), federation(), **{"rounds": 1, "progress": False, **options})
+        simulate(FedAvg(factory=Tiny), federation(), **{"rounds": 1, "progress": False, **options})
     with pytest.raises(ValueError, match="at least one client"):
-        simulate(FedAvg(network=Tiny), [], rounds=1)
+        simulate(FedAvg(factory=Tiny), [], rounds=1)
     with pytest.raises(TypeError, match=r"clients\[0\] must be a LabeledImages, a Dataset, or a pair"):
-        simulate(FedAvg(network=Tiny), [1], rounds=1)  # type: ignore[list-item]
+        simulate(FedAvg(factory=Tiny), [1], rounds=1)  # type: ignore[list-item]

@@ -47,7 +47,7 @@ def test_counts_that_clients_note_are_summed_in_the_history() -> None:
             if local.round == 2:
                 local.client.notes["small"] = int(len(local.data) < 20)
 
-    run = simulate(FedAvg(Noting(), network=Tiny), federation(), rounds=2, progress=False)
+    run = simulate(FedAvg(Noting(), factory=Tiny), federation(), rounds=2, progress=False)
     assert "noted" not in run.rows[0]
     assert run.rows[1]["noted"] == {"small": 3}
 

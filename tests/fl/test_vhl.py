@@ -35,7 +35,7 @@ def normed(outputs: int) -> Small:
 
 
 def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
-    method = FedAvg(*addons, **{"network": Tiny, "lr": 0.05, "batch": 6, **options})
+    method = FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "batch": 6, **options})
     return simulate(method, clients or federation(), rounds=rounds, progress=False)
 
 
@@ -61,7 +61,7 @@ def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, fl
     proxy_align_loss in losses.py, lines 256-330: both terms take the same features).
     """
     clients, start = [toy(5, 1), toy(9, 2)], beginning(6, norm=True)
-    run = played(addon, clients=clients, network=normed, initial=start, momentum=0.9, batch=9, steps=3)
+    run = played(addon, clients=clients, factory=normed, initial=start, momentum=0.9, batch=9, steps=3)
 
     xv, yv = VIRTUAL
     net = normed(6)
@@ -95,7 +95,7 @@ def test_so_many_virtual_images_a_step(batch: int | None, sizes: list[int]) -> N
         def after_step(self, step: Any) -> None:
             seen.append(len(step.own["VHL"].images))
 
-    played(VHL(VIRTUAL, 3, batch=batch), Peek(), clients=[toy(5, 1)], network=Small, rounds=1, batch=5, steps=3)
+    played(VHL(VIRTUAL, 3, batch=batch), Peek(), clients=[toy(5, 1)], factory=Small, rounds=1, batch=5, steps=3)
     assert seen == sizes
 
 
@@ -109,7 +109,7 @@ def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
         def end(self, local: Any, update: Any, reply: Any) -> None:
             seen.append((local.first_output(local.terms[1]), local.net.classifier.out_features))
 
-    played(Before(), VHL(VIRTUAL, 3), clients=[toy(5, 1)], network=Small, rounds=1)
+    played(Before(), VHL(VIRTUAL, 3), clients=[toy(5, 1)], factory=Small, rounds=1)
     assert seen == [(5, 8)]
 
 
@@ -118,8 +118,8 @@ def test_virtual_images_are_augmented_as_the_real_ones_are() -> None:
         return data.replace(images=2 * data.images)
 
     client = toy(9, 1)
-    want = played(VHL(twice(VIRTUAL), 3), clients=[twice(client)], network=normed)
-    got = played(VHL(VIRTUAL, 3), clients=[client], network=normed, augment=lambda images, generator: 2 * images)
+    want = played(VHL(twice(VIRTUAL), 3), clients=[twice(client)], factory=normed)
+    got = played(VHL(VIRTUAL, 3), clients=[client], factory=normed, augment=lambda images, generator: 2 * images)
     assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model], atol=0.0)
 
 
@@ -130,7 +130,7 @@ def test_virtual_images_may_have_an_augmentation_of_their_own_or_none() -> None:
     def virtual(factor: float) -> LabeledImages:
         return VIRTUAL.replace(images=factor * VIRTUAL.images)
 
-    how: dict[str, Any] = {"clients": [toy(9, 1)], "network": normed, "augment": times(2)}
+    how: dict[str, Any] = {"clients": [toy(9, 1)], "factory": normed, "augment": times(2)}
     same = [
         (VHL(VIRTUAL, 3, augment=times(3)), VHL(virtual(3), 3, augment=None)),
         (VHL(VIRTUAL, 3, augment=None), VHL(virtual(0.5), 3)),
@@ -201,14 +201,14 @@ def test_a_vfa_round_is_the_releases() -> None:
     }  # fmt: skip
     client = LabeledImages(wave((7, 1, 2, 2), 0.3), torch.tensor([(2 * i) % 3 for i in range(7)]), num_classes=3)
     addons = (GivenMeans(1.5, std=0.0, empty="zero"), InTurn({7: [[3, 0, 6, 4, 1, 5, 2], [1, 4, 2, 6, 0, 3, 5]]}))
-    method = FedAvg(*addons, network=lambda k: Small(k).double(), initial=waves(Small(3)), lr=0.1, epochs=2, batch=5)
+    method = FedAvg(*addons, factory=lambda k: Small(k).double(), initial=waves(Small(3)), lr=0.1, epochs=2, batch=5)
     assert_released(simulate(method, [client], rounds=1, progress=False), released)
 
 
 def test_vfa_is_supcon_with_drawn_features() -> None:
     client, start = toy(7, 1), beginning(3)
     run = played(
-        VFA(weight=1.5, std=0.1, per_class=2), clients=[client], network=Small, initial=start, batch=7, steps=3
+        VFA(weight=1.5, std=0.1, per_class=2), clients=[client], factory=Small, initial=start, batch=7, steps=3
     )
     means = torch.rand(3, 3, generator=derive(0, 0, "server", "VFA "))
     assert torch.equal(run.server.state[VFA.means]["mean"], means)
@@ -239,7 +239,7 @@ def test_vftl_is_fedavg_from_pretrained_weights() -> None:
     net.load_state_dict(start)
     x, y = VIRTUAL
     pretrained = trained(net, lambda m: F.cross_entropy(m(x), y), 4, 0.1, 0.9).state_dict()
-    options: dict[str, Any] = {"clients": [toy(5, 1), toy(9, 2)], "network": Small}
+    options: dict[str, Any] = {"clients": [toy(5, 1), toy(9, 2)], "factory": Small}
     got, want = played(addon, initial=start, **options), played(initial=pretrained, **options)
     assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model])
     assert got.rows[0]["down"] == want.rows[0]["down"]
@@ -306,7 +306,7 @@ def test_the_sources() -> None:
         assert torch.equal(run.server.state[VHL.noise].images, want.images)
     foreign = images(9, 5)
     runs = [
-        simulate(FedAvg(VHL(source, 3), network=Tiny), federation(), rounds=1, server_data=data, progress=False)
+        simulate(FedAvg(VHL(source, 3), factory=Tiny), federation(), rounds=1, server_data=data, progress=False)
         for source, data in ((foreign, {}), ("other", {"other": foreign}))
     ]
     assert_same(*runs)
@@ -315,7 +315,7 @@ def test_the_sources() -> None:
 
 def test_every_architecture_has_its_own_features() -> None:
     network = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
-    run = played(VFA(), VFTL(**NOISE, epochs=1), network=network, assign=lambda k: "ab"[k % 2])
+    run = played(VFA(), VFTL(**NOISE, epochs=1), factory=network, assign=lambda k: "ab"[k % 2])
     assert set(run.server.state[VFA.means]) == {"a/mean", "b/mean"}
     assert run.rows[0]["down"]["VFA.means"] == 5 * 3 * 48 * 4
     assert run.rows[-1]["failed"] == {}
@@ -323,7 +323,7 @@ def test_every_architecture_has_its_own_features() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="NaiveVHL and VHL cannot be combined"):
-        FedAvg(VHL(), NaiveVHL(), network=Tiny)
+        FedAvg(VHL(), NaiveVHL(), factory=Tiny)
     for bad in ({"classes": 1}, {"per_class": 0}, {"calibration": -1.0}, {"batch": 0}, {"temperature": 0.0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             VHL(**bad)  # type: ignore[arg-type]
@@ -353,8 +353,8 @@ def test_refusals() -> None:
         played(VFTL())
     wide = LabeledImages(torch.rand(4, 1, 2, 3), torch.tensor([0, 1, 0, 1]))
     with pytest.raises(ValueError, match="noise is square, but the clients' images are 2x3; give a set"):
-        played(VHL(), clients=[wide], network=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)))
+        played(VHL(), clients=[wide], factory=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)))
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
     for addon in (VHL(), VFA(), VFTL()):
         with pytest.raises(ValueError, match=f"{addon.name} needs one class an image"):
-            simulate(FedAvg(addon, network=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
+            simulate(FedAvg(addon, factory=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
