@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit import check
 from fl.addons._crops import Source, View
-from fl.addons._distil import distill_models, due, falling_steps, validation_accuracy
+from fl.addons._distill import distill_models, due, falling_steps, validation_accuracy
 from fl.addons.scaffold import SCAFFOLD
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.averaging.addon import fills

@@ -20,7 +20,7 @@ from distillkit.select import prune_by_confidence, select
 from fl import FedAvg, MultiLabel, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedDF, FedProx, SharedImage
 from fl.addons._crops import Crops, View
-from fl.addons._distil import distill, due, falling_steps
+from fl.addons._distill import distill, due, falling_steps
 from fl.averaging.addon import AddOn
 from fl.methods import ClippedCrossEntropy, SingleImage
 from tests.fl.laws import assert_lawful, assert_same
