@@ -96,7 +96,7 @@ def narrow(outputs: int) -> ConvNet:
     return ConvNet((1, 16, 16), outputs, width=16, depth=2)
 
 
-def network(outputs: int) -> ConvNet:
+def convnet(outputs: int) -> ConvNet:
     """A ConvNet of two blocks, 14,826 parameters for ten classes."""
     return ConvNet((1, 16, 16), outputs, width=32, depth=2)
 
@@ -111,16 +111,16 @@ def photograph() -> torch.Tensor:
 def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[[], Method]]:
     """Every method's name and how to build it, in the order of the table: the papers' first, then their variants."""
     cut: Callable[[int], int] = lambda steps: max(1, steps // preset["cut"])  # noqa: E731
-    common: Settings = {"network": network, **tuned["FedAvg"], "batch": 32, "epochs": preset["epochs"]}
+    common: Settings = {"factory": convnet, **tuned["FedAvg"], "batch": 32, "epochs": preset["epochs"]}
     noise: Settings = {"per_class": 50, "options": {"width": 16}}
     cog = FedCOG(start_round=preset["late"], images=64, steps=cut(50))
     condensed = Condensed(ipc=10, steps=cut(50), refine_steps=0, batch_real=32)
     rates = tuned["Single image, rate 1"]
     shared: Settings = {"keep": 400, "count": 4000, "steps": cut(60), "lr": rates["server"]}
     adam: Settings = {"optimizer": "adam", "lr": rates["clients"], "epochs": 3 * preset["epochs"], "batch": 32}
-    two: Settings = {"network": {"narrow": narrow, "wide": network}, "assign": lambda k: ("narrow", "wide")[k % 2]}
+    two: Settings = {"factory": {"narrow": narrow, "wide": convnet}, "assign": lambda k: ("narrow", "wide")[k % 2]}
     sizes: Settings = {"ipc": 10, "batch_real": 32, "steps": cut(10), "server_batch": 32, "server_epochs": cut(20)}
-    feddm: Settings = {"network": network, "server_lr": 0.03, "rho": 20.0, **sizes}
+    feddm: Settings = {"factory": convnet, "server_lr": 0.03, "rho": 20.0, **sizes}
     lgd: Settings = {"ipc": 10, "condense_steps": cut(50), "refine_steps": cut(10), "match_steps": cut(50)}
 
     def split(name: str, option: str) -> tuple[Any, Settings]:
@@ -135,7 +135,7 @@ def methods(preset: Settings, tuned: dict[str, Settings]) -> dict[str, Callable[
         return lambda: FedAvg(*addons, **{**common, **others})
 
     def shared_image(*addons: AddOn, rate: float, **others: Any) -> Callable[[], Method]:
-        arguments = {"network": network, **adam, **others}
+        arguments = {"factory": convnet, **adam, **others}
         return lambda: SingleImage(photograph(), *addons, shared={**shared, "rate": rate}, **arguments)
 
     return {

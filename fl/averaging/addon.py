@@ -208,9 +208,7 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
                 f"an add-on must be an object, got the class {addon.__name__}: FedAvg({addon.__name__}(...), ...)"
             )
         if not isinstance(addon, AddOn):
-            hint = (
-                "; what makes what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
-            )
+            hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
             raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
     found = [a for a in addons if isinstance(a, AddOn) and not a.off]
     return tuple(sorted(found, key=lambda a: a.key))

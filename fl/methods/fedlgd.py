@@ -27,13 +27,13 @@ class FedLGD(FedAvg):
     The defaults are the paper's (section 5.1): SGD with rate .01, batch 32, one local epoch, 100 rounds; see
     `Condensed` and `Anchors` for the two halves and what differs from the release. The published numbers come from
     `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet` as
-    `condense_network`. The release's clients start from the global weights of the round in which they last took part,
+    `condense_factory`. The release's clients start from the global weights of the round in which they last took part,
     a slip that changes its rows with partial participation and that we do not offer: here all start from the current
     weights.
 
     Args:
         addons: any others (`SCAFFOLD()`, `FedProx(...)`, ...).
-        network: see `FedAvg`.
+        factory: see `FedAvg`.
         ipc: condensed images per class and client (the paper: 10, 50).
         anchors: global images per class.
         weight: lambda of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
@@ -43,7 +43,7 @@ class FedLGD(FedAvg):
         match_steps: steps of gradient matching in a selected round.
         joined: the rounds in which the anchors are training data.
         init, anchors_init: what the local and the global images start from.
-        condense_network: networks of the first condensation; default: the client's own architecture, as in the paper.
+        condense_factory: networks of the first condensation; default: the client's own architecture, as in the paper.
         augment: of the distribution matching.
         weights: uniform (Algorithm 1, line 26), or by the number of condensed images.
         lr: the clients' rate.
@@ -61,7 +61,7 @@ class FedLGD(FedAvg):
     def __init__(
         self,
         *addons: AddOn,
-        network: Factory | Mapping[str, Factory],
+        factory: Factory | Mapping[str, Factory],
         ipc: int = 50,
         anchors: int = 10,
         weight: float = 1.0,
@@ -73,7 +73,7 @@ class FedLGD(FedAvg):
         init: str = "statistics",
         joined: Literal["unselected", "always"] = "unselected",
         anchors_init: Literal["noise", "statistics", "statistics-whole-set"] = "noise",
-        condense_network: Callable[[], nn.Module] | None = None,
+        condense_factory: Callable[[], nn.Module] | None = None,
         augment: Augmentation | None = _DSA,
         weights: Literal["samples", "uniform"] = "uniform",
         lr: float = 0.01,
@@ -84,10 +84,10 @@ class FedLGD(FedAvg):
         check.one_of(anchors_init, "anchors_init", ("noise", "statistics", "statistics-whole-set"))
         condensed = Condensed(
             ipc=ipc, steps=condense_steps, refine_steps=refine_steps, selected=selected, init=init,
-            network=condense_network, augment=augment,
+            factory=condense_factory, augment=augment,
         )  # fmt: skip
         matched = Anchors(
             ipc=anchors, weight=weight, selected=selected, joined=joined, init=anchors_init, steps=match_steps,
             regulariser=regulariser,
         )  # fmt: skip
-        super().__init__(condensed, matched, *addons, network=network, weights=weights, lr=lr, **options)
+        super().__init__(condensed, matched, *addons, factory=factory, weights=weights, lr=lr, **options)

@@ -30,7 +30,7 @@ class FedRep(FedAvg):
 
     Args:
         addons: as for `FedAvg`; they see the shared parameters only.
-        network: called with the number of outputs, gives the network.
+        factory: called with the number of outputs, gives the network.
         head: pattern of the personal parameters' names.
         head_epochs: passes over the local data for the head (tau); the paper takes 10.
         body_epochs: passes for the representation; the paper takes 1 or 5.
@@ -49,7 +49,7 @@ class FedRep(FedAvg):
     def __init__(
         self,
         *addons: AddOn,
-        network: Factory,
+        factory: Factory,
         head: str = "classifier.*",
         head_epochs: int = 10,
         body_epochs: int = 1,
@@ -69,4 +69,4 @@ class FedRep(FedAvg):
             Phase(check.positive_int(body_epochs, "body_epochs"), train=f"!{head}"),
         )
         given = {"lr": lr, "momentum": momentum, "batch": batch, "weights": weights, **options}
-        super().__init__(*addons, network=network, personal=head, phases=phases, **given)
+        super().__init__(*addons, factory=factory, personal=head, phases=phases, **given)

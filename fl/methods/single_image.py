@@ -45,7 +45,7 @@ class SingleImage(FedAvg):
     Args:
         image: see `SharedImage`.
         addons: further add-ons.
-        network: one architecture, or several and `assign`: then the server keeps a copy of each.
+        factory: one architecture, or several and `assign`: then the server keeps a copy of each.
         shared: options of `SharedImage`.
         optimizer, lr, batch: as published.
         epochs: passes over the local data in a round; default 40, unless `steps` or `phases` are given.
@@ -64,7 +64,7 @@ class SingleImage(FedAvg):
         self,
         image: Tensor,
         *addons: AddOn,
-        network: Factory | Mapping[str, Factory],
+        factory: Factory | Mapping[str, Factory],
         shared: Mapping[str, Any] | None = None,
         optimizer: Literal["sgd", "adam"] = "adam",
         lr: float = 0.01,
@@ -79,4 +79,4 @@ class SingleImage(FedAvg):
         if epochs is None and options.get("steps") is None and options.get("phases") is None:
             epochs = 40
         given = {"optimizer": optimizer, "lr": lr, "batch": batch, "epochs": epochs, "objective": objective, **options}
-        super().__init__(sharing, *addons, network=network, **given)
+        super().__init__(sharing, *addons, factory=factory, **given)

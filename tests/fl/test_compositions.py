@@ -17,9 +17,9 @@ from tests.fl.small import Tiny
 PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
 SMALL: dict[str, Any] = {"keep": 5, "count": 10, "selection": {"clusters": 2}}
 MADE: dict[type[FedAvg], Any] = {
-    FedLGD: lambda *a, **o: FedLGD(*a, network=Tiny, **o),
-    FedRep: lambda *a, **o: FedRep(*a, network=Tiny, **o),
-    SingleImage: lambda *a, **o: SingleImage(PICTURE, *a, network=Tiny, shared=SMALL, **o),
+    FedLGD: lambda *a, **o: FedLGD(*a, factory=Tiny, **o),
+    FedRep: lambda *a, **o: FedRep(*a, factory=Tiny, **o),
+    SingleImage: lambda *a, **o: SingleImage(PICTURE, *a, factory=Tiny, shared=SMALL, **o),
 }
 SET: dict[type[FedAvg], set[str]] = {FedRep: {"personal", "phases", "epochs", "steps"}}
 """The options of `FedAvg` that a composition sets itself."""

@@ -19,7 +19,7 @@ def test_the_defaults_learn() -> None:
     """Ten clients of digits, Dirichlet(0.1), five rounds: 61 to 74 % for five seeds, where lr 0.01 gave 27 to 45 %."""
     train, test = load("digits")
     held = clients(train, partition.dirichlet(train.labels, 10, 0.1, generator=0))
-    method = FedAvg(network=lambda k: ConvNet((1, 8, 8), k, width=16, depth=2))
+    method = FedAvg(factory=lambda k: ConvNet((1, 8, 8), k, width=16, depth=2))
     run = simulate(method, held, rounds=5, test=test, progress=False)
     assert run.accuracy_last is not None
     assert run.accuracy_last > 0.55
@@ -27,17 +27,17 @@ def test_the_defaults_learn() -> None:
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adam", 0.001)])
 def test_the_default_rate_is_the_optimisers(optimizer: Any, lr: float) -> None:
-    assert FedAvg(network=Tiny, optimizer=optimizer).settings.lr == lr
-    assert FedAvg(network=Tiny, optimizer=optimizer, lr=0.5).settings.lr == 0.5
+    assert FedAvg(factory=Tiny, optimizer=optimizer).settings.lr == lr
+    assert FedAvg(factory=Tiny, optimizer=optimizer, lr=0.5).settings.lr == 0.5
 
 
 def test_compositions_keep_their_papers_values_and_give_way_to_the_users() -> None:
     """FedLGD, section 5.1; FedRep's utils/options.py, lines 15 to 18; single image, section 4.1."""
     picture = torch.rand(1, 8, 8, generator=derive(0))
     made = {
-        "FedLGD": (lambda **o: FedLGD(network=Tiny, **o), ("sgd", 0.01, 0.0, 32)),
-        "FedRep": (lambda **o: FedRep(network=Tiny, **o), ("sgd", 0.01, 0.5, 10)),
-        "SingleImage": (lambda **o: SingleImage(picture, network=Tiny, **o), ("adam", 0.01, 0.0, 512)),
+        "FedLGD": (lambda **o: FedLGD(factory=Tiny, **o), ("sgd", 0.01, 0.0, 32)),
+        "FedRep": (lambda **o: FedRep(factory=Tiny, **o), ("sgd", 0.01, 0.5, 10)),
+        "SingleImage": (lambda **o: SingleImage(picture, factory=Tiny, **o), ("adam", 0.01, 0.0, 512)),
     }
     for make, wanted in made.values():
         held, other = make().settings, make(lr=0.3, batch=7).settings

@@ -21,7 +21,7 @@ from tests.fl.small import Tiny, federation, images
 
 
 def play(method: Any = None, clients: Any = None, **options: Any) -> Any:
-    method = FedAvg(network=Tiny) if method is None else method
+    method = FedAvg(factory=Tiny) if method is None else method
     return simulate(method, federation() if clients is None else clients, **{"rounds": 1, "progress": False, **options})
 
 
@@ -31,27 +31,30 @@ def play(method: Any = None, clients: Any = None, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: FedAvg(FedProx, network=Tiny), r"got the class FedProx: FedAvg\(FedProx\(\.\.\.\)"),
-        (lambda: FedAvg(ClientDP(1.0, 1.0, 1.0), network=Tiny), "FedAvg takes add-ons .* got ClientDP"),
-        (lambda: FedAvg(Tiny), "got type; the network is an option"),
-        (lambda: FedAvg(), "network must be given"),
-        (lambda: FedAvg(network=Tiny(3)), "network must be a factory.*got a Tiny that is built already"),
-        (lambda: FedDM(network=Tiny(3)), "network must be a factory.*got a Tiny that is built already"),
-        (lambda: FedAvg(network=lambda: Tiny(3)), r"called as network\(outputs\).*which takes \(\)"),
-        (lambda: FedProto(network=lambda: Tiny(3)), r"called as network\(outputs\).*which takes \(\)"),
-        (lambda: FedDM(network=lambda a, b: Tiny(3)), r"called as network\(outputs\).*which takes \(a, b\)"),
-        (lambda: FedDM(network={"a": Tiny, "b": Tiny}), "one architecture"),
-        (lambda: FedAvg(network={1: Tiny}), "names of architectures"),
-        (lambda: FedAvg(network={"a": Tiny, "b": Tiny(3)}, assign={0: "a"}), r"network\['b'\] must be a factory"),
-        (lambda: FedAvg(network="resnet"), r"called as network\(outputs\).*got str"),
-        (lambda: FedAvg(network=Tiny, phases=[1]), "phases must be a list of `fl.Phase`"),
-        (lambda: FedAvg(network=Tiny, personal=3), "personal must be patterns"),
-        (lambda: FedAvg(network=Tiny, personal=[3]), "personal must be patterns"),
-        (lambda: FedAvg(network=Tiny, initial=torch.zeros(3)), "initial must be a state dict"),
-        (lambda: FedAvg(network=Tiny, augment=True), r"augment is called as augment\(images, generator\).*got bool"),
-        (lambda: FedAvg(network=Tiny, augment=lambda x: x), r"augment is called as augment\(images, generator\)"),
-        (lambda: FedAvg(network=Tiny, objective=nn.CrossEntropyLoss), "got the class CrossEntropyLoss itself"),
-        (lambda: FedAvg(network={"a": Tiny, "b": Tiny}, assign=["a", "b"]), r"assign is called as assign\(client\)"),
+        (lambda: FedAvg(FedProx, factory=Tiny), r"got the class FedProx: FedAvg\(FedProx\(\.\.\.\)"),
+        (lambda: FedAvg(ClientDP(1.0, 1.0, 1.0), factory=Tiny), "FedAvg takes add-ons .* got ClientDP"),
+        (lambda: FedAvg(Tiny), "got type; what makes the network is an option"),
+        (lambda: FedAvg(), "factory must be given"),
+        (lambda: FedAvg(factory=Tiny(3)), "factory must be a function.*got a Tiny that is built already"),
+        (lambda: FedDM(factory=Tiny(3)), "factory must be a function.*got a Tiny that is built already"),
+        (lambda: FedAvg(factory=lambda: Tiny(3)), r"called as factory\(outputs\).*which takes \(\)"),
+        (lambda: FedProto(factory=lambda: Tiny(3)), r"called as factory\(outputs\).*which takes \(\)"),
+        (lambda: FedDM(factory=lambda a, b: Tiny(3)), r"called as factory\(outputs\).*which takes \(a, b\)"),
+        (lambda: FedDM(factory={"a": Tiny, "b": Tiny}), "one architecture"),
+        (lambda: FedAvg(factory={1: Tiny}), "names of architectures"),
+        (
+            lambda: FedAvg(factory={"a": Tiny, "b": Tiny(3)}, assign={0: "a"}),
+            r"factory\['b'\] must be a function that makes",
+        ),
+        (lambda: FedAvg(factory="resnet"), r"called as factory\(outputs\).*got str"),
+        (lambda: FedAvg(factory=Tiny, phases=[1]), "phases must be a list of `fl.Phase`"),
+        (lambda: FedAvg(factory=Tiny, personal=3), "personal must be patterns"),
+        (lambda: FedAvg(factory=Tiny, personal=[3]), "personal must be patterns"),
+        (lambda: FedAvg(factory=Tiny, initial=torch.zeros(3)), "initial must be a state dict"),
+        (lambda: FedAvg(factory=Tiny, augment=True), r"augment is called as augment\(images, generator\).*got bool"),
+        (lambda: FedAvg(factory=Tiny, augment=lambda x: x), r"augment is called as augment\(images, generator\)"),
+        (lambda: FedAvg(factory=Tiny, objective=nn.CrossEntropyLoss), "got the class CrossEntropyLoss itself"),
+        (lambda: FedAvg(factory={"a": Tiny, "b": Tiny}, assign=["a", "b"]), r"assign is called as assign\(client\)"),
         (lambda: Phase(train=3), "train must be a pattern"),  # type: ignore[arg-type]
     ],
 )
@@ -63,8 +66,8 @@ def test_what_is_no_part_of_a_method_is_a_type_error_that_says_what_is_wanted(ma
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: FedAvg(network=Tiny, epochs=2, steps=3),
-        lambda: FedAvg(network=Tiny, epochs=1, phases=[Phase()]),
+        lambda: FedAvg(factory=Tiny, epochs=2, steps=3),
+        lambda: FedAvg(factory=Tiny, epochs=1, phases=[Phase()]),
         lambda: Phase(2, 3),
         lambda: Ditto(epochs=2, steps=3),
         lambda: FineTune(epochs=2, steps=3),
@@ -73,29 +76,29 @@ def test_what_is_no_part_of_a_method_is_a_type_error_that_says_what_is_wanted(ma
 def test_epochs_and_steps_together_are_refused(make: Any) -> None:
     with pytest.raises(ValueError, match="epochs or steps"):
         make()
-    assert FedAvg(network=Tiny, steps=3).settings.phases == (Phase(steps=3),)
+    assert FedAvg(factory=Tiny, steps=3).settings.phases == (Phase(steps=3),)
     picture = torch.zeros(1, 8, 8, dtype=torch.uint8)
     small = {"keep": 2, "count": 2}
-    assert SingleImage(picture, network=Tiny, shared=small).settings.phases == (Phase(40),)
-    assert SingleImage(picture, network=Tiny, shared=small, steps=3).settings.phases == (Phase(steps=3),)
+    assert SingleImage(picture, factory=Tiny, shared=small).settings.phases == (Phase(40),)
+    assert SingleImage(picture, factory=Tiny, shared=small, steps=3).settings.phases == (Phase(steps=3),)
 
 
 def test_a_rate_beyond_all_custom_is_warned_of() -> None:
-    for make in (FedAvg, FedProto, lambda network, lr: FedDM(network=network, server_lr=lr)):
+    for make in (FedAvg, FedProto, lambda factory, lr: FedDM(factory=factory, server_lr=lr)):
         with pytest.warns(UserWarning, match=r"lr=1e\+09"):
-            make(network=Tiny, lr=1e9)
+            make(factory=Tiny, lr=1e9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        FedAvg(network=Tiny, lr=1.0)
+        FedAvg(factory=Tiny, lr=1.0)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda sigma: Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(sigma, 1.0, 1.0)),
-        lambda sigma: FedAvg(DPSGD(sigma=sigma, rate=0.5, size=20), network=Tiny, weights="uniform"),
+        lambda sigma: Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(sigma, 1.0, 1.0)),
+        lambda sigma: FedAvg(DPSGD(sigma=sigma, rate=0.5, size=20), factory=Tiny, weights="uniform"),
         lambda sigma: PrivateFedDM(
-            network=Tiny, ipc=1, steps=1, server_epochs=1, draws=1, sigma=sigma, sizes=[5.0, 5.0, 5.0]
+            factory=Tiny, ipc=1, steps=1, server_epochs=1, draws=1, sigma=sigma, sizes=[5.0, 5.0, 5.0]
         ),
     ],
 )
@@ -118,7 +121,7 @@ def test_private_methods_without_noise_say_so(make: Any) -> None:
         (FedAvg, r"got the class FedAvg: FedAvg\(\.\.\.\)"),
         (
             FedProx(0.1),
-            r"FedProx is part of a method and none by itself: give FedAvg\(FedProx\(\.\.\.\), network=\.\.\.\)",
+            r"FedProx is part of a method and none by itself: give FedAvg\(FedProx\(\.\.\.\), factory=\.\.\.\)",
         ),
         (ClientDP(1.0, 1.0, 1.0), r"ClientDP is part of a method and none by itself: give Filtered\(FedAvg"),
         (Tiny, r"got the class Tiny"),
@@ -147,7 +150,7 @@ MISFITS: dict[str, tuple[LabeledImages, str]] = {
 
 
 @pytest.mark.parametrize("kind", MISFITS)
-@pytest.mark.parametrize("method", [FedAvg(network=Tiny), Real(network=Tiny, ipc=1, server_epochs=1)])
+@pytest.mark.parametrize("method", [FedAvg(factory=Tiny), Real(factory=Tiny, ipc=1, server_epochs=1)])
 def test_every_set_must_be_in_the_first_clients_space(kind: str, method: Any) -> None:
     odd, error = MISFITS[kind]
     fine = federation()
@@ -271,10 +274,10 @@ class Wide(nn.Module):
 
 
 NETWORKS: list[tuple[Any, str]] = [
-    (lambda k: Wide(10), r"network\(3\) must give 3 logits, one a class of the data, but Wide gives 10"),
+    (lambda k: Wide(10), r"factory\(3\) must give 3 logits, one a class of the data, but Wide gives 10"),
     (lambda k: Wide(2), "must give 3 logits, one a class of the data, but Wide gives 2"),
-    (lambda k: Wide(k, side=8), r"network\(3\) \(Wide\) cannot take images of the data's shape \(1, 4, 4\)"),
-    (lambda k: Wide(k).double(), r"network\(3\) must be where the images are"),
+    (lambda k: Wide(k, side=8), r"factory\(3\) \(Wide\) cannot take images of the data's shape \(1, 4, 4\)"),
+    (lambda k: Wide(k).double(), r"factory\(3\) must be where the images are"),
     (lambda k: Wide(k, repeat=float("nan")), "gives NaN or Inf"),
     (lambda k: nn.Sequential(nn.Conv2d(1, k, 4), nn.Flatten()), "has no nn.Linear to take as classifier"),
 ]
@@ -283,15 +286,15 @@ NETWORKS: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("network", "error"), NETWORKS)
 def test_a_network_is_tried_on_noise_before_round_one(network: Any, error: str, global_rng_untouched: None) -> None:
     makes = [
-        lambda: FedAvg(network=network),
-        lambda: FedDM(network=network),
-        lambda: Filtered(FedAvg(network=network, weights="uniform"), ClientDP(1.0, 1.0, 1.0)),
+        lambda: FedAvg(factory=network),
+        lambda: FedDM(factory=network),
+        lambda: Filtered(FedAvg(factory=network, weights="uniform"), ClientDP(1.0, 1.0, 1.0)),
     ]
     for make in makes:
         with pytest.raises(ValueError, match=error):
             play(make())
-    with pytest.raises(ValueError, match=error.replace("network", r"network\['b'\]", 1)):
-        play(FedProto(network={"a": Tiny, "b": network}, assign=lambda k: "ab"[k % 2]))
+    with pytest.raises(ValueError, match=error.replace("factory", r"factory\['b'\]", 1)):
+        play(FedProto(factory={"a": Tiny, "b": network}, assign=lambda k: "ab"[k % 2]))
 
 
 class Free(nn.Module):
@@ -307,14 +310,14 @@ class Free(nn.Module):
 
 def test_networks_with_parameters_of_their_own_and_pretrained_ones_run(global_rng_untouched: None) -> None:
     with pytest.raises(TypeError, match=r"parameters of its own; .* keep what its constructor draws with AsMade"):
-        play(FedAvg(network=Free))
-    for method in (FedAvg, FedProto, lambda network: FedDM(network=network, ipc=1, steps=1, server_epochs=1)):
-        assert play(method(network=AsMade(Free))).rows[0]["failed"] == {}
-    one, again = (play(FedAvg(network=AsMade(Free)), seed=3).server.state[FedAvg.model] for _ in range(2))
+        play(FedAvg(factory=Free))
+    for method in (FedAvg, FedProto, lambda factory: FedDM(factory=factory, ipc=1, steps=1, server_epochs=1)):
+        assert play(method(factory=AsMade(Free))).rows[0]["failed"] == {}
+    one, again = (play(FedAvg(factory=AsMade(Free)), seed=3).server.state[FedAvg.model] for _ in range(2))
     assert all(torch.equal(t, again[n]) for n, t in one.items())
     with torch.random.fork_rng():
         net = Free(3)
-    kept = play(FedAvg(network=AsMade(lambda outputs: copy.deepcopy(net)), lr=1e-9)).server.state[FedAvg.model]
+    kept = play(FedAvg(factory=AsMade(lambda outputs: copy.deepcopy(net)), lr=1e-9)).server.state[FedAvg.model]
     assert torch.allclose(kept["scale"], net.scale, atol=1e-6)
 
 
@@ -323,28 +326,28 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
 
     noise = images(20, 9)
     virtual = VHL(source=noise, classes=3, batch=4)
-    with pytest.raises(ValueError, match=r"network\(6\) must give 6 logits"):
-        play(FedAvg(virtual, network=lambda k: Tiny(3)))
-    assert play(FedAvg(virtual, network=Tiny)).rows[0]["failed"] == {}
+    with pytest.raises(ValueError, match=r"factory\(6\) must give 6 logits"):
+        play(FedAvg(virtual, factory=lambda k: Tiny(3)))
+    assert play(FedAvg(virtual, factory=Tiny)).rows[0]["failed"] == {}
 
 
 @pytest.mark.parametrize(
     ("method", "error"),
     [
-        (FedAvg(network=Tiny, personal="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
-        (FedRep(network=Tiny, head="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
-        (FedAvg(network=Tiny, phases=[Phase(train="boddy.*")]), r"Phase\(train=...\): the pattern 'boddy.\*'"),
-        (FedAvg(network=Tiny, phases=[Phase(train="!classifer.*")]), "matches no parameter"),
-        (FedAvg(network=Tiny, phases=[Phase(train="!*")]), "trains no parameter"),
-        (FedAvg(network=Tiny, personal="*"), "keeps every parameter"),
-        (FedAvg(network=Tiny, initial={"classifier.bias": torch.zeros(4)}), r"float32 \[3\], got torch.float32 \[4\]"),
-        (FedAvg(network=Tiny, initial={"classifier.bias": [0.0]}), r"initial\['classifier.bias'\] must be .* got list"),
-        (FedAvg(network=Tiny, augment=lambda x, g: x[:1]), r"augment must give torch.float32 \[2, 1, 4, 4\]"),
-        (FedAvg(network=Tiny, augment=lambda x, g: x @ torch.ones(5, 5)), "augment fails on images like"),
-        (FedAvg(network=Tiny, objective=nn.CrossEntropyLoss(reduction="none")), "must give one number"),
-        (FedAvg(network=Tiny, objective=lambda z, y: z.sum().detach()), "without a gradient"),
-        (FedAvg(network=Tiny, objective=lambda z, y: z[:, 9].sum()), "objective fails on logits"),
-        (FedAvg(FineTune(train="classifer.*"), network=Tiny), r"FineTune\(train=...\): the pattern 'classifer"),
+        (FedAvg(factory=Tiny, personal="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
+        (FedRep(factory=Tiny, head="classifer.*"), r"personal: the pattern 'classifer.\*' matches no parameter"),
+        (FedAvg(factory=Tiny, phases=[Phase(train="boddy.*")]), r"Phase\(train=...\): the pattern 'boddy.\*'"),
+        (FedAvg(factory=Tiny, phases=[Phase(train="!classifer.*")]), "matches no parameter"),
+        (FedAvg(factory=Tiny, phases=[Phase(train="!*")]), "trains no parameter"),
+        (FedAvg(factory=Tiny, personal="*"), "keeps every parameter"),
+        (FedAvg(factory=Tiny, initial={"classifier.bias": torch.zeros(4)}), r"float32 \[3\], got torch.float32 \[4\]"),
+        (FedAvg(factory=Tiny, initial={"classifier.bias": [0.0]}), r"initial\['classifier.bias'\] must be .* got list"),
+        (FedAvg(factory=Tiny, augment=lambda x, g: x[:1]), r"augment must give torch.float32 \[2, 1, 4, 4\]"),
+        (FedAvg(factory=Tiny, augment=lambda x, g: x @ torch.ones(5, 5)), "augment fails on images like"),
+        (FedAvg(factory=Tiny, objective=nn.CrossEntropyLoss(reduction="none")), "must give one number"),
+        (FedAvg(factory=Tiny, objective=lambda z, y: z.sum().detach()), "without a gradient"),
+        (FedAvg(factory=Tiny, objective=lambda z, y: z[:, 9].sum()), "objective fails on logits"),
+        (FedAvg(FineTune(train="classifer.*"), factory=Tiny), r"FineTune\(train=...\): the pattern 'classifer"),
     ],
 )
 def test_patterns_and_functions_are_tried_before_round_one(method: Any, error: str) -> None:
@@ -360,7 +363,7 @@ def test_an_add_on_that_never_acts_says_so_before_round_one(addon: Any, first: i
     name = type(addon).__name__
     seen: list[int] = []
     with pytest.warns(UserWarning, match=f"{name} changes nothing before round {first}, and the run has 1"):
-        ours = play(FedAvg(addon, network=Tiny), on_round=lambda row: seen.append(row["round"]))
+        ours = play(FedAvg(addon, factory=Tiny), on_round=lambda row: seen.append(row["round"]))
     theirs = play()
     assert seen == [1]
     for tensor, plain in zip(
@@ -373,8 +376,8 @@ def test_an_add_on_that_never_acts_says_so_before_round_one(addon: Any, first: i
 def test_add_ons_that_act_from_round_one_say_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        play(FedAvg(FedProx(0.1), Condensed(ipc=1, steps=1), network=Tiny))
-        play(FedAvg(FedCOG(start_round=1, images=2, steps=1), network=Tiny))
+        play(FedAvg(FedProx(0.1), Condensed(ipc=1, steps=1), factory=Tiny))
+        play(FedAvg(FedCOG(start_round=1, images=2, steps=1), factory=Tiny))
 
 
 # Other holders of images, NumPy's numbers, and what a private run may not know.
@@ -443,9 +446,9 @@ def test_numpys_numbers_are_the_same_run(tmp_path: Any) -> None:
 @pytest.mark.parametrize("private", ["records", "clients"])
 def test_a_private_run_refuses_what_was_measured_on_the_clients(private: str) -> None:
     if private == "records":
-        method: Any = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=20), network=Tiny, weights="uniform")
+        method: Any = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=20), factory=Tiny, weights="uniform")
     else:
-        method = Filtered(FedAvg(network=Tiny, weights="uniform"), ClientDP(1.0, 1.0, 1.0))
+        method = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(1.0, 1.0, 1.0))
     pixels = images(30, 3).images.sigmoid()
     labels = images(30, 3).labels
     of = Normalization.of(pixels)

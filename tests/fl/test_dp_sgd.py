@@ -89,7 +89,7 @@ def test_rounds_follow_algorithm_1(clip: float, sigma: float, momentum: float, m
     dp = DPSGD(sigma=sigma, clip=clip, rate=rate, size=size, chunk=2)
     start = {"classifier.weight": torch.tensor(linear.START, dtype=torch.float32)}
     method = FedAvg(
-        dp, FedProx(mu), network=Linear, objective=linear.squares, initial=start, lr=lr, momentum=momentum,
+        dp, FedProx(mu), factory=Linear, objective=linear.squares, initial=start, lr=lr, momentum=momentum,
         epochs=epochs, weights="uniform",
     )  # fmt: skip
     result = simulate(method, linear.clients(), rounds=rounds, secret=8, progress=False)
@@ -130,7 +130,7 @@ CLIENTS = [images(SIZE, seed=k) for k in range(3)]
 
 
 def play(*addons: AddOn, rounds: int = 3, clients: list[Any] | None = None, how: Any = None, **options: Any) -> Run:
-    chosen = {"network": network, "lr": 0.1, "weights": "uniform", "batch": SIZE, **options}
+    chosen = {"factory": network, "lr": 0.1, "weights": "uniform", "batch": SIZE, **options}
     return simulate(FedAvg(*addons, **chosen), clients or CLIENTS, rounds=rounds, progress=False, **(how or {}))
 
 
@@ -143,14 +143,14 @@ BESIDE: dict[str, tuple[list[AddOn], dict[str, Any]]] = {
     "alone": ([], {}),
     "momentum and decay": ([], {"momentum": 0.9, "weight_decay": 0.01, "lr_decay": 0.9}),
     "Adam": ([], {"optimizer": "adam", "lr": 0.01}),
-    "a network without the split": ([], {"network": sequential}),
-    "several architectures": ([], {"network": {"a": network, "b": sequential}, "assign": lambda k: "ab"[k % 2]}),
+    "a network without the split": ([], {"factory": sequential}),
+    "several architectures": ([], {"factory": {"a": network, "b": sequential}, "assign": lambda k: "ab"[k % 2]}),
     "phases": ([], {"phases": [Phase(2, train="classifier.*"), Phase(steps=1, train="!classifier.*")]}),
     "personal parameters": ([], {"personal": "classifier.*"}),
     "FedProx": ([FedProx(0.5)], {}),
     "SCAFFOLD": ([SCAFFOLD()], {"momentum": 0.5}),
     "MOON": ([MOON(2.0)], {}),
-    "MOON without the split": ([MOON(2.0)], {"network": sequential}),
+    "MOON without the split": ([MOON(2.0)], {"factory": sequential}),
     "MOON, FedProx and FedNova": ([MOON(1.0), FedProx(0.1), FedNova()], {}),
     "FedExP": ([FedExP()], {}),
     "FedAvgM": ([FedAvgM(0.5)], {}),
@@ -196,8 +196,8 @@ def test_nobody_gives_pure_noise_on_every_parameter(empty: str) -> None:
     rate = 0.25 if empty == "client" else 1e-9
     clients = [held[torch.zeros(0, dtype=torch.int64)] if empty == "client" else held]
     dp = DPSGD(sigma=2.0, clip=0.5, rate=rate, size=8)
-    after = play(dp, clients=clients, rounds=1, steps=1, lr=rate, network=wide).server.state[FedAvg.model]
-    before = play(SILENT, rounds=1, lr=1e-30, network=wide).server.state[FedAvg.model]
+    after = play(dp, clients=clients, rounds=1, steps=1, lr=rate, factory=wide).server.state[FedAvg.model]
+    before = play(SILENT, rounds=1, lr=1e-30, factory=wide).server.state[FedAvg.model]
     noise = {n: after[n] - before[n] for n in after}
     for name in ("1.weight", "3.weight"):
         assert float(noise[name].std()) == pytest.approx(2.0 * 0.5 / 8, rel=0.05), name
@@ -322,7 +322,7 @@ def jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return x + 0.5 * torch.rand(len(x), 1, 1, 1, generator=generator)
 
 
-@pytest.mark.parametrize("options", [{}, {"augment": jitter}, {"network": dropping}, {"momentum": 0.9}])
+@pytest.mark.parametrize("options", [{}, {"augment": jitter}, {"factory": dropping}, {"momentum": 0.9}])
 def test_a_seeded_run_repeats_with_any_number_of_workers_and_has_no_guarantee(
     options: dict[str, Any], tmp_path: Path, global_rng_untouched: None
 ) -> None:
@@ -343,7 +343,7 @@ def weights_of(run: Run) -> torch.Tensor:
     return next(iter(run.server.state[FedAvg.model].values()))
 
 
-@pytest.mark.parametrize("options", [{"augment": jitter}, {"network": dropping}])
+@pytest.mark.parametrize("options", [{"augment": jitter}, {"factory": dropping}])
 def test_augmentation_and_dropout_draw_from_the_secret_not_from_the_public_seed(options: dict[str, Any]) -> None:
     def moved(**how: Any) -> torch.Tensor:
         return weights_of(play(SILENT, rounds=1, how=how, **options))
@@ -385,7 +385,7 @@ def test_what_is_not_trained_in_a_phase_has_neither_gradient_nor_noise() -> None
 
 def test_fedrep_runs_under_it() -> None:
     run = simulate(
-        FedRep(noisy(), network=network, head_epochs=1, weights="uniform"), CLIENTS, rounds=2, progress=False
+        FedRep(noisy(), factory=network, head_epochs=1, weights="uniform"), CLIENTS, rounds=2, progress=False
     )
     assert run.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 8)], DELTA).epsilon)
 
@@ -456,7 +456,7 @@ def test_an_addon_that_lets_private_data_out_is_refused_in_any_order(name: str) 
     addon, why = REFUSED[name]
     for addons in ((noisy(), addon), (addon, noisy()), (FedProx(), addon, SCAFFOLD(), noisy())):
         with pytest.raises(ValueError, match=why):
-            FedAvg(*addons, network=network, weights="uniform")
+            FedAvg(*addons, factory=network, weights="uniform")
 
 
 def test_a_term_of_single_examples_runs_and_is_clipped_with_the_objective() -> None:
@@ -467,13 +467,13 @@ def test_a_term_of_single_examples_runs_and_is_clipped_with_the_objective() -> N
 
 def test_counts_and_batch_statistics_are_refused_when_built() -> None:
     with pytest.raises(ValueError, match="DPSGD needs weights='uniform': how many records a client has is private"):
-        FedAvg(noisy(), network=network)
+        FedAvg(noisy(), factory=network)
     normed = partial(Tiny, norm=True)
     with pytest.raises(BatchStatistics, match=r"DPSGD: .*norm='instance'.*without_batch_norm"):
-        FedAvg(noisy(), network=normed, weights="uniform")
+        FedAvg(noisy(), factory=normed, weights="uniform")
     with pytest.raises(BatchStatistics, match="DPSGD"):
-        FedAvg(noisy(), network={"a": network, "b": normed}, assign={}, weights="uniform")
-    play(noisy(), network=lambda k: without_batch_norm(normed(k)), rounds=1)
+        FedAvg(noisy(), factory={"a": network, "b": normed}, assign={}, weights="uniform")
+    play(noisy(), factory=lambda k: without_batch_norm(normed(k)), rounds=1)
 
 
 def weighted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -522,12 +522,12 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "the batch's mean": ({"augment": brightness}, BatchStatistics, "augment every image by itself"),
     "two of one": ({"augment": lambda x, g: torch.cat([x, x])}, ValueError, r"augment must give torch.float32 \[2,"),
     "a mixing network": (
-        {"network": partial(Centred, how="centres")},
+        {"factory": partial(Centred, how="centres")},
         BatchStatistics,
         "Centred or its loss",
     ),
     "a network with memory": (
-        {"network": partial(Centred, how="counts")},
+        {"factory": partial(Centred, how="counts")},
         BatchStatistics,
         "pass changes seen",
     ),
@@ -564,8 +564,8 @@ def test_crop_flip_and_kept_momentum_stay_private() -> None:
     """Each image by itself passes the guard; momentum of noised gradients is post-processing: the same epsilon."""
     clients, crop = [images(12, k) for k in range(2)], CropFlip(IDENTITY, pad=1, cutout=2)
     private = DPSGD(sigma=1.0, rate=0.3, size=12)
-    plain = FedAvg(private, network=Tiny, weights="uniform")
-    kept = FedAvg(private, network=Tiny, weights="uniform", augment=crop, momentum=0.9, optimizer_state="client")
+    plain = FedAvg(private, factory=Tiny, weights="uniform")
+    kept = FedAvg(private, factory=Tiny, weights="uniform", augment=crop, momentum=0.9, optimizer_state="client")
     epsilons = []
     for method in (plain, kept):
         run = simulate(method, clients, rounds=2, progress=False)

@@ -35,7 +35,7 @@ def test_rounds_follow_algorithm_1(weights: Any, momentum: float) -> None:
     """Head first, under the received body; then the body under the new head; the bodies are averaged, heads stay."""
     clients, start = federation()[:3], Tiny(3).state_dict()
     method = FedRep(
-        network=Tiny, head_epochs=2, body_epochs=1, weights=weights,
+        factory=Tiny, head_epochs=2, body_epochs=1, weights=weights,
         initial=copy.deepcopy(start), lr=0.1, momentum=momentum, batch=6,
     )  # fmt: skip
     result = simulate(method, clients, rounds=4, participation=2, progress=False)
@@ -61,7 +61,7 @@ def test_rounds_follow_algorithm_1(weights: Any, momentum: float) -> None:
 
 def play(*addons: Any, rounds: int = 4, **how: Any) -> Any:
     clients = [Holding(c, images(20, 50 + k)) for k, c in enumerate(federation())]
-    method = FedRep(*addons, network=lambda k: Tiny(k, norm=True), head_epochs=2, lr=0.1, batch=6)
+    method = FedRep(*addons, factory=lambda k: Tiny(k, norm=True), head_epochs=2, lr=0.1, batch=6)
     return simulate(method, clients, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
 
 
@@ -89,8 +89,8 @@ def test_heads_never_travel_and_the_accuracy_is_the_clients_mean() -> None:
 def test_refusals() -> None:
     for name in ("personal", "phases", "epochs", "steps"):
         with pytest.raises(ValueError, match=f"{name} is set by FedRep itself"):
-            FedRep(network=Tiny, **{name: 1})  # type: ignore[arg-type]
+            FedRep(factory=Tiny, **{name: 1})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="head_epochs must be"):
-        FedRep(network=Tiny, head_epochs=0)
+        FedRep(factory=Tiny, head_epochs=0)
     with pytest.raises(ValueError, match="body_epochs must be"):
-        FedRep(network=Tiny, body_epochs=0)
+        FedRep(factory=Tiny, body_epochs=0)

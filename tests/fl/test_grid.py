@@ -90,7 +90,7 @@ def normed(outputs: int) -> Net:
 
 
 TWO: dict[str, Any] = {
-    "network": {"narrow": Net, "wide": lambda outputs: Net(outputs, width=6)},
+    "factory": {"narrow": Net, "wide": lambda outputs: Net(outputs, width=6)},
     "assign": lambda k: ("narrow", "wide")[k % 2],
 }
 
@@ -128,7 +128,7 @@ def private(addons: tuple[AddOn, ...]) -> dict[str, Any]:
 
 
 def plain(*addons: AddOn, **options: Any) -> FedAvg:
-    return FedAvg(*addons, **{"network": Net, "lr": 0.05, "steps": 2, "batch": 4, **private(addons), **options})
+    return FedAvg(*addons, **{"factory": Net, "lr": 0.05, "steps": 2, "batch": 4, **private(addons), **options})
 
 
 def play(method: FedAvg, clients: tuple[Holding, ...] | None = None, **options: Any) -> Run:
@@ -187,23 +187,23 @@ def test_the_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
 
 
 def representation(*addons: AddOn) -> FedAvg:
-    return FedRep(*addons, network=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=4)
+    return FedRep(*addons, factory=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=4)
 
 
 def virtual(*addons: AddOn) -> FedAvg:
     steps = {"condense_steps": 2, "refine_steps": 1, "match_steps": 2}
-    return FedLGD(*addons, network=Net, ipc=1, anchors=1, selected=(2,), augment=None, lr=0.05, batch=4, **steps)
+    return FedLGD(*addons, factory=Net, ipc=1, anchors=1, selected=(2,), augment=None, lr=0.05, batch=4, **steps)
 
 
 def pictured(*addons: AddOn) -> FedAvg:
     shared = {**SHARED, "rate": 1.0}
-    return SingleImage(PICTURE, *addons, shared=shared, network=Net, epochs=1, batch=4, **private(addons))
+    return SingleImage(PICTURE, *addons, shared=shared, factory=Net, epochs=1, batch=4, **private(addons))
 
 
 ARCHITECTURE, SGD, AT_HOME = "one architecture", "optimizer='sgd'", "batch statistics stay at home"
 BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "FedAvg": (plain, {}),
-    "FedAvg's defaults": (lambda *a: FedAvg(*a, network=Net, **private(a)), {}),
+    "FedAvg's defaults": (lambda *a: FedAvg(*a, factory=Net, **private(a)), {}),
     "with momentum": (
         lambda *a: plain(*a, momentum=0.9, weights="uniform", weight_decay=1e-3, lr_decay=0.9), {"FedReg": "plain SGD"}
     ),
@@ -211,9 +211,9 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "two architectures": (
         lambda *a: plain(*a, **TWO), dict.fromkeys(("Anchors", "FedExP", "FedGen", "SCAFFOLD"), ARCHITECTURE)
     ),
-    "batch norm": (lambda *a: plain(*a, network=normed), {"DPSGD": "without_batch_norm"}),
+    "batch norm": (lambda *a: plain(*a, factory=normed), {"DPSGD": "without_batch_norm"}),
     "statistics that stay": (
-        lambda *a: plain(*a, network=normed, buffers="local"),
+        lambda *a: plain(*a, factory=normed, buffers="local"),
         {"DPSGD": "without_batch_norm", "FedDF": AT_HOME, "LocalAccuracy": AT_HOME},
     ),
     "FedRep": (
@@ -252,7 +252,7 @@ def test_an_addon_runs_with_clients_that_own_one_class_one_image_or_none(name: s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_addon_runs_when_few_clients_are_drawn(name: str) -> None:
-    run = play(plain(addon(name), network=Net if addon(name).private else normed), participation=1, workers=2)
+    run = play(plain(addon(name), factory=Net if addon(name).private else normed), participation=1, workers=2)
     assert [len(row["drawn"]) for row in run.rows] == [1, 1]
 
 

@@ -57,34 +57,34 @@ SAVED: dict[str, str] = json.loads((Path(__file__).parent / "identities.json").r
 PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
 
 MADE = {
-    "three": lambda: FedAvg(SCAFFOLD(), VHL(), FedProx(mu=0.1), network=Tiny, lr=0.05),
+    "three": lambda: FedAvg(SCAFFOLD(), VHL(), FedProx(mu=0.1), factory=Tiny, lr=0.05),
     "steps": lambda: FedAvg(
-        FedSAM(), FedNova(), FedAvgM(), MOON(), network=Tiny, momentum=0.9,
+        FedSAM(), FedNova(), FedAvgM(), MOON(), factory=Tiny, momentum=0.9,
         phases=[Phase(1, train="classifier.*"), Phase(2)],
     ),
-    "adam": lambda: FedAvg(FedAdam(), FedDecorr(), Ditto(), network=Tiny, optimizer="adam", augment=DSA()),
-    "adagrad": lambda: FedAvg(FedAdagrad(), network=Tiny),
-    "yogi": lambda: FedAvg(FedYogi(), network={"a": Tiny, "b": Tiny}, assign={0: "a"}),
+    "adam": lambda: FedAvg(FedAdam(), FedDecorr(), Ditto(), factory=Tiny, optimizer="adam", augment=DSA()),
+    "adagrad": lambda: FedAvg(FedAdagrad(), factory=Tiny),
+    "yogi": lambda: FedAvg(FedYogi(), factory={"a": Tiny, "b": Tiny}, assign={0: "a"}),
     "others": lambda: FedAvg(
-        VFA(), FedCOG(), FedReg(), LocalAccuracy(), network=Tiny, objective=torch.nn.functional.cross_entropy
+        VFA(), FedCOG(), FedReg(), LocalAccuracy(), factory=Tiny, objective=torch.nn.functional.cross_entropy
     ),
-    "servers": lambda: FedAvg(FedDF(), FineTune(), NaiveVHL("gaussian", 3), network=Tiny),
-    "gen": lambda: FedAvg(FedGen(), VFTL(), FedExP(), network=Tiny),
-    "lgd": lambda: FedLGD(network=Tiny),
-    "rep": lambda: FedRep(FedProx(), network=Tiny),
+    "servers": lambda: FedAvg(FedDF(), FineTune(), NaiveVHL("gaussian", 3), factory=Tiny),
+    "gen": lambda: FedAvg(FedGen(), VFTL(), FedExP(), factory=Tiny),
+    "lgd": lambda: FedLGD(factory=Tiny),
+    "rep": lambda: FedRep(FedProx(), factory=Tiny),
     "image": lambda: SingleImage(
-        PICTURE, network=Tiny, shared={"keep": 5, "count": 10, "selection": {"clusters": 2}}
+        PICTURE, factory=Tiny, shared={"keep": 5, "count": 10, "selection": {"clusters": 2}}
     ),
-    "dpsgd": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=10), network=Tiny, weights="uniform"),
+    "dpsgd": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=10), factory=Tiny, weights="uniform"),
     "client": lambda: Filtered(
-        FedAvg(FedProx(), network=Tiny, weights="uniform"),
+        FedAvg(FedProx(), factory=Tiny, weights="uniform"),
         ClientDP(sigma=1.0, rate=0.5, clip=1.0, adaptive=Adaptive()),
     ),
-    "feddm": lambda: FedDM(network=Tiny, augment=DSA()),
-    "real": lambda: Real(network=Tiny),
-    "private": lambda: PrivateFedDM(network=Tiny, sigma=1.0, sizes=[3, 4]),
-    "summed": lambda: SummedFedDM(network=Tiny, sigma=1.0, sizes=[3, 4]),
-    "proto": lambda: FedProto(network=Tiny, condensed=Condensed(refine_steps=0)),
+    "feddm": lambda: FedDM(factory=Tiny, augment=DSA()),
+    "real": lambda: Real(factory=Tiny),
+    "private": lambda: PrivateFedDM(factory=Tiny, sigma=1.0, sizes=[3, 4]),
+    "summed": lambda: SummedFedDM(factory=Tiny, sigma=1.0, sizes=[3, 4]),
+    "proto": lambda: FedProto(factory=Tiny, condensed=Condensed(refine_steps=0)),
 }  # fmt: skip
 
 KEYS = """
@@ -133,12 +133,12 @@ def test_records_call_a_method_as_before_any_renaming(name: str) -> None:
 def test_people_read_todays_names() -> None:
     assert "NaiveVHL(source='gaussian'" in repr(MADE["servers"]())
     assert repr(Renamed(2.0)) == "Renamed(strength=2.0)"
-    assert repr(FedAvg(Renamed(), network=Tiny)).startswith("FedAvg(Renamed(strength=1.0), lr=0.1")
-    assert identity(Filtered(FedAvg(Renamed(), network=Tiny), RenamedShift())).startswith(
+    assert repr(FedAvg(Renamed(), factory=Tiny)).startswith("FedAvg(Renamed(strength=1.0), lr=0.1")
+    assert identity(Filtered(FedAvg(Renamed(), factory=Tiny), RenamedShift())).startswith(
         "Filtered(FedAvg(Noisy(factor=1.0), lr="
     )
-    assert identity(Filtered(FedAvg(network=Tiny), RenamedShift())).endswith(", Shift(by=0.5))")
-    assert repr(Filtered(FedAvg(network=Tiny), RenamedShift())).endswith(", RenamedShift(by=0.5))")
+    assert identity(Filtered(FedAvg(factory=Tiny), RenamedShift())).endswith(", Shift(by=0.5))")
+    assert repr(Filtered(FedAvg(factory=Tiny), RenamedShift())).endswith(", RenamedShift(by=0.5))")
 
 
 class _Work(AddOn):
@@ -212,7 +212,7 @@ class RenamedShift(Filter):
 
 
 def play(*addons: AddOn, rounds: int = 3, **how: Any) -> Any:
-    method = FedAvg(*addons, network=Tiny, steps=2, batch=4)
+    method = FedAvg(*addons, factory=Tiny, steps=2, batch=4)
     return simulate(method, federation(), rounds=rounds, participation=3, test=images(9, 7), progress=False, **how)
 
 
@@ -242,13 +242,13 @@ def test_a_key_must_be_a_name(wrong: Any) -> None:
 
 def test_two_parts_with_one_key_are_refused_by_their_names() -> None:
     with pytest.raises(ValueError, match=r"Noisy and Renamed have the same key, 'Noisy'"):
-        FedAvg(Noisy(), Renamed(), network=Tiny)
+        FedAvg(Noisy(), Renamed(), factory=Tiny)
 
     class Shift(Filter):
         pass
 
     with pytest.raises(ValueError, match=r"Shift and RenamedShift have the same key, 'Shift'"):
-        Filtered(FedAvg(network=Tiny), Shift(), RenamedShift())
+        Filtered(FedAvg(factory=Tiny), Shift(), RenamedShift())
 
 
 def test_a_method_that_says_nothing_of_its_arguments_is_not_taken_for_another(tmp_path: Path) -> None:
@@ -262,8 +262,8 @@ def test_a_method_that_says_nothing_of_its_arguments_is_not_taken_for_another(tm
         def __repr__(self) -> str:
             return f"Loud(lr={self.settings.lr})"
 
-    assert " at 0x" in identity(Quiet(network=Tiny))
-    assert identity(Loud(network=Tiny)) == "Loud(lr=0.1)"
+    assert " at 0x" in identity(Quiet(factory=Tiny))
+    assert identity(Loud(factory=Tiny)) == "Loud(lr=0.1)"
 
 
 def test_the_page_on_records_says_whose_key_is_not_its_name() -> None:

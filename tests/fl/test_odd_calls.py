@@ -58,10 +58,10 @@ def finished(run: Any) -> str | None:
 
 def with_addon(addon: Any) -> str | None:
     private = {"weights": "uniform"} if addon.private else {}
-    return played(FedAvg(addon, network=Tiny, lr=0.05, steps=2, batch=4, **private))
+    return played(FedAvg(addon, factory=Tiny, lr=0.05, steps=2, batch=4, **private))
 
 
-FAST: dict[str, Any] = {"network": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 8, "batch_real": 4}
+FAST: dict[str, Any] = {"factory": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 8, "batch_real": 4}
 SHARED: dict[str, Any] = {"keep": 3, "steps": 1, "batch": 4, "selection": {"kmeans_share": 0.0}}
 NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 2, "options": {"base": 2}}
 
@@ -101,7 +101,7 @@ def secretly(**options: Any) -> Any:
 
 
 def plain(**options: Any) -> FedAvg:
-    return FedAvg(**{"network": Tiny, "lr": 0.05, "batch": 4, **options})
+    return FedAvg(**{"factory": Tiny, "lr": 0.05, "batch": 4, **options})
 
 
 def filtered(method: Any, one: Any) -> Filtered:
@@ -179,7 +179,7 @@ CALLS: dict[str, Call] = {
     "FedAvg": Call(
         FedAvg,
         lambda: {
-            "network": Tiny,
+            "factory": Tiny,
             "lr": 0.05,
             "momentum": 0.5,
             "weight_decay": 0.1,
@@ -202,14 +202,14 @@ CALLS: dict[str, Call] = {
     "FedAvg in phases": Call(plain, lambda: {"phases": (Phase(steps=1),), "assign": None}, played),
     "FedAvg steps": Call(plain, lambda: {"steps": 1}, played),
     "FedAvg several": Call(
-        plain, lambda: {"network": {"a": Tiny, "b": Tiny}, "assign": {0: "a", 1: "b", 2: "a"}}, played
+        plain, lambda: {"factory": {"a": Tiny, "b": Tiny}, "assign": {0: "a", 1: "b", 2: "a"}}, played
     ),
-    "FedAvg addons": Call(lambda addon: FedAvg(addon, network=Tiny), lambda: {"addon": fl.addons.FedProx(0.1)}, played),
+    "FedAvg addons": Call(lambda addon: FedAvg(addon, factory=Tiny), lambda: {"addon": fl.addons.FedProx(0.1)}, played),
     "Phase": Call(Phase, lambda: {"epochs": 1, "train": "*"}, lambda p: played(plain(phases=[p]))),
     "Phase steps": Call(Phase, lambda: {"steps": 1}, lambda p: played(plain(phases=[p])), skip=("epochs", "train")),
     "FedDM": Call(FedDM, lambda: {**FAST, "augment": siamese}, played),
     "Real": Call(Real, lambda: dict(FAST), played),
-    "FedProto": Call(FedProto, lambda: {"network": Tiny, "batch": 4}, played),
+    "FedProto": Call(FedProto, lambda: {"factory": Tiny, "batch": 4}, played),
     "PrivateFedDM": Call(
         PrivateFedDM,
         lambda: {
@@ -241,7 +241,7 @@ CALLS: dict[str, Call] = {
     "FedLGD": Call(
         FedLGD,
         lambda: {
-            "network": Tiny,
+            "factory": Tiny,
             "ipc": 1,
             "anchors": 1,
             "weight": 1.0,
@@ -261,14 +261,14 @@ CALLS: dict[str, Call] = {
     ),
     "FedRep": Call(
         FedRep,
-        lambda: {"network": Tiny, "head": "classifier.*", "head_epochs": 1, "body_epochs": 1, "weights": "uniform"},
+        lambda: {"factory": Tiny, "head": "classifier.*", "head_epochs": 1, "body_epochs": 1, "weights": "uniform"},
         played,
     ),
     "SingleImage": Call(
         SingleImage,
         lambda: {
             "image": PICTURE,
-            "network": Tiny,
+            "factory": Tiny,
             "shared": {"count": 4, "size": 4, **SHARED},
             "epochs": 1,
             "batch": 4,

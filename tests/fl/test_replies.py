@@ -29,22 +29,22 @@ SMALL: dict[str, Any] = {"lr": 0.05, "batch": 8, "steps": 1}
 DM: dict[str, Any] = {"ipc": 2, "steps": 1, "server_epochs": 1, "server_batch": 8, "weights": "samples"}
 
 METHODS: dict[str, Callable[[], Method]] = {
-    "FedAvg SCAFFOLD FineTune": lambda: FedAvg(SCAFFOLD(), FineTune(), network=network, **SMALL),
-    "FedAvg FedExP": lambda: FedAvg(FedExP(), network=Tiny, **SMALL),
-    "FedAvg FedNova": lambda: FedAvg(FedNova(), network=Tiny, weights="uniform", **SMALL),
-    "FedAvg FedDF": lambda: FedAvg(FedDF(steps=1), network=Tiny, **SMALL),
-    "FedDM": lambda: FedDM(network=Tiny, **DM),
+    "FedAvg SCAFFOLD FineTune": lambda: FedAvg(SCAFFOLD(), FineTune(), factory=network, **SMALL),
+    "FedAvg FedExP": lambda: FedAvg(FedExP(), factory=Tiny, **SMALL),
+    "FedAvg FedNova": lambda: FedAvg(FedNova(), factory=Tiny, weights="uniform", **SMALL),
+    "FedAvg FedDF": lambda: FedAvg(FedDF(steps=1), factory=Tiny, **SMALL),
+    "FedDM": lambda: FedDM(factory=Tiny, **DM),
     "PrivateFedDM": lambda: PrivateFedDM(
-        network=Tiny, sigma=1.0, sigma_sizes=1.0, draws=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
+        factory=Tiny, sigma=1.0, sigma_sizes=1.0, draws=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
     ),
-    "FedProto": lambda: FedProto(network=Tiny),
-    "FedGen": lambda: FedAvg(FedGen(steps=1, batch=4, noise=2, hidden=4), network=Tiny, **SMALL),
+    "FedProto": lambda: FedProto(factory=Tiny),
+    "FedGen": lambda: FedAvg(FedGen(steps=1, batch=4, noise=2, hidden=4), factory=Tiny, **SMALL),
     "FedLGD": lambda: FedLGD(
-        network=Tiny, ipc=2, anchors=2, condense_steps=1, refine_steps=1, match_steps=1,
+        factory=Tiny, ipc=2, anchors=2, condense_steps=1, refine_steps=1, match_steps=1,
         anchors_init="statistics", **SMALL
     ),
     "single image": lambda: SingleImage(
-        PHOTO, network=Tiny, epochs=1,
+        PHOTO, factory=Tiny, epochs=1,
         shared={"keep": 6, "count": 8, "steps": 1, "rate": 0.5, "selection": {"clusters": 4}},
     ),
 }  # fmt: skip
@@ -247,7 +247,7 @@ def test_a_reply_on_which_digest_fails_is_left_out_by_name() -> None:
     def far(honest: Message) -> Message:
         return with_values(FedAvg__update={n: t + 1000 for n, t in honest[FedAvg.update].items()})(honest)
 
-    hostile, absent = (play(Hostile(Fragile(network=Tiny, **SMALL), one(how)), 2) for how in (far, lost))
+    hostile, absent = (play(Hostile(Fragile(factory=Tiny, **SMALL), one(how)), 2) for how in (far, lost))
     assert_same(hostile, absent)
     assert hostile.rows[0]["failed"] == {"1": "cannot be used: ZeroDivisionError: too far"}
 
@@ -278,7 +278,7 @@ def test_a_reply_that_does_not_fit_those_before_it_is_left_out_by_name() -> None
     def wide(honest: Message) -> Message:
         return with_values(FedAvg__update={n: t.double() for n, t in honest[FedAvg.update].items()})(honest)
 
-    hostile, absent = (play(Hostile(Loose(network=Tiny, **SMALL), one(how)), 2) for how in (wide, lost))
+    hostile, absent = (play(Hostile(Loose(factory=Tiny, **SMALL), one(how)), 2) for how in (wide, lost))
     assert_same(hostile, absent)
     assert "has another form than in other replies" in hostile.rows[0]["failed"]["1"]
 
@@ -289,19 +289,19 @@ def test_a_note_that_is_no_number_costs_the_reply() -> None:
             if local.client.id == 1:
                 local.client.notes["kept"] = "twice"
 
-    row = play(FedAvg(Noting(), network=Tiny, **SMALL), 1).rows[0]
+    row = play(FedAvg(Noting(), factory=Tiny, **SMALL), 1).rows[0]
     assert row["failed"] == {"1": "its note 'kept' is no finite number"}
 
 
 def test_what_a_client_may_claim_is_the_users_to_set() -> None:
-    options: dict[str, Any] = {"network": Tiny, "most_samples": 15, **SMALL}
+    options: dict[str, Any] = {"factory": Tiny, "most_samples": 15, **SMALL}
     row = play(FedAvg(**options), 1).rows[0]
     why = "FedAvg.samples must lie in [0, 15], got 18; the largest weight is the method's to say (most_samples)"
     assert row["failed"] == {"2": why}
-    assert play(FedProto(network=Tiny, most_samples=5), 1).rows[0]["failed"].keys() == {"1", "2"}
-    assert play(FedDM(network=Tiny, most_samples=12, **DM), 1).rows[0]["failed"].keys() == {"1", "2"}
+    assert play(FedProto(factory=Tiny, most_samples=5), 1).rows[0]["failed"].keys() == {"1", "2"}
+    assert play(FedDM(factory=Tiny, most_samples=12, **DM), 1).rows[0]["failed"].keys() == {"1", "2"}
     with pytest.raises(ValueError, match="most_samples must be greater than 0"):
-        FedAvg(network=Tiny, most_samples=0)
+        FedAvg(factory=Tiny, most_samples=0)
 
 
 def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
@@ -316,8 +316,8 @@ def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
         def end(self, local: Any, update: Any, reply: Any) -> None:
             sent[local.client.id] = {n: u.double() for n, u in update.items()}
 
-    run = play(Hostile(FedAvg(Spy(), network=Tiny, most_samples=20, **SMALL), one(claim)), 1)
-    start = FedAvg(network=Tiny, **SMALL).networks.first("", 3, 5)
+    run = play(Hostile(FedAvg(Spy(), factory=Tiny, most_samples=20, **SMALL), one(claim)), 1)
+    start = FedAvg(factory=Tiny, **SMALL).networks.first("", 3, 5)
     for name, value in run.server.state[FedAvg.model].items():
         want = start[name] + (12 * sent[0][name] + 20 * sent[1][name] + 18 * sent[2][name]) / 50
         assert torch.allclose(value.double(), want.double(), atol=1e-6)
@@ -333,9 +333,9 @@ def test_what_answers_must_say_what_the_answer_looks_like() -> None:
         expect_evaluation = Method.expect_evaluation
 
     with pytest.raises(ValueError, match=r"Asks\.answer answers.*write expect_answer"):
-        FedAvg(Asks(), network=Tiny)
+        FedAvg(Asks(), factory=Tiny)
     with pytest.raises(ValueError, match=r"Tests\.evaluate answers.*write expect_evaluation"):
-        play(Tests(network=Tiny, **DM), 1)
+        play(Tests(factory=Tiny, **DM), 1)
 
 
 def test_replies_that_do_not_fit_each_other_do_not_count_in_part() -> None:
@@ -373,7 +373,7 @@ def test_sets_say_nothing_of_a_client_but_pixels_and_labels() -> None:
         seen.extend([honest] if verb == "local" else [])
         return honest
 
-    for make in (METHODS["FedDM"], lambda: Real(network=Tiny, **DM)):
+    for make in (METHODS["FedDM"], lambda: Real(factory=Tiny, **DM)):
         held = images(12, 0)
         own = held[held.labels != 1].replace(info={"clinic": "north"})
         own = own.replace(columns={"patient": torch.arange(len(own))})

@@ -111,7 +111,7 @@ def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, scales: d
     networks = {n: lambda k, a=a: Scaled(k, a) for n, a in scales.items()}
     method = SingleImage(
         torch.full((1, 9, 9), 51, dtype=torch.uint8), FedProx(mu),
-        network=networks if len(scales) > 1 else networks[""], assign=dict(enumerate(who)) if len(scales) > 1 else None,
+        factory=networks if len(scales) > 1 else networks[""], assign=dict(enumerate(who)) if len(scales) > 1 else None,
         initial={f"{n}/head.weight".lstrip("/"): torch.tensor(START).float()[:, None] for n in scales},
         shared={"keep": 5, "count": 5, "rate": 0.5, "steps": 4, "batch": 2, "lr": 0.05, "clip": clip, "crops": PLAIN},
         optimizer="sgd", lr=0.1, momentum=0.9, epochs=2,
@@ -188,7 +188,7 @@ def test_rendering_stops_when_the_run_does() -> None:
 
 
 def play(rounds: int = 3, shared: dict[str, Any] | None = None, **options: Any) -> Run:
-    held = {"network": Tiny, "epochs": 1, "batch": 8, "clients": federation(), **options}
+    held = {"factory": Tiny, "epochs": 1, "batch": 8, "clients": federation(), **options}
     clients, simulation = held.pop("clients"), held.pop("simulation", {})
     method = SingleImage(PHOTO, shared={**SMALL, **(shared or {})}, **held)
     return simulate(method, clients, rounds=rounds, progress=False, **simulation)
@@ -211,7 +211,7 @@ def test_the_global_model_of_now_selects_the_next_rounds_crops() -> None:
 def test_by_default_the_crops_are_pruned_by_confidence_alone() -> None:
     """Section 4.1 removes 90 % by entropy and keeps 5,000 of 50,000: nothing is left for k-means, as in the release."""
     shared = {name: value for name, value in SMALL.items() if name != "selection"}
-    method = SingleImage(PHOTO, network=Tiny, epochs=1, shared=shared)
+    method = SingleImage(PHOTO, factory=Tiny, epochs=1, shared=shared)
     server = simulate(method, federation(), rounds=1, progress=False).server
     crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
     net = Tiny(3).eval()
@@ -237,7 +237,7 @@ def test_the_best_architecture_on_the_validation_set_selects() -> None:
     networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
     assign = lambda k: ["plain", "norm"][k % 2]  # noqa: E731
     data = {"validation": images(40, 9)}
-    run = play(network=networks, assign=assign, simulation={"server_data": data, "test": images(40, 9)})
+    run = play(factory=networks, assign=assign, simulation={"server_data": data, "test": images(40, 9)})
     best = max(run.rows[-1]["accuracy_by"], key=run.rows[-1]["accuracy_by"].get)
     net = run.models[best]
     crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
@@ -276,7 +276,7 @@ def test_only_indices_and_logits_travel_between_initialisations() -> None:
 
 
 def test_buffers_stay_at_home_with_the_weights() -> None:
-    run = play(rounds=2, shared={"rate": 0.0}, network=lambda k: Tiny(k, norm=True))
+    run = play(rounds=2, shared={"rate": 0.0}, factory=lambda k: Tiny(k, norm=True))
     assert {"FedAvg.buffers", "FedAvg.counters"} <= set(run.rows[0]["up"])
     assert set(run.rows[1]["up"]) == {"FedAvg.samples", "SharedImage.logits"}
 
@@ -330,7 +330,7 @@ class Weightless(AddOn):
 def test_weights_that_nobody_asked_for_are_refused_by_name() -> None:
     shared = {**SMALL, "rate": 0.0, "warm_rounds": 0}
     lost, stubborn = (
-        simulate(SingleImage(PHOTO, a, network=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
+        simulate(SingleImage(PHOTO, a, factory=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
         for a in (Stubborn(False), Stubborn(True))
     )
     assert_same(lost, stubborn)
@@ -339,13 +339,13 @@ def test_weights_that_nobody_asked_for_are_refused_by_name() -> None:
 
 
 def test_a_round_without_weight_is_no_round() -> None:
-    method = SingleImage(PHOTO, Weightless(), network=Tiny, shared={**SMALL, "warm_rounds": 0}, epochs=1)
+    method = SingleImage(PHOTO, Weightless(), factory=Tiny, shared={**SMALL, "warm_rounds": 0}, epochs=1)
     with pytest.raises(NoUsableReply, match="all weights"):
         simulate(method, federation(), rounds=1, progress=False)
 
 
 def test_the_papers_setting_is_the_default() -> None:
-    method = SingleImage(PHOTO, network=Tiny)
+    method = SingleImage(PHOTO, factory=Tiny)
     held = method.settings
     assert (held.optimizer, held.lr, held.batch, held.phases[0].epochs) == ("adam", 0.01, 512, 40)
     assert held.objective == ClippedCrossEntropy(2.5)
@@ -353,9 +353,9 @@ def test_the_papers_setting_is_the_default() -> None:
     assert isinstance(shared, SharedImage)
     assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
     assert shared.selection == {"kmeans_share": 0.0}
-    assert SingleImage(PHOTO, network=Tiny, shared={"clip": None}).settings.objective is None
-    assert SingleImage(PHOTO, network=Tiny, lr=0.3).settings.lr == 0.3
-    assert repr(method) != repr(SingleImage(1 - PHOTO, network=Tiny))
+    assert SingleImage(PHOTO, factory=Tiny, shared={"clip": None}).settings.objective is None
+    assert SingleImage(PHOTO, factory=Tiny, lr=0.3).settings.lr == 0.3
+    assert repr(method) != repr(SingleImage(1 - PHOTO, factory=Tiny))
 
 
 @pytest.mark.parametrize(
@@ -382,12 +382,12 @@ def test_senseless_combinations_are_refused_when_built() -> None:
     shared = SharedImage(PHOTO, **SMALL)
     for other in (FedAvgM(0.9), SCAFFOLD()):
         with pytest.raises(ValueError, match=f"{other.name} needs weights from the clients in every round"):
-            FedAvg(shared, other, network=Tiny)
-        FedAvg(SharedImage(PHOTO, **SMALL, rate=1.0), other, network=Tiny)
+            FedAvg(shared, other, factory=Tiny)
+        FedAvg(SharedImage(PHOTO, **SMALL, rate=1.0), other, factory=Tiny)
     with pytest.raises(ValueError, match="FedDF and SharedImage cannot be combined: both fill the slot 'refine'"):
-        FedAvg(shared, FedDF(), network=Tiny)
+        FedAvg(shared, FedDF(), factory=Tiny)
     with pytest.raises(ValueError, match="nothing can be personal"):
-        FedAvg(shared, network=Tiny, personal="classifier.*")
+        FedAvg(shared, factory=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="max_norm must be greater than 0"):
         ClippedCrossEntropy(0.0)
 
@@ -402,7 +402,7 @@ def test_images_that_do_not_fit_the_run_are_refused() -> None:
         flat = data.images[0].numel()
         with pytest.raises(ValueError, match=error):
             play(
-                clients=[data], network=lambda k, d=flat: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(d, k))
+                clients=[data], factory=lambda k, d=flat: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(d, k))
             )
     with pytest.raises(ValueError, match="returns='best' needs server_data"):
         play(shared={"returns": "best"})
