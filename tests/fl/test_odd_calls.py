@@ -371,7 +371,7 @@ OTHERWISE: Listed = {
     ("Shared*", "selection", "unknown"): PYTHON,
     ("SingleImage", "shared", "unknown"): PYTHON,
     ("SharedPool", "pool", "one row"): "`keep`, which is more than the pool then holds",
-    ("FedAvg several", "network", "class"): "`assign`: a class is one factory, and needs none",
+    ("FedAvg several", "factory", "class"): "`assign`: a class is one factory, and needs none",
     ("FedAvg addons", "addon", "class"): "the class; add-ons are given by position",
     ("FedRep", "head", "unknown"): "`personal`, the option of `FedAvg` that the head is, and the pattern",
     ("Holding", "train", "*"): "the client, by its number",
