@@ -33,7 +33,7 @@ def play(method: Any = None, clients: Any = None, **options: Any) -> Any:
     [
         (lambda: FedAvg(FedProx, factory=Tiny), r"got the class FedProx: FedAvg\(FedProx\(\.\.\.\)"),
         (lambda: FedAvg(ClientDP(1.0, 1.0, 1.0), factory=Tiny), "FedAvg takes add-ons .* got ClientDP"),
-        (lambda: FedAvg(Tiny), "got type; what makes what makes the network is an option"),
+        (lambda: FedAvg(Tiny), "got type; what makes the network is an option"),
         (lambda: FedAvg(), "factory must be given"),
         (lambda: FedAvg(factory=Tiny(3)), "factory must be a function.*got a Tiny that is built already"),
         (lambda: FedDM(factory=Tiny(3)), "factory must be a function.*got a Tiny that is built already"),
