@@ -46,7 +46,7 @@ class FedLGD(FedAvg):
         condense_factory: networks of the first condensation; default: the client's own architecture, as in the paper.
         augment: of the distribution matching.
         weights: uniform (Algorithm 1, line 26), or by the number of condensed images.
-        lr: the clients' rate.
+        lr: the clients' rate; None: the optimiser's own, as in `FedAvg`.
         assign, initial, momentum, weight_decay, optimizer, optimizer_state, lr_decay, epochs, steps, phases, batch,
             objective, most_samples, buffers, personal, predict: as for `FedAvg`. (Its `augment` is not: what is
             condensed is trained on as it is.)
@@ -76,7 +76,7 @@ class FedLGD(FedAvg):
         condense_factory: Callable[[], nn.Module] | None = None,
         augment: Augmentation | None = _DSA,
         weights: Literal["samples", "uniform"] = "uniform",
-        lr: float = 0.01,
+        lr: float | None = 0.01,
         **options: Any,
     ) -> None:
         for name, value in {"condense_steps": condense_steps, "anchors": anchors, "match_steps": match_steps}.items():

@@ -35,7 +35,8 @@ class FedRep(FedAvg):
         head_epochs: passes over the local data for the head (tau); the paper takes 10.
         body_epochs: passes for the representation; the paper takes 1 or 5.
         weights: "uniform" or "samples".
-        lr, momentum, batch: those of the release (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18).
+        lr, momentum, batch: those of the release (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18); lr
+            None is the optimiser's own rate, as in `FedAvg`.
         assign, initial, weight_decay, optimizer, optimizer_state, lr_decay, augment, objective, most_samples, buffers,
             predict: as for `FedAvg`, of which `personal`, `phases`, `epochs` and `steps` are set here.
 
@@ -53,7 +54,7 @@ class FedRep(FedAvg):
         head: str = "classifier.*",
         head_epochs: int = 10,
         body_epochs: int = 1,
-        lr: float = 0.01,
+        lr: float | None = 0.01,
         momentum: float = 0.5,
         batch: int = 10,
         weights: Literal["samples", "uniform"] = "uniform",

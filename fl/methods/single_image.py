@@ -47,7 +47,7 @@ class SingleImage(FedAvg):
         addons: further add-ons.
         factory: one architecture, or several and `assign`: then the server keeps a copy of each.
         shared: options of `SharedImage`.
-        optimizer, lr, batch: as published.
+        optimizer, lr, batch: as published; lr None is the optimiser's own rate, as in `FedAvg`.
         epochs: passes over the local data in a round; default 40, unless `steps` or `phases` are given.
         objective: default: `ClippedCrossEntropy(clip)` with the clip in `shared`; the task's loss where that is None.
         assign, initial, momentum, weight_decay, optimizer_state, lr_decay, steps, phases, augment, weights,
@@ -67,7 +67,7 @@ class SingleImage(FedAvg):
         factory: Factory | Mapping[str, Factory],
         shared: Mapping[str, Any] | None = None,
         optimizer: Literal["sgd", "adam"] = "adam",
-        lr: float = 0.01,
+        lr: float | None = 0.01,
         batch: int = 512,
         epochs: int | None = None,
         objective: Objective | None = None,

@@ -359,8 +359,7 @@ ACCEPTED: Listed = {
     ("ClientDP clips", "adaptive", "None"): DEFAULT,
     ("ClientDP clips", "clip", "number"): "the norm of `FedAvg.update`",
     ("Message", "values", "None"): DEFAULT,
-    ("FedAvg", "personal", "empty"): "no parameter is personal",
-    ("SingleImage", "epochs", "None"): DEFAULT,
+    ("*", "personal", "empty"): "no parameter is personal",
 }
 """(name, argument, corruption) -> why such a call is right."""
 
@@ -373,6 +372,7 @@ OTHERWISE: Listed = {
     ("SharedPool", "pool", "one row"): "`keep`, which is more than the pool then holds",
     ("FedAvg several", "factory", "class"): "`assign`: a class is one factory, and needs none",
     ("FedAvg addons", "addon", "class"): "the class; add-ons are given by position",
+    ("FedLGD", "personal", "string"): "the add-on that needs the whole model on the server",
     ("FedRep", "head", "unknown"): "`personal`, the option of `FedAvg` that the head is, and the pattern",
     ("Holding", "train", "*"): "the client, by its number",
 }
