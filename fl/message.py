@@ -48,7 +48,9 @@ class Entry(Generic[V]):
 
     Attributes:
         key: what it is called in messages, files and histories.
-        name: how it is written in code, `Class.attribute`.
+        name: how it is written in code, `Class.attribute` (a class whose entries are read at another one says so as
+            `written`).
+        owner: the class that declares it, with its module.
 
     Raises:
         ValueError: options out of range, or that do not go together.
@@ -76,13 +78,14 @@ class Entry(Generic[V]):
             raise ValueError(f"bound must be positive, got {bound}")
         check.switch(kept, "kept")
         self.reduce, self.by, self.over, self.bound, self.kept = reduce, by, over, bound, kept
-        self.key = self.name = ""
+        self.key = self.name = self.owner = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         if not self.key:
             stated = vars(owner).get("key")
             self.key = f"{stated if isinstance(stated, str) else owner.__name__}.{name}"
-            self.name = f"{owner.__name__}.{name}"
+            self.name = f"{vars(owner).get('written', owner.__name__)}.{name}"
+            self.owner = f"{owner.__module__}.{owner.__qualname__}"
 
     def __repr__(self) -> str:
         return f"Entry({self.key!r}, {self.reduce})"

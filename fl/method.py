@@ -8,12 +8,11 @@ clients that are tested.
 
 from __future__ import annotations
 
-import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,56 +22,11 @@ from distillkit.privacy import Event, Ledger, PrivacyError, Secret
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, declared
+from fl.parts import Keyed, Part, require_plain_options, spelled
 from fl.reduce import Like, Reduced, Schema
 from fl.task import Task
 
-__all__ = [
-    "Client",
-    "Interrupted",
-    "Keyed",
-    "Method",
-    "NoUsableReply",
-    "Part",
-    "Predictor",
-    "Server",
-    "described",
-    "identity",
-    "sums_like",
-]
-
-
-class Keyed:
-    """What a run's records know by a key that outlives the name of its class: the base of methods and their parts.
-
-    Attributes:
-        key: what its entries' keys begin with, what its random draws are derived from, its place in an order, and what
-            the record of a run calls it. A class that states none has its own name, never its parent's key. State the
-            old name when you rename a class, `key = "OldName"`, and no run, checkpoint or transcript changes.
-        old_options: what records call options that were renamed, name -> old name.
-    """
-
-    key: ClassVar[str] = "Keyed"
-    old_options: ClassVar[Mapping[str, str]] = {}
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        stated = vars(cls).get("key", cls.__name__)
-        if not isinstance(stated, str) or not ("key" not in vars(cls) or stated.isidentifier()):
-            raise TypeError(f"{cls.__name__}.key must be a name, as {cls.__name__!r}, got {stated!r}")
-        cls.key = stated
-
-
-class Part(Keyed):
-    """What goes into a method, or around one, and is none by itself: the base of add-ons and filters."""
-
-    @property
-    def name(self) -> str:
-        """What it is called in errors, warnings and remarks: its class's name."""
-        return type(self).__name__
-
-    def whole(self) -> str:
-        """How a method with this part is written, as `FedAvg(FedProx(...))`, for the error where it is given alone."""
-        raise NotImplementedError
+__all__ = ["Client", "Interrupted", "Method", "NoUsableReply", "Predictor", "Server", "require_method", "sums_like"]
 
 
 class NoUsableReply(RuntimeError):
@@ -284,20 +238,14 @@ class Method(Keyed, ABC):
         """
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 
-    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
-        """What tells this object from others of its class: arguments by position, and by name.
-
-        `repr` shows them, and the record of a run holds them, so that it goes on with the same ones or not at all. A
-        method that says None has a `__repr__` of its own for both, as a dataclass does.
-        """
-        return None
-
-    def __repr__(self) -> str:
-        return described(self) if self.arguments() is not None else super().__repr__()
+    @property
+    def parts(self) -> tuple[Keyed, ...]:
+        """What declares entries: the method itself, and whatever it is made of."""
+        return (self,)
 
     def entries(self) -> list[Entry[Any]]:
-        """Every entry that may travel or be kept; default: those that the class declares."""
-        return declared(self)
+        """Every entry that may travel or be kept; the engine asks once, before the run."""
+        return [entry for part in self.parts for entry in declared(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
         """The networks that take part, by name, for so many classes: what tells a resumed run that one was exchanged.
@@ -394,31 +342,19 @@ class Method(Keyed, ABC):
         return {}
 
 
-def described(value: Any) -> str:
-    """A repr of `value` that is the same in every process: functions by name instead of by address."""
-    return _said(value, pinned=False)
+def require_method(method: object) -> Method:
+    """Return `method` if it is one.
 
-
-def identity(value: Any) -> str:
-    """What `described` says of `value`, but by pinned names (`Keyed`): renaming a class or an option leaves it."""
-    return _said(value, pinned=True)
-
-
-def _said(value: Any, *, pinned: bool) -> str:
-    say = functools.partial(_said, pinned=pinned)
-    given: Sequence[Any] = ()
-    named: Mapping[str, Any] = {}
-    if isinstance(value, Method) and type(value).__repr__ is Method.__repr__ and value.arguments() is not None:
-        given, named = value.arguments() or ((), {})
-    elif isinstance(value, functools.partial):
-        given, named = (value.func, *value.args), value.keywords
-    elif is_dataclass(value) and hasattr(type(value).__repr__, "__wrapped__"):  # one that `dataclass` wrote
-        named = {f.name: getattr(value, f.name) for f in fields(value) if f.repr}
-    else:
-        name = getattr(value, "__qualname__", None)
-        return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
-    title = type(value).__qualname__
-    if pinned and isinstance(value, Keyed):
-        title = title if value.key == type(value).__name__ else value.key
-        named = {value.old_options.get(option, option): v for option, v in named.items()}
-    return f"{title}({', '.join([*map(say, given), *(f'{k}={say(v)}' for k, v in named.items())])})"
+    Raises:
+        TypeError: a class, an add-on or a filter, with what to write instead.
+    """
+    kind = method if isinstance(method, type) else type(method)
+    if issubclass(kind, Part):
+        part = spelled(method) if isinstance(method, Part) else f"{kind.__name__}(...)"
+        raise TypeError(f"{kind.__name__} is part of a method and none by itself: give {kind.in_a_method(part)}")
+    if isinstance(method, type):
+        raise TypeError(f"method must be an object, got the class {method.__name__}: {method.__name__}(...)")
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a federated method, as FedAvg(factory=...), got {type(method).__name__}")
+    require_plain_options(method, Method)
+    return method

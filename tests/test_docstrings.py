@@ -22,6 +22,7 @@ ROOMS = (
     "fl.task",
     "fl.batches",
     "fl.method",
+    "fl.parts",
 )
 
 

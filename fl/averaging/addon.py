@@ -15,7 +15,7 @@ from fl.averaging.settings import Settings, floating_buffers
 from fl.averaging.step import Step
 from fl.batches import Batch, Phase
 from fl.message import Message, Tensors
-from fl.method import Part
+from fl.parts import Part, require_plain_options
 from fl.reduce import Reduced, Schema
 
 __all__ = ["SLOTS", "AddOn", "filling", "fills", "installed", "require_replied"]
@@ -52,9 +52,10 @@ class AddOn(Part):
     single_label: ClassVar[bool] = False
     first_round: int = 1
 
-    def whole(self) -> str:
+    @classmethod
+    def in_a_method(cls, part: str) -> str:
         """Inside weight averaging."""
-        return f"FedAvg({type(self).__name__}(...), factory=...)"
+        return f"FedAvg({part}, factory=...)"
 
     @property
     def asks(self) -> bool:
@@ -200,7 +201,8 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
     """The add-ons that are on, in the order of their keys.
 
     Raises:
-        TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none.
+        TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none; or an
+            option of one bears the name of a hook or of another attribute of `AddOn`.
     """
     for addon in addons:
         if isinstance(addon, type) and issubclass(addon, AddOn):
@@ -210,6 +212,7 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
         if not isinstance(addon, AddOn):
             hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
             raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
+        require_plain_options(addon, AddOn)
     found = [a for a in addons if isinstance(a, AddOn) and not a.off]
     return tuple(sorted(found, key=lambda a: a.key))
 

@@ -22,10 +22,11 @@ class Entries:
         own: a client's memory of the parameters and buffers that never travel.
         moments: a client's memory of its optimiser, with `optimizer_state="client"`.
         tested: sums of a test, by model.
+        key, written: what the entries' keys begin with, and their names.
     """
 
     key: ClassVar[str] = "FedAvg"
-
+    written: ClassVar[str] = "FedAvg"
     model = Entry[Tensors]("first")
     samples = Entry[float]("sum")
     update = Entry[Tensors]("mean", by=samples)

@@ -19,9 +19,10 @@ from fl.averaging.train import train
 from fl.averaging.trial import require_matches, trial_locals, try_augmentation, try_objective
 from fl.batches import Phase
 from fl.codec import digest
-from fl.message import Entry, Message, Tensors, declared
+from fl.message import Message, Tensors
 from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
 from fl.networks import Factory, Networks
+from fl.parts import Keyed, require_own_entries
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
 
@@ -116,6 +117,7 @@ class FedAvg(Entries, Method):
         for addon in self.addons:
             addon.check(self.settings, self.addons)
         require_expected(self.addons)
+        require_own_entries(self.parts)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The add-ons, and the options that are not empty; of `initial` a digest."""
@@ -140,9 +142,10 @@ class FedAvg(Entries, Method):
 
     # Before round 1.
 
-    def entries(self) -> list[Entry[Any]]:
-        """Its own entries and every add-on's."""
-        return [*declared(self), *(e for a in self.addons for e in declared(a))]
+    @property
+    def parts(self) -> tuple[Keyed, ...]:
+        """The method and its add-ons."""
+        return (self, *self.addons)
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
         """The template of every architecture."""

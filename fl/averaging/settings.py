@@ -16,8 +16,8 @@ from distillkit.plausible import warn
 from fl.averaging.entries import Entries
 from fl.batches import Phase
 from fl.message import Entry, Tensors
-from fl.method import Part
 from fl.networks import Networks
+from fl.parts import Part
 from fl.task import Task
 
 __all__ = ["Objective", "Settings", "learning_rate"]

@@ -15,7 +15,7 @@ from distillkit.networks.base import Network, SplitNetwork
 from fl.averaging.local import Local, Term
 from fl.batches import Batch
 from fl.message import Tensors
-from fl.method import Part
+from fl.parts import Part
 
 __all__ = ["Output", "Step", "outputs"]
 

@@ -16,7 +16,7 @@ from distillkit.privacy import Ledger
 from distillkit.privacy.guards import refuse_measured, require_given_classes
 from distillkit.sets import Images, LabeledImages, as_set
 from fl.engine.holding import Holding
-from fl.method import Method, Part
+from fl.method import Method
 from fl.task import Classification, Task
 
 __all__ = [
@@ -25,26 +25,10 @@ __all__ = [
     "drawn_count",
     "panel",
     "require_ledger",
-    "require_method",
     "server_sets",
     "task_at",
     "test_set",
 ]
-
-
-def require_method(method: object) -> Method:
-    """The method, if it is one.
-
-    Raises:
-        TypeError: a class, an add-on or a filter, with what to write instead.
-    """
-    if isinstance(method, type):
-        raise TypeError(f"method must be an object, got the class {method.__name__}: {method.__name__}(...)")
-    if isinstance(method, Part):
-        raise TypeError(f"{type(method).__name__} is part of a method and none by itself: give {method.whole()}")
-    if not isinstance(method, Method):
-        raise TypeError(f"method must be a federated method, as FedAvg(factory=...), got {type(method).__name__}")
-    return method
 
 
 def device_at(device: torch.device | str) -> torch.device:

@@ -31,7 +31,8 @@ from fl.engine.rounds import Engine
 from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
 from fl.engine.threads import ServerThread, Threads
-from fl.method import Method, Server, identity
+from fl.method import Method, Server, require_method
+from fl.parts import identity
 from fl.task import Task
 
 __all__ = ["Holding", "Run", "simulate"]
@@ -106,7 +107,7 @@ def simulate(
         BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is safe.
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
     """
-    method = door.require_method(method)
+    method = require_method(method)
     clients = door.Roster(clients, getattr(task, "num_classes", None), progress)
     first = clients.first
     rounds, workers = check.positive_int(rounds, "rounds"), check.positive_int(workers, "workers")

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from distillkit.privacy import PrivacyError
-from fl.message import Entry, Message, declared
-from fl.method import Client, Method, Part, Predictor, Server
+from fl.message import Message
+from fl.method import Client, Method, Predictor, Server, require_method
+from fl.parts import Keyed, Part, require_own_entries, require_plain_options
 from fl.reduce import Reduced, Schema
 
 __all__ = ["Filter", "Filtered"]
@@ -27,9 +28,10 @@ class Filter(Part):
 
     exact: ClassVar[bool] = False
 
-    def whole(self) -> str:
+    @classmethod
+    def in_a_method(cls, part: str) -> str:
         """Around a method."""
-        return f"Filtered(FedAvg(...), {self!r})"
+        return f"Filtered(FedAvg(factory=...), {part})"
 
     @property
     def private(self) -> bool:
@@ -92,9 +94,12 @@ class Filtered(Method):
             filters = (*method.filters, *filters)
             method = method.method
         wrong = [f for f in filters if not isinstance(f, Filter)]
-        if not isinstance(method, Method) or wrong or not filters:
+        require_method(method)
+        if wrong or not filters:
             given = ", ".join(type(x).__name__ for x in (method, *filters))
             raise TypeError(f"Filtered takes a method and then one or more filters, got {given}")
+        for one in filters:
+            require_plain_options(one, Filter)
         for first, second in itertools.combinations(filters, 2):
             if type(first) is type(second):
                 raise ValueError(f"{first.name} is given twice; a filter may stand in a chain once")
@@ -109,6 +114,7 @@ class Filtered(Method):
         for one in filters:
             one.check(method)
         _require_bounds_kept(filters)
+        require_own_entries(self.parts)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The method and the filters."""
@@ -133,9 +139,10 @@ class Filtered(Method):
         """The draw of the one that draws."""
         return next(x for x in self._links if x.draws_clients).draw(server)
 
-    def entries(self) -> list[Entry[Any]]:
-        """The method's and the filters'."""
-        return [*self.method.entries(), *(e for f in self.filters for e in declared(f))]
+    @property
+    def parts(self) -> tuple[Keyed, ...]:
+        """The method's, and the filters."""
+        return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
         """The method's check."""

@@ -13,8 +13,8 @@ from torch import nn
 from distillkit import LabeledImages, Normalization
 from distillkit.networks import AsMade
 from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
-from fl import Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
-from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune
+from fl import AddOn, Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
+from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
 from fl.batches import Phase
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
 from tests.fl.small import Tiny, federation, images
@@ -121,9 +121,20 @@ def test_private_methods_without_noise_say_so(make: Any) -> None:
         (FedAvg, r"got the class FedAvg: FedAvg\(\.\.\.\)"),
         (
             FedProx(0.1),
-            r"FedProx is part of a method and none by itself: give FedAvg\(FedProx\(\.\.\.\), factory=\.\.\.\)",
+            r"^FedProx is part of a method and none by itself: give FedAvg\(FedProx\(mu=0.1\), factory=\.\.\.\)$",
         ),
-        (ClientDP(1.0, 1.0, 1.0), r"ClientDP is part of a method and none by itself: give Filtered\(FedAvg"),
+        (FedProx(), r"give FedAvg\(FedProx\(\), factory=\.\.\.\)$"),
+        (FedProx, r"^FedProx is part of a method .* give FedAvg\(FedProx\(\.\.\.\), factory=\.\.\.\)$"),
+        (
+            SharedImage(torch.rand(1, 9, 9), keep=2, count=3, clip=None),
+            r"give FedAvg\(SharedImage\(keep=2, clip=None, image=\.\.\., count=3\), factory=\.\.\.\)$",
+        ),
+        (AddOn(), r"give FedAvg\(AddOn\(\.\.\.\), factory=\.\.\.\)$"),
+        (
+            ClientDP(1.0, 0.5, 2.0),
+            r"^ClientDP is part of a method and none by itself: "
+            r"give Filtered\(FedAvg\(factory=\.\.\.\), ClientDP\(sigma=1.0, rate=0.5, clip=2.0\)\)$",
+        ),
         (Tiny, r"got the class Tiny"),
         (Tiny(3), "method must be a federated method.*got Tiny"),
     ],
@@ -131,6 +142,8 @@ def test_private_methods_without_noise_say_so(make: Any) -> None:
 def test_what_is_no_method_is_refused_with_what_to_write(method: Any, error: str) -> None:
     with pytest.raises(TypeError, match=error):
         play(method)
+    with pytest.raises(TypeError, match=error):
+        Filtered(method, ClientDP(1.0, 1.0, 1.0))
 
 
 OTHER = Normalization((0.5,), (0.5,))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -46,8 +47,9 @@ from fl.addons import (
 )
 from fl.filters import Adaptive
 from fl.message import declared
-from fl.method import Keyed, Method, Part, identity
+from fl.method import Method
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, Real, SingleImage, SummedFedDM
+from fl.parts import Keyed, Part, identity
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 
@@ -271,3 +273,112 @@ def test_the_page_on_records_says_whose_key_is_not_its_name() -> None:
     rows = re.findall(r"^\| (`[A-Z].*?) \| (`.*?) \|$", page.split("| class | key |")[1].split("\n\n")[0], re.MULTILINE)
     said = {pair for row in rows for pair in zip(*(re.findall(r"`(\w+)`", cell) for cell in row), strict=True)}
     assert said == {(kind.__name__, kind.key) for kind in built_in() if kind.key != kind.__name__}
+
+
+# What is no option, and whose entry is whose.
+
+
+@pytest.mark.parametrize("kind", [k for k in built_in() if issubclass(k, Part)], ids=lambda k: k.__name__)
+def test_no_option_of_ours_bears_the_name_of_something_else(kind: type[Part]) -> None:
+    base: type[Part] = AddOn if issubclass(kind, AddOn) else Filter
+    assert not [name for name in inspect.signature(kind).parameters if hasattr(base, name)]
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "default", "error"),
+    [
+        (AddOn, "reads", "nothing", r"Mine.reads is no option, but its annotation makes it one: write `reads = ...` w"),
+        (AddOn, "single_label", True, "Mine.single_label is no option"),
+        (AddOn, "first_round", 2, "Mine.first_round is no option"),
+        (AddOn, "extra_outputs", 2, "Mine.extra_outputs is no option"),
+        (AddOn, "key", "Mine", "Mine.key is no option"),
+        (AddOn, "private", True, "Mine.private is no option"),
+        (AddOn, "loss", 0.1, "Mine.loss is a hook and cannot be an option too: rename the option"),
+        (Filter, "exact", True, "Mine.exact is no option"),
+        (Filter, "back", 1, "Mine.back is a hook"),
+        (Method, "private", True, "Mine.private is no option"),
+    ],
+)
+def test_what_is_no_option_cannot_become_one_by_an_annotation(base: Any, name: str, default: Any, error: str) -> None:
+    body = {"__annotations__": {name: type(default)}, name: default, "__module__": __name__}
+    if base is Method:
+        body |= {verb: lambda self, *_: None for verb in Method.__abstractmethods__}
+    mine = dataclass(frozen=True)(type("Mine", (base,), body))()
+    use = {
+        AddOn: lambda: FedAvg(mine, factory=Tiny),
+        Filter: lambda: Filtered(FedAvg(factory=Tiny), mine),
+        Method: lambda: simulate(mine, federation(), rounds=1, progress=False),
+    }
+    with pytest.raises(TypeError, match=error):
+        use[base]()
+
+
+def test_what_is_said_without_annotation_or_by_a_property_is_no_option() -> None:
+    @dataclass(frozen=True)
+    class Mine(AddOn):
+        begins: int = 3
+        reads = "nothing"
+        damping: ClassVar[float] = 0.5
+
+        @property
+        def first_round(self) -> int:  # type: ignore[override]
+            return self.begins
+
+    assert FedAvg(Mine(begins=4), factory=Tiny).addons[0].first_round == 4
+
+
+class Scaffold(AddOn):
+    """A user's add-on whose name is the key of one of ours, and one of its entries too."""
+
+    control = Entry[Tensor]("first")
+
+
+class Shift(Filter):
+    total = Entry[Tensor]("sum")
+
+
+def test_two_entries_with_one_key_are_refused_by_their_owners() -> None:
+    class Heir(SCAFFOLD):
+        pass
+
+    class Other(SCAFFOLD):
+        pass
+
+    class Noisy(Filter):
+        total = Entry[Tensor]("sum")
+
+    class Averages(FedAvg):
+        key = "Shift"
+        total = Entry[Tensor]("sum")
+
+    with pytest.raises(ValueError, match="have the same key, 'Scaffold'"):
+        FedAvg(Scaffold(), SCAFFOLD(), factory=Tiny)
+    with pytest.raises(ValueError, match=r"Heir and SCAFFOLD share the entry SCAFFOLD.control, .* one of its own"):
+        FedAvg(Heir(), SCAFFOLD(), factory=Tiny)
+    with pytest.raises(ValueError, match=r"Heir and Other share the entry SCAFFOLD.control"):
+        FedAvg(Heir(), Other(), factory=Tiny)
+    here = re.escape(__name__)
+    shifts = rf"{here}.*Averages and {here}.Shift both have an entry with the key 'Shift.total', and Averages and Shift"
+    with pytest.raises(ValueError, match=shifts):
+        Filtered(Averages(factory=Tiny), Shift())
+    with pytest.raises(ValueError, match=r"Renamed and .*Noisy both have an entry with the key 'Noisy.total'"):
+        Filtered(FedAvg(Renamed(), factory=Tiny), Noisy())
+
+
+def test_a_second_name_for_anothers_entry_is_none_of_its_own() -> None:
+    class Reads(AddOn):
+        samples = FedAvg.samples
+
+    class Twice(AddOn):
+        samples = FedAvg.samples
+
+    assert len(FedAvg(Reads(), Twice(), factory=Tiny).addons) == 2
+
+
+def test_a_subclass_may_declare_its_parents_entry_anew() -> None:
+    class Summed(FedAvg):
+        key = "FedAvg"
+        counters = Entry[Any]("first")
+
+    made = Summed(factory=Tiny)
+    assert [e.reduce for e in made.entries() if e.key == "FedAvg.counters"] == ["first"]
