@@ -23,6 +23,7 @@ ROOMS = (
     "fl.batches",
     "fl.method",
     "fl.parts",
+    "fl.averaging",
 )
 
 
@@ -61,6 +62,11 @@ def members(cls: type) -> Iterator[Documented]:
         yield Documented(where, inspect.getdoc(function) or "", taken(function) if first else [])
 
 
+def inherited(cls: type) -> set[str]:
+    """The fields that a dataclass takes over from its bases, where they are named."""
+    return {f.name for base in cls.__mro__[1:] if dataclasses.is_dataclass(base) for f in dataclasses.fields(base)}
+
+
 def documented(room: str) -> Iterator[Documented]:
     """Everything public that a room defines."""
     for module in modules(room):
@@ -73,7 +79,8 @@ def documented(room: str) -> Iterator[Documented]:
             elif isinstance(value, type):
                 own = "__init__" in vars(value) or dataclasses.is_dataclass(value)
                 arguments = taken(value.__init__) if own and not getattr(value, "_is_protocol", False) else []
-                yield Documented(f"{module.__name__}.{name}", text, arguments)
+                first = [n for n in arguments if n not in inherited(value)]
+                yield Documented(f"{module.__name__}.{name}", text, first)
                 yield from members(value)
 
 

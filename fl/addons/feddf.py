@@ -13,7 +13,8 @@ from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
 from fl.addons._distill import distill_models, due
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
-from fl.averaging.addon import fills, require_replied
+from fl.averaging.addon import fills
+from fl.averaging.composition import require_replied
 from fl.message import Entry, Message, Tensors
 from fl.reduce import Reduced
 

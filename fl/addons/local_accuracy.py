@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillkit import check
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
-from fl.averaging.addon import require_replied
+from fl.averaging.composition import require_replied
 from fl.message import Entry, Message, Tensors
 from fl.reduce import Reduced
 from fl.task import clients_accuracy

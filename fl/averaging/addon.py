@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Literal
 
@@ -11,14 +10,14 @@ from torch import Tensor
 from distillkit.sets import LabeledImages
 from fl.averaging.local import Local
 from fl.averaging.server import AveragingServer
-from fl.averaging.settings import Settings, floating_buffers
+from fl.averaging.settings import Settings
 from fl.averaging.step import Step
 from fl.batches import Batch, Phase
 from fl.message import Message, Tensors
-from fl.parts import Part, require_plain_options
+from fl.parts import Part
 from fl.reduce import Reduced, Schema
 
-__all__ = ["SLOTS", "AddOn", "filling", "fills", "installed", "require_replied"]
+__all__ = ["SLOTS", "AddOn", "filling", "fills"]
 
 SLOTS = (
     "dataset", "batches", "gradient", "normalise", "rescale", "server_step", "refine", "tested_model", "personal_model",
@@ -27,21 +26,29 @@ SLOTS = (
 
 
 class AddOn(Part):
-    """One idea on top of `FedAvg`: it overrides only the hooks that it needs.
+    """The base of an idea on top of `FedAvg`, as papers have them: FedProx is one, SCAFFOLD another.
 
-    An add-on is built once and used by the server and by all clients, so it holds no run's state: what must live longer
-    goes to `server.state`, a client's `memory`, or `local.scratch(self)`, a dict for one training. A frozen dataclass
-    does all this by itself. Hooks run in the order of the add-ons' keys, so the order of arguments changes nothing.
+    Write a frozen dataclass whose fields are the paper's options and override the hooks that the idea needs; all others
+    do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook where its docstring says. A hook that adds up (a
+    term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so that the order of
+    arguments changes nothing. A slot replaces something, so that one add-on alone may fill it.
+
+    One object serves the server and all clients, whose threads share it, so it holds nothing of a run. What must last
+    goes to `server.state` or a client's `local.memory` under entries that the class declares; what one training needs
+    goes to the dict `local.scratch(self)`.
 
     Attributes:
-        extra_outputs: outputs beside the classes; `local.first_output(self)` is the first one's index.
-        keeps_previous: wants this client's last trained weights, `local.previous`.
-        layers: names of modules of the network whose outputs it reads, `step.output(...).inner[name]` [B, m].
-        damping: strength of a pull to the start of the round, which enters `local.paths`.
+        extra_outputs: how many outputs the network gets for it behind the classes; `local.first_output(self)` is the
+            index of the first.
+        keeps_previous: whether it reads `local.previous`, the weights that this client trained when it was last drawn.
+        layers: names of modules of the network whose outputs it reads, as `step.output(...).inner[name]`: [B, m].
+        damping: mu of a pull mu (w - w_0) to the start of the round that it adds to the gradient; `local.paths`, by
+            which SCAFFOLD and FedNova divide, must know.
         reads: what it reads of private data besides trained weights, in its loss terms and for what it sends:
-            "nothing"; in its terms alone, one "example" at a time; or anything, the "batch" together.
-        single_label: its terms make sense for one class an image only.
-        first_round: the first round that it can change anything in; a run with fewer rounds says so.
+            "nothing"; in its terms alone, one "example" at a time; or anything, the "batch" together (the default).
+            `DPSGD` stands beside the first two only.
+        single_label: whether its terms make sense only where each image has one class; another task is refused.
+        first_round: the first round in which it can change anything; a run with fewer rounds warns that it will not.
     """
 
     extra_outputs: int = 0
@@ -54,28 +61,30 @@ class AddOn(Part):
 
     @classmethod
     def in_a_method(cls, part: str) -> str:
-        """Inside weight averaging."""
+        """How a method with this add-on, written as `part`, is written; for the error where it is given alone."""
         return f"FedAvg({part}, factory=...)"
 
     @property
     def asks(self) -> bool:
-        """Whether it has a question for the clients before round 1 (`answer`)."""
+        """Whether the server asks every client one question for it before round 1; yes if it writes `answer`."""
         return fills(self, "answer")
 
     @property
     def off(self) -> bool:
-        """Whether its terms are off (a weight of 0, say): then it is not installed at all."""
+        """Whether its options turn it off (a weight of 0, say); then the method leaves it out, and is as without it."""
         return False
 
     @property
     def private(self) -> bool:
-        """Whether it noises what the client releases and charges a ledger; see `Method.private`."""
+        """Whether it noises what the client releases and charges a ledger for it; see `Method.private`."""
         return False
 
     # Before round 1.
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Raise ValueError with the reason if this combination makes no sense; called when the method is built.
+        """Refuse a combination that makes no sense, with a ValueError that gives the reason and the remedy.
+
+        Called when the method is built, before there is any data.
 
         Args:
             settings: the method's options and its networks.
@@ -83,183 +92,227 @@ class AddOn(Part):
         """
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """Raise ValueError if it can do nothing with networks whose parameters have these names; before round 1."""
+        """Refuse networks with which it could do nothing, with a ValueError; called before round 1.
+
+        Args:
+            settings: the method's options and its networks.
+            names: of the parameters of all architectures.
+        """
 
     def start(self, server: AveragingServer) -> None:
-        """On the server, once: prepare its state; the first weights are there already."""
+        """Prepare what it keeps in `server.state`. Called once, on the server, before round 1.
+
+        The first weights are there already. A run that is resumed does not call it again.
+        """
 
     def try_out(self, local: Local) -> None:
-        """Once for each architecture, before round 1: look at a training that is about to begin on images of noise.
+        """Look at a training that is about to begin, on images of noise, and refuse with a ValueError what cannot work.
 
-        What cannot work is refused here, before anything is charged or trained. Every add-on has started and begun.
+        Called on the server before round 1, once for each architecture, so that nothing is charged or trained yet. In
+        `local` every add-on has started and begun.
         """
 
     def answer(self, local: Local, reply: Message) -> None:
-        """On every client, once before round 1: answer the one question (class statistics, say)."""
+        """Write this client's answer to the one question before round 1 (class statistics, say) into `reply`.
+
+        Called on every client that has images, once. `local` is a training that is not begun.
+        """
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """On the server: say what the add-on's part of that answer must look like."""
+        """Say what its part of that answer must look like; what has no line is refused. Called on the server.
+
+        Args:
+            server: see `AveragingServer`.
+            client: whose answer it is.
+            schema: to write to: a `Like` for each entry, under its `key`.
+        """
 
     def answered(self, server: AveragingServer, replies: Reduced) -> None:
-        """On the server: take the clients' answers, reduced."""
+        """Take the clients' answers into `server.state`: `replies`, combined as their entries say. Called once."""
 
     # A round, in this order: the server sends,
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """On the server, for each drawn client: add to what it is told. Pure: it may be called any number of times."""
+        """Add to the `message` what this `client` is told: in a round, for the question before round 1, for a test.
+
+        Called on the server. Pure: it may be called any number of times, for any client, and changes no state.
+        """
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """On the server: say what the add-on's part of the reply must look like; an entry without a line is refused."""
+        """Say what its part of a reply must look like; an entry without a line is refused. Called on the server.
+
+        Args:
+            server: see `AveragingServer`.
+            client: whose reply it is.
+            schema: to write to: a `Like` for each entry that `end` puts into the reply, under its `key`.
+        """
 
     # the client trains,
 
     def begin(self, local: Local) -> None:
-        """On the client: prepare a local training."""
+        """Prepare a training: read what `local.message` says, set `local.weight` or a scratch value.
+
+        Called on the client, first of all hooks.
+        """
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """On the client: images that join the set that is trained on."""
+        """Images that join the set that is trained on, or None. Called on the client, once, with `local.data` set.
+
+        They go through the same batches and the same objective; they do not count in the reply's weight.
+        """
         return None
 
     def own_batches(self, local: Local) -> Iterator[Batch] | None:
-        """On the client: an endless stream of this add-on's own batches, of which each step reads one."""
+        """An endless stream of batches of its own, of which each step reads one, or None. Called on the client, once.
+
+        `local.stream(self, images)` makes one from a set; in a step `step.batch_of(self)` is the batch, and
+        `step.output(self)` what the network says of it.
+        """
         return None
 
     def loss(self, step: Step) -> Tensor | None:
-        """In each step: a term to add to the loss."""
+        """A term of the loss in this `step`, a tensor without dimensions that is added to the objective, or None.
+
+        Called on the client in each step, after the forward pass; more than once where the gradient is taken again.
+        """
         return None
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:
-        """In each step: change the gradient in place, after everything that computes it, before the optimiser."""
+        """Change the gradient in place, by parameter's name in `grads`. Called on the client in each step.
+
+        All that computes the gradient is done (losses, the slot `gradient`), and the optimiser has not moved yet.
+        """
 
     def after_step(self, step: Step) -> None:
-        """In each step: change the parameters after the optimiser's step."""
+        """Change the parameters, `step.trained`, after the optimiser moved. Called on the client in each step."""
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
-        """On the client, at the end: add to the reply; `update` is what goes out, `local.delta` the raw change."""
+        """Add to the reply, and write what the client shall remember to `local.memory`. Called when training is over.
+
+        Args:
+            local: the training; `local.delta` is the change of the weights as it was.
+            update: the change as it goes out, once the slot `normalise` has rescaled it, by parameter's name.
+            reply: to write to; `expect` says what it may hold.
+        """
 
     # and the server takes the replies.
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """On the server: derive further entries from one reply before it is folded and forgotten. Pure; may raise."""
+        """Derive entries from one `reply` before it is folded and forgotten, and write them to `out`.
+
+        Called on the server for each reply; FedDF's predictions of each client's model are an example. They combine
+        over the clients as their entries say. Pure; what it raises leaves this reply out, by name.
+        """
 
     def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
-        """On the server: use the reduced replies after the new model is set; `old` are the weights of before."""
+        """Learn from the round: update what it keeps in `server.state`. Called on the server, once a round, at its end.
+
+        Args:
+            server: its state holds the new model.
+            replies: the clients' replies, combined as their entries say.
+            old: the weights before this round, all architectures' in one group.
+        """
 
     # Slots: at most one add-on fills each.
 
     def dataset(self, local: Local) -> LabeledImages:
-        """On the client: the set to train on instead of the client's own."""
+        """The set to train on instead of `local.client.data`. Called on the client, once, after `begin`.
+
+        Its size is the reply's weight where clients are weighed by samples.
+        """
         return local.client.data
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """On the client: the real batches of a phase."""
+        """Make the batches of a phase, in place of shuffled passes. Called on the client, once for each phase.
+
+        Args:
+            local: the training.
+            data: the set to draw from.
+            phase: how long to train: its epochs or steps.
+        """
         return iter(())
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """In each step: wrap the computation of the gradient."""
+        """The gradient of a step, in place of that of the loss at the current weights. Called in each step.
+
+        SAM, say, moves the weights, computes there, and moves them back.
+
+        Args:
+            step: what the step reads and trains.
+            compute: gives the gradient of the loss, all terms in it, at the network's current weights.
+
+        Returns:
+            A gradient for every parameter in `step.trained`, by its name.
+        """
         return compute()
 
     def normalise(self, local: Local, update: Tensors) -> Tensors:
-        """On the client: rescale the update before it goes out."""
+        """The update as it goes out, for one that rescales it. Called on the client when training is over.
+
+        Args:
+            local: the training.
+            update: trained minus received, by parameter's name.
+        """
         return update
 
     def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
-        """On the server: rescale the mean update."""
+        """The mean update, rescaled. Called on the server, once a round, before `server_step`.
+
+        Args:
+            server: its state holds the model of before.
+            replies: the clients' replies, combined as their entries say.
+            mean: the weighted mean of their updates, all architectures' in one group.
+        """
         return mean
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """On the server: turn the mean update into the server's step."""
+        """What the server adds to the model, made of the mean update. Called on the server, once a round.
+
+        Args:
+            server: its state holds the model of before.
+            mean: the mean update, after `rescale`, all architectures' in one group.
+        """
         return mean
 
     def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
-        """On the server: improve the averaged model, which `server.state` holds (distillation); `old` as above."""
+        """The model to go on with, made of the averaged one, for one that trains it further (distillation).
+
+        Called on the server, once a round, also when no reply holds an update.
+
+        Args:
+            server: its state holds the averaged model.
+            replies: the clients' replies, combined as their entries say.
+            old: the weights before this round, all architectures' in one group.
+
+        Returns:
+            The whole new model, parameters and buffers of all architectures.
+        """
         raise LookupError(f"{self.name} does not fill the slot 'refine'")
 
     def tested_model(self, server: AveragingServer) -> Tensors:
-        """On the server: the weights to test instead of the current ones."""
+        """The weights to test and save in place of the current ones (a running mean, say). Called on the server.
+
+        Returns:
+            Parameters and buffers of all architectures, as `server.state` holds the model.
+        """
         raise LookupError(f"{self.name} does not fill the slot 'tested_model'")
 
     def personal_model(self, local: Local) -> Tensors:
-        """On the client: its personal model (parameters and buffers), tested beside the global one. Pure.
+        """The client's personal model, which is tested beside the global one. Called on the client, in each test.
 
-        `local` is a training that is not begun: what was received, the client's memory, and `local.fit`.
+        Pure. `local` is a training that is not begun: what was received, the client's memory, and `local.fit`.
+
+        Returns:
+            Its parameters and buffers, by name; what is missing is as received.
         """
         raise LookupError(f"{self.name} does not fill the slot 'personal_model'")
 
 
 def fills(addon: AddOn, hook: str) -> bool:
-    """Whether the add-on overrides a hook or slot."""
+    """Whether `addon` overrides the method of this name, a `hook` or a slot."""
     return getattr(type(addon), hook) is not getattr(AddOn, hook)
 
 
 def filling(addons: Sequence[AddOn], slot: str) -> AddOn | None:
-    """The add-on that fills a slot, if one does."""
+    """Of these `addons` the one that fills a `slot` (see `SLOTS`), or None."""
     return next((a for a in addons if fills(a, slot)), None)
-
-
-def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
-    """The add-ons that are on, in the order of their keys.
-
-    Raises:
-        TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none; or an
-            option of one bears the name of a hook or of another attribute of `AddOn`.
-    """
-    for addon in addons:
-        if isinstance(addon, type) and issubclass(addon, AddOn):
-            raise TypeError(
-                f"an add-on must be an object, got the class {addon.__name__}: FedAvg({addon.__name__}(...), ...)"
-            )
-        if not isinstance(addon, AddOn):
-            hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
-            raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
-        require_plain_options(addon, AddOn)
-    found = [a for a in addons if isinstance(a, AddOn) and not a.off]
-    return tuple(sorted(found, key=lambda a: a.key))
-
-
-def require_composable(addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that cannot stand beside each other.
-
-    Raises:
-        ValueError: one is given twice, or two fill one slot.
-    """
-    for first, second in itertools.pairwise(addons):
-        if type(first) is type(second):
-            raise ValueError(f"{first.name} is given twice; an add-on may stand in a method once")
-        if first.key == second.key:
-            raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another")
-    for slot in SLOTS:
-        both = [a.name for a in addons if fills(a, slot)]
-        if len(both) > 1:
-            raise ValueError(f"{' and '.join(both)} cannot be combined: both fill the slot {slot!r}")
-
-
-def require_expected(addons: Sequence[AddOn]) -> None:
-    """Refuse an add-on whose answer nothing describes.
-
-    Raises:
-        ValueError: it writes `answer`, but not `expect_answer`.
-    """
-    for addon in addons:
-        if fills(addon, "answer") and not fills(addon, "expect_answer"):
-            raise ValueError(
-                f"{addon.name}.answer answers, but nothing says what the answer looks like: write expect_answer"
-            )
-
-
-def require_replied(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
-    """Raise ValueError unless replies hold whole models, which an add-on wants to run on the server.
-
-    For the `check` of an add-on whose `read_reply` takes `server.trained(reply)`.
-    """
-    networks, some = settings.networks, 2  # classes: buffers do not depend on how many
-    if settings.personal:
-        raise ValueError(f"{asking.name} runs the clients' whole models on the server: nothing can be personal")
-    if settings.buffers != "mean" and any(floating_buffers(networks.template(n, some)) for n in networks.names):
-        raise ValueError(
-            f"{asking.name} runs the clients' models on the server, but their batch statistics stay at home: give "
-            "buffers='mean', or a network without them (norm='instance')"
-        )
-    for addon in addons:
-        if fills(addon, "normalise"):
-            raise ValueError(f"{asking.name} needs the clients' models, but {addon.name} rescales what they send")

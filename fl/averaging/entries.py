@@ -10,7 +10,7 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """The entries of `FedAvg`: read them there, as `FedAvg.update`.
+    """The entries of `FedAvg`, what its messages, its server and its clients hold: read them there, `FedAvg.update`.
 
     Attributes:
         model: the global model(s), parameters and buffers; sent down, and the server's state.
@@ -22,7 +22,7 @@ class Entries:
         own: a client's memory of the parameters and buffers that never travel.
         moments: a client's memory of its optimiser, with `optimizer_state="client"`.
         tested: sums of a test, by model.
-        key, written: what the entries' keys begin with, and their names.
+        key, written: what the entries' keys begin with, and how messages to a reader call them (`Keyed`).
     """
 
     key: ClassVar[str] = "FedAvg"

@@ -9,14 +9,16 @@ from torch import nn
 
 from distillkit.augment.contract import Augment
 from distillkit.plausible import warn
-from fl.averaging.addon import AddOn, filling, installed, require_composable, require_expected
+from fl.averaging.addon import AddOn, filling
+from fl.averaging.composition import installed, require_composable, require_expected
 from fl.averaging.entries import Entries
-from fl.averaging.local import Local, received_state
+from fl.averaging.local import Local
 from fl.averaging.options import local_phases, patterns
-from fl.averaging.server import AveragingServer, estimate_statistics
-from fl.averaging.settings import Objective, Settings, floating_buffers
+from fl.averaging.server import AveragingServer
+from fl.averaging.settings import Objective, Settings
+from fl.averaging.testing import global_models, tested_names, tested_sums
 from fl.averaging.train import train
-from fl.averaging.trial import require_matches, trial_locals, try_augmentation, try_objective
+from fl.averaging.trial import require_patterns, trial_locals, try_augmentation, try_objective
 from fl.batches import Phase
 from fl.codec import digest
 from fl.message import Message, Tensors
@@ -32,41 +34,48 @@ __all__ = ["FedAvg"]
 class FedAvg(Entries, Method):
     """Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1), and the ground on which add-ons stand.
 
-    In each round every drawn client starts from the server's weights, trains on its own data, and sends its change
-    w_k - w; the server adds the mean change, weighted by the clients' sample counts. (Sending the change instead of
-    the weights is the same average and is what server steps, clipping and secure sums need.)
+    In each round every drawn client starts from the server's weights w, trains on its own data to w_k, and sends its
+    change w_k - w; the server adds the mean change, weighted by the clients' sample counts. (Sending the change instead
+    of the weights is the same average and is what server steps, clipping and secure sums need.) `fl.simulate` runs it.
 
     `FedAvg(FedProx(0.01), SCAFFOLD(), factory=..., lr=...)` adds other papers' ideas; see `fl.addons`.
 
     Args:
-        addons: see `AddOn`; their order does not matter. One that is off is left out.
+        addons: other papers' ideas, from `fl.addons` or your own (`fl.AddOn`), in any order; one whose options turn it
+            off is left out.
         factory: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
-        assign: with several architectures, client number -> architecture (a mapping or a function).
-        initial: weights to begin with (a state dict); default: drawn from the run's seed.
-        lr, momentum, weight_decay, optimizer: the clients' optimiser ("sgd" or "adam"). The rate is by default 0.1 for
-            SGD, without momentum as in Algorithm 1 of McMahan et al.: with ten clients, Dirichlet(0.1), one local epoch
-            and five rounds 0.01 ends at 68 % and 0.1 at 86 % on digits, at 54 and 66 % on 3,000 images of FashionMNIST
-            (ConvNets, means of two seeds). For Adam 0.001, its authors'.
-        optimizer_state: its momentum begins anew in each "round", or stays with the "client" from one participation to
-            the next, as in VHL's release (where the client's optimiser is never cleared).
+        assign: with several architectures, who has which: client number -> architecture (a mapping or a function).
+        initial: weights to begin with (a state dict; names that it lacks are drawn); default: all are drawn from the
+            run's seed.
+        lr: eta, the clients' learning rate in round 1. By default 0.1 for SGD, without momentum as in Algorithm 1 of
+            McMahan et al.: with ten clients, Dirichlet(0.1), one local epoch and five rounds 0.01 ends at 68 % and 0.1
+            at 86 % on digits, at 54 and 66 % on 3,000 images of FashionMNIST (ConvNets, means of two seeds). For Adam
+            0.001, its authors'.
+        momentum: of the clients' SGD, in [0, 1).
+        weight_decay: of the clients' optimiser: lambda w is added to the gradient.
+        optimizer: the clients' optimiser, "sgd" or "adam".
+        optimizer_state: the optimiser's momentum begins anew in each "round", or stays with the "client" from one
+            participation to the next, as in VHL's release (where the client's optimiser is never cleared).
         lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
         epochs: passes over the local data in a round (default 1). More cost clients' time and save rounds: 5 end at 92
             and 71 % in the same comparison. Or:
         steps: an exact number of steps in a round.
-        phases: several parts of a local training instead of `epochs`/`steps` (FedRep).
-        batch: images a step.
-        augment: applied to the real batches, `augment(images, generator)`.
-        objective: `objective(logits, labels)`; default: the task's loss.
-        weights: "samples" or "uniform".
+        phases: several parts of a local training, one after the other, instead of `epochs`/`steps` (FedRep).
+        batch: images a step; the last batch of a pass is short if they do not divide.
+        augment: changes the images of every batch of the client's own data, `augment(images, generator)`.
+        objective: the loss of a batch, `objective(logits, labels)`, one number; default: the task's loss.
+        weights: a client's weight in the mean: its "samples" (n_k), or "uniform" for 1.
         most_samples: with "samples", the largest sample count that a client may claim; a reply that claims more is
             refused. It is public, and bounds what one client can do to an average: give your largest client's count.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
             at their initial values on the server ("drop", integers too). Else integer buffers take the maximum.
-        personal: patterns of parameter names that stay with the client (FedRep: "classifier.*").
-        predict: with extra outputs, test the argmax over the "real" classes or over "all" outputs.
+        personal: patterns of names of parameters that stay with the client and are never sent (FedRep: "classifier.*").
+        predict: where add-ons have classes of their own (VHL), a test takes the largest output of the "real" classes or
+            of "all".
 
     Attributes:
         addons: those that are on, in the order in which they act.
+        networks: who has which architecture, and the first weights.
         settings: the options, checked, as add-ons read them.
 
     Raises:
@@ -120,7 +129,7 @@ class FedAvg(Entries, Method):
         require_own_entries(self.parts)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The add-ons, and the options that are not empty; of `initial` a digest."""
+        """What `repr` and the record of a run say: the add-ons and the options that are set; of `initial` a digest."""
         held = self.settings
         options = {
             "lr": held.lr, "momentum": held.momentum, "weight_decay": held.weight_decay, "optimizer": held.optimizer,
@@ -144,34 +153,23 @@ class FedAvg(Entries, Method):
 
     @property
     def parts(self) -> tuple[Keyed, ...]:
-        """The method and its add-ons."""
+        """The method and its add-ons: whose entries may travel or be kept."""
         return (self, *self.addons)
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """The template of every architecture."""
+        """The template of every architecture, by name, with the outputs that add-ons put beside the `classes`."""
         return self.networks.templates(classes)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try networks, augmentation and objective on noise; every pattern must match, `initial` must fit.
+        """Try the networks, `augment` and `objective` on noise, and let every add-on look at the parameters' names.
 
         Raises:
-            ValueError: one of them does not; the argument is named.
+            ValueError: one of them fails, a pattern (`personal`, `phases`) matches no parameter, or `initial` does not
+                fit; the argument is named.
         """
         self.networks.check_run(server)
-        templates, settings = self.networks.templates(server.task.num_classes), self.settings
-        parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
-        known = list(dict.fromkeys(n for names in parameters.values() for n in names))
-        require_matches(settings.personal, known, "personal")
-        require_matches([p.train for p in settings.phases], known, "Phase(train=...)")
-        for name, names in parameters.items():
-            where = f" of architecture {name!r}" if name else ""
-            if all(settings.is_personal(n) for n in names):
-                raise ValueError(
-                    f"personal={settings.personal} keeps every parameter{where} with its client: none is averaged"
-                )
-            for phase in settings.phases:
-                if not any(phase.trains(n) for n in names):
-                    raise ValueError(f"{phase} trains no parameter{where}: its pattern takes all of them out")
+        settings = self.settings
+        known = require_patterns(settings, self.networks.templates(server.task.num_classes))
         for addon in self.addons:
             addon.check_run(settings, known)
         try_augmentation(server, settings.augment)
@@ -183,14 +181,16 @@ class FedAvg(Entries, Method):
             )
 
     def start(self, server: Server) -> None:
-        """Draw the initial weights of every architecture, then let the add-ons prepare and try themselves out.
+        """Draw w_0 of every architecture (or take `initial`), then let the add-ons prepare and try themselves out.
 
         Raises:
-            ValueError: an add-on that wants one class an image in a task with several.
+            ValueError: an add-on that wants one class an image in a task with several, or that refuses what it sees.
         """
         for addon in self.addons:
             if addon.single_label and not server.task.single_label:
-                raise ValueError(f"{addon.name} needs one class an image, which {server.task!r} does not have")
+                raise ValueError(
+                    f"{addon.name} needs one class an image, which {server.task!r} does not have: leave it out"
+                )
         server.state[self.model] = self.networks.all_first(server)
         for addon in self.addons:
             addon.start(self._seen(server))
@@ -200,16 +200,16 @@ class FedAvg(Entries, Method):
 
     @property
     def private(self) -> bool:
-        """Whether an add-on makes it so."""
+        """Whether an add-on noises what the clients release and charges a ledger for it (`DPSGD`)."""
         return any(a.private for a in self.addons)
 
     @property
     def asks(self) -> bool:
-        """Whether an add-on has a question before round 1."""
+        """Whether an add-on has a question for the clients before round 1."""
         return any(a.asks for a in self.addons)
 
     def answer(self, client: Client, message: Message) -> Message:
-        """On a client: answer the add-ons' questions."""
+        """Answer every add-on's question before round 1, on a client."""
         local, reply = Local(self.settings, client, message, self.addons), Message()
         for addon in self.addons:
             if addon.asks:
@@ -217,7 +217,7 @@ class FedAvg(Entries, Method):
         return reply
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """What the add-ons' parts of the answer must look like."""
+        """What the answer must look like: every add-on says it of its own part."""
         schema: Schema = {}
         for addon in self.addons:
             if addon.asks:
@@ -225,14 +225,14 @@ class FedAvg(Entries, Method):
         return schema
 
     def answered(self, server: Server, replies: Reduced) -> None:
-        """On the server: give the clients' answers to the add-ons."""
+        """Give the clients' answers to the add-ons, on the server."""
         for addon in self.addons:
             addon.answered(self._seen(server), replies)
 
     # A round.
 
     def send(self, server: Server, client: int) -> Message:
-        """The model of the client's architecture without what the client keeps itself, and what the add-ons say."""
+        """w, the model of the client's architecture without what the client keeps itself; and what the add-ons say."""
         name = self.networks.architecture(client)
         kept = self.settings.kept_by_client(self.networks.template(name, server.task.num_classes))
         state = {n: t for n, t in self.networks.part(server.state[self.model], name).items() if n not in kept}
@@ -242,7 +242,7 @@ class FedAvg(Entries, Method):
         return message
 
     def expect(self, server: Server, client: int) -> Schema:
-        """An update with the model's shared parameters, its buffers, and its weight."""
+        """A change for every shared parameter, the buffers that travel, the weight n_k, and what the add-ons add."""
         name = self.networks.architecture(client)
         net = self.networks.template(name, server.task.num_classes)
         model = self.networks.part(server.state[self.model], name)
@@ -259,7 +259,10 @@ class FedAvg(Entries, Method):
         return schema
 
     def local(self, client: Client, message: Message) -> Message:
-        """Train from the received weights on the client's data; reply with the change."""
+        """ClientUpdate: train from the received weights on the client's data; reply with the change w_k - w and n_k.
+
+        The hooks of the add-ons are called from here in the order that `docs/user_methods.md` lists.
+        """
         local = Local(self.settings, client, message, self.addons)
         for addon in self.addons:
             addon.begin(local)
@@ -286,14 +289,20 @@ class FedAvg(Entries, Method):
         return reply
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """What the add-ons derive from one reply."""
+        """What the add-ons derive from one reply before it is folded and forgotten."""
         out = Message()
         for addon in self.addons:
             addon.read_reply(self._seen(server), reply, out)
         return out
 
     def receive(self, server: Server, replies: Reduced) -> None:
-        """Add the (rescaled) mean update to the model, through the server's step if an add-on has one."""
+        """w <- w + sum_k n_k (w_k - w) / sum_k n_k; an add-on may rescale the mean, take the step or refine the model.
+
+        Buffers are replaced by the clients' mean (integers by their maximum). Without an update the weights stay.
+
+        Raises:
+            NoUsableReply: all weights n_k are zero.
+        """
         seen, old = self._seen(server), server.state[self.model]
         if self.update in replies:
             if not float(replies.weight(self.update)) > 0:
@@ -318,48 +327,14 @@ class FedAvg(Entries, Method):
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
         """The global model of each architecture; none if part of it stays with the clients."""
-        found: dict[str, Predictor] = {}
-        slot, seen, settings = self._slot("tested_model"), self._seen(server), self.settings
-        for name, template in self.networks.templates(server.task.num_classes).items():
-            local_statistics = settings.buffers != "mean" and bool(floating_buffers(template))
-            if settings.personal or (local_statistics and "calibration" not in server.data):
-                continue
-            tested = slot.tested_model(seen) if slot else server.state[self.model]
-            net = seen.network(name, seen.weights(name, of=tested))
-            if local_statistics:
-                estimate_statistics(net, server.data["calibration"].images)
-            outputs = settings.tested_outputs(server.task.num_classes)
-            found[name] = Predictor(net.eval().requires_grad_(False), outputs)
-        return found
+        return global_models(self._seen(server), self.addons)
 
     def evaluate(self, client: Client, message: Message) -> Message:
         """Test the received model ("global") and the client's own ("personal", where there is one) on its test data."""
         if client.test is None or not len(client.test):
             return Message()
-        states = {"global": received_state(self.settings, client, message)}
-        slot = self._slot("personal_model")
-        if slot:
-            local = Local(self.settings, client, message, self.addons)
-            states["personal"] = {**states["global"], **slot.personal_model(local)}
-        elif self._personal_alone:
-            states = {"personal": states["global"]}
-        noised = self.private and slot is None
-        ledger = client.ledger
-        if "personal" in states and not noised and ledger is not None and ledger.epsilon(client.id) is not None:
-            ledger.void("its personal model, which has no noise, was tested and the result sent", client=client.id)
-        sums: Tensors = {}
-        for name, state in states.items():
-            net = self.networks.on(client, state).eval().requires_grad_(False)
-            predictor = Predictor(net, self.settings.tested_outputs(client.task.num_classes))
-            sums[name] = predictor.sums(client.test, client.task)
-        return Message({self.tested: sums})
-
-    @property
-    def _personal_alone(self) -> bool:
-        return bool(self.settings.personal) or self.settings.buffers == "local"
+        return Message({self.tested: tested_sums(self.settings, self.addons, client, message, client.test)})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Sums of the models that `evaluate` tests."""
-        both = self._slot("personal_model") is not None
-        names = ["global", "personal"] if both else ["personal"] if self._personal_alone else ["global"]
-        return {self.tested.key: sums_like(server.task, *names)}
+        """Sums over a client's test images, for each of the models that `evaluate` tests."""
+        return {self.tested.key: sums_like(server.task, *tested_names(self.settings, self.addons))}

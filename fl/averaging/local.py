@@ -27,36 +27,49 @@ __all__ = ["Local", "Term", "received_state"]
 
 
 class Term(Protocol):
-    """What adds to the loss of a local step; add-ons do."""
+    """What adds a term to the loss of a local step, as `Step` sees it: every add-on is one."""
 
     @property
     def reads(self) -> Literal["nothing", "example", "batch"]:
-        """What it reads of private data, see `AddOn`."""
+        """What it reads of private data: "nothing", one "example" at a time, or the "batch"; see `AddOn`."""
         ...
 
     def loss(self, step: Any) -> Tensor | None:
-        """The term for a `Step`, if there is one."""
+        """The term for this `step`, a tensor without dimensions, or None."""
         ...
 
 
 class Local:
-    """What an add-on sees of a client's training in one round.
+    """One client's training in one round, as an add-on's hooks see it: the argument `local` of every hook on a client.
+
+    It is made when the client has received the message, and forgotten when the reply is sent. All tensors are where the
+    client computes.
+
+    Args:
+        settings: the method's options and its networks.
+        client: where the training runs.
+        message: what the server said.
+        terms: what adds to the loss of a step: the add-ons.
 
     Attributes:
-        settings: the method's options and its networks.
-        client, message: where the training runs, and what the server said.
+        settings, client, message, terms: as given; `client.data` are the client's own images.
         task: what the labels mean.
-        start: the received parameters, by name.
-        previous: this client's last trained state (parameters and buffers), if an add-on asked for it and there is one.
-        net: the network in training (`network` is its features/classifier view, `layers` the inner ones that add-ons
-            read); `shared_parameters()` are those that are shared with the server.
-        data: the set that is trained on.
+        round: the round being run, from 1.
+        memory: what the client keeps between rounds, by entry; what `end` writes is kept if the reply is used.
+        architecture: the name of the client's architecture; "" where there is only one.
+        received: the whole state that the training starts from, parameters and buffers, by name.
+        start: w: of those the parameters that are shared with the server, a copy, by name.
+        previous: this client's last trained state (parameters and buffers), if an add-on asked for it
+            (`keeps_previous`) and there is one; else None.
+        net: the network in training.
+        network: the same network, seen as features and classifier.
+        layers: its inner modules that add-ons read (`AddOn.layers`), by name.
+        data: the set that is trained on: the client's own, or the add-ons'.
         counts: images of each class in the client's own data, int64 [K].
-        weight: factor of the base objective; an add-on may change it in `begin`.
+        weight: factor of the base objective, 1; an add-on may change it in `begin`.
         lr: this round's learning rate.
         steps: optimiser steps taken so far.
         dropout: the generator that the dropout layers of `net` draw from.
-        terms: what adds to the loss of a step.
     """
 
     def __init__(self, settings: Settings, client: Client, message: Message, terms: Sequence[Term] = ()) -> None:
@@ -83,33 +96,42 @@ class Local:
     # What belongs to an add-on.
 
     def scratch(self, addon: Part) -> dict[str, Any]:
-        """An add-on's own values for this training: a dict that is empty when the training begins."""
+        """The own values of `addon` for this training, from one hook to the next: a dict that is empty at first."""
         return self._scratch.setdefault(addon.key, {})
 
     def first_output(self, addon: Part) -> int:
-        """The index of the add-on's first extra output (see `AddOn.extra_outputs`)."""
+        """The index of the first extra output of `addon` (see `AddOn.extra_outputs`): its labels begin there."""
         return self.settings.first_output(addon, self.task.num_classes)
 
     def generator(self, addon: Part, purpose: str = "") -> torch.Generator:
-        """An add-on's own generator for this round, client and purpose."""
+        """A new generator for what `addon` draws in this round at this client, named by `purpose`.
+
+        A pure function of (seed, round, client, the add-on's key, purpose): no other draw changes, with or without it.
+        """
         return derive(self.client.seed, self.round, self.client.id, addon.key, purpose)
 
     # Weights and networks.
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters in training that are shared with the server, by name."""
+        """The parameters of `net` that are shared with the server, by name: at their current values, not copies."""
         return self._shared
 
     def trained_parameters(self, phase: Phase) -> dict[str, nn.Parameter]:
-        """The parameters that a phase trains, by name."""
+        """The parameters of `net` that a `phase` trains, by name."""
         return {n: p for n, p in self._named.items() if p.requires_grad and phase.trains(n)}
 
     def new_network(self) -> nn.Module:
-        """A second network of this client with the received weights, in train mode, for an add-on to change."""
+        """A second network with the received weights, in train mode, for an add-on to change; one for each call."""
         return self.settings.networks.on(self.client, self.received).train()
 
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """A frozen twin in eval mode at other weights; names that are missing keep the received values."""
+        """A frozen twin of the network at other weights, in eval mode, to ask what they say (MOON's last model, say).
+
+        Made once for each `weights` object, and kept until the training is over.
+
+        Args:
+            weights: by name; names that are missing keep the received values.
+        """
         known = self._twins.get(id(weights))
         if known is None:
             twin = self.settings.networks.on(self.client, {**self.received, **weights}).eval().requires_grad_(False)
@@ -117,36 +139,45 @@ class Local:
         return known[1]
 
     def state(self) -> Tensors:
-        """A copy of the current state of `net`: parameters and buffers."""
+        """A copy of the current parameters and buffers of `net`, by name."""
         return {n: t.detach().clone() for n, t in self.net.state_dict().items()}
 
     @cached_property
     def delta(self) -> Tensors:
-        """Trained minus received, for every shared parameter; read it after the training."""
+        """w_k - w: trained minus received, for every shared parameter, by name; read it after the training, in `end`.
+
+        It is computed once and kept.
+        """
         return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
 
     def optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """The method's optimiser on other tensors, at this round's rate."""
+        """A new optimiser of the method's kind, at this round's rate, on the tensors `params`."""
         return self.settings.optimizer_for(params, self.lr)
 
     def named(self, tensors: Tensors) -> Tensors:
-        """Tensors of this client's network under their names in a message (see `fl.networks.Networks`)."""
+        """The `tensors` of this client's network under their names in a message: "architecture/name" with several."""
         return self.settings.networks.named(tensors, self.architecture)
 
     def part(self, group: Tensors) -> Tensors:
-        """Of a group in a message, what belongs to this client's architecture, under the network's names."""
+        """Of a `group` in a message, what belongs to this client's architecture, under the network's own names."""
         return self.settings.networks.part(group, self.architecture)
 
     # Images.
 
     @property
     def planned(self) -> int:
-        """The steps of all phases on `data`, where no add-on makes the batches."""
+        """How many steps all phases will take on `data`, where no add-on makes the batches."""
         passes = -(-len(self.data) // self.settings.batch)
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
 
     def batches(self, data: LabeledImages, phase: Phase, purpose: str) -> Iterator[Batch]:
-        """Shuffled (and augmented) batches of a set for one phase; none of an empty set."""
+        """Shuffled and augmented batches of a set for one phase, as the client's own images come; none of an empty set.
+
+        Args:
+            data: the set.
+            phase: how long: its epochs or steps.
+            purpose: names the draws of order and augmentation, see `Client.generator`.
+        """
         if not len(data):
             return
         generator, augment, device = self.client.generator(purpose), self.settings.augment, self.client.device
@@ -163,9 +194,17 @@ class Local:
         joint: bool = False,
         augment: Augment | None = None,
     ) -> Iterator[Batch]:
-        """Batches of an add-on's own set without end: fresh random orders, the last short batch of each kept.
+        """Batches of an add-on's own set without end, for its hook `own_batches`: one random order after the other.
 
-        `batch` is the method's by default; `augment` is applied to each batch.
+        The last batch of each order is short if they do not divide.
+
+        Args:
+            addon: whose set it is; the draws are its own.
+            data: the set.
+            batch: images in a batch; default: the method's.
+            joint: whether they go through the network together with the real batch, so that both share batch
+                statistics, or alone.
+            augment: applied to each batch.
         """
         generator = self.generator(addon, "stream")
         while True:
@@ -176,10 +215,19 @@ class Local:
     def fit(
         self, state: Tensors, owner: Part, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
     ) -> Tensors:
-        """Train a second network of this client, from `state`, and return its state.
+        """Train a second network of this client beside `net`: a personal model, say (Ditto).
 
-        The base objective plus `term`, by the method's optimiser on `data`. The add-ons have no part in it and all
-        draws are the owner's own, so that the training of `net` is left alone bit by bit. Without images nothing moves.
+        On `data`, by the method's objective and optimiser. The add-ons have no part in it and all draws are the owner's
+        own, so that the training of `net` is left alone bit by bit. Without images nothing moves.
+
+        Args:
+            state: to start from, parameters and buffers by name.
+            owner: the add-on that wants it.
+            phase: how long to train, and which parameters.
+            term: added to the loss in each step, a function of the network.
+
+        Returns:
+            The trained parameters and buffers, by name.
         """
         if not len(self.data):
             return state
@@ -201,15 +249,15 @@ class Local:
     # How far the training has gone.
 
     def note_phase(self, trained: Mapping[str, object], steps: int) -> None:
-        """Remember that a phase trained these parameters for so many steps; `paths` is read off it."""
+        """Remember that a phase trained the parameters of these names for so many `steps`; `paths` is read off it."""
         self._phases.append((frozenset(trained), steps))
 
     @cached_property
     def paths(self) -> dict[str, float]:
-        """How far a constant unit gradient would have moved each shared parameter; 0 for one that was not trained.
+        """How far a constant unit gradient would have moved each shared parameter, by name; 0 for one not trained.
 
-        Same optimiser, steps and damping as in training, no weight decay. SCAFFOLD divides by it: with plain SGD and
-        no damping it is steps x lr, with momentum it is more.
+        Read it after the training. Same optimiser, steps and damping as in training, no weight decay. SCAFFOLD divides
+        the change by it to get the mean gradient: with plain SGD and no damping it is steps x lr, with momentum more.
         """
         known: dict[tuple[int, ...], float] = {}
         found: dict[str, float] = {}
@@ -229,12 +277,24 @@ class Local:
         """
         found = {distance for distance in self.paths.values() if distance > 0}
         if len(found) > 1:
-            raise ValueError("the phases move the shared parameters by different distances: there is no single path")
+            raise ValueError(
+                "the phases move the shared parameters by different distances, so there is no single path: "
+                f"train all shared parameters in one phase, got phases={self.settings.phases}"
+            )
         return max(found, default=0.0)
 
 
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
-    """The whole state that a client starts from: what was sent, and what it keeps itself (at first, as drawn)."""
+    """The whole state that a client starts from: what was sent, and what it keeps itself (at first, as drawn).
+
+    Args:
+        settings: what stays with a client, and its network.
+        client: whose `memory` holds what never travels.
+        message: what the server sent.
+
+    Returns:
+        Parameters and buffers, by the network's own names, where the client computes.
+    """
     networks, classes = settings.networks, client.task.num_classes
     name = networks.architecture(client.id)
     state = networks.part(message[Entries.model], name)

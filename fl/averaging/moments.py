@@ -13,7 +13,15 @@ __all__ = ["moments", "resume"]
 
 
 def moments(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tensors:
-    """What an optimiser remembers of each of its parameters, which are called `names`: "parameter/moment" -> tensor."""
+    """What an optimiser remembers of each of its parameters (momentum, say), to be kept between two trainings.
+
+    Args:
+        optimizer: after its last step.
+        names: of its parameters, in its own order.
+
+    Returns:
+        "name/moment" -> a copy of the tensor.
+    """
     return {
         f"{names[index]}/{key}": value.detach().clone()
         for index, values in optimizer.state_dict()["state"].items()
@@ -23,7 +31,13 @@ def moments(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tensors:
 
 
 def resume(optimizer: torch.optim.Optimizer, names: Sequence[str], kept: Tensors) -> None:
-    """Let an optimiser go on from the `moments` of another; a parameter of which nothing is known begins anew."""
+    """Let an optimiser go on where another one stopped; a parameter of which nothing is known begins anew.
+
+    Args:
+        optimizer: before its first step.
+        names: of its parameters, in its own order.
+        kept: the `moments` of the other.
+    """
     places = {name: index for index, name in enumerate(names)}
     found: dict[int, Tensors] = {}
     for key, value in kept.items():

@@ -13,15 +13,18 @@ def local_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] 
     """The parts of a local training, from `epochs` or `steps` (default: one epoch), or from `phases`.
 
     Raises:
-        TypeError: `phases` holds something else.
-        ValueError: two of them.
+        TypeError: `phases` holds something else than phases, or nothing.
+        ValueError: two of the three are given.
     """
     if phases is None:
         if epochs is not None and steps is not None:
             raise ValueError(f"give epochs or steps, not both: got epochs={epochs}, steps={steps}")
         return (Phase(1 if epochs is None else epochs, steps),)
     if epochs is not None or steps is not None:
-        raise ValueError("give epochs or steps, or phases that have their own, not both")
+        raise ValueError(
+            f"give epochs or steps, or phases that have their own, not both: got epochs={epochs}, steps={steps} beside "
+            "phases"
+        )
     given = tuple(phases) if isinstance(phases, Sequence) else (phases,)
     wrong = [type(p).__name__ for p in given if not isinstance(p, Phase)]
     if wrong or not given:
@@ -30,7 +33,7 @@ def local_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] 
 
 
 def patterns(personal: str | Sequence[str]) -> tuple[str, ...]:
-    """`personal` as a tuple.
+    """The patterns of `personal` as a tuple, from one pattern, several, or none.
 
     Raises:
         TypeError: something else than strings.

@@ -15,10 +15,15 @@ def unit_path(
 ) -> float:
     """How far a constant unit gradient moves a parameter under the given optimiser, without weight decay.
 
+    SCAFFOLD and FedNova divide a change of weights by it. With plain SGD and no damping it is steps x lr.
+
     Args:
         optimizer: makes the optimiser of some tensors; it is made anew for each phase, as in training.
         steps: the number of steps in each phase.
-        damping: strength of a pull to the start, which adds damping x (distance so far) against the movement.
+        damping: strength mu of a pull to the start, which adds mu x (distance so far) against the movement.
+
+    Returns:
+        The distance, >= 0: learning rate times a number of steps.
     """
     moved = 0.0
     for count in steps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-import torch
 from torch import nn
 
 from fl.averaging.entries import Entries
@@ -17,10 +16,10 @@ __all__ = ["AveragingServer"]
 
 @dataclass
 class AveragingServer(Server):
-    """A `Server` with what weight averaging adds: the method's settings, and the current models by architecture.
+    """The server's side as an add-on's hooks see it: a `Server`, with the method's settings and its current models.
 
     It is made anew for each call of a hook and shares everything with the server that it was made of, so what is
-    written to `state` and `notes` stays.
+    written to `state` and `notes` stays. The attributes of `Server` (`task`, `state`, `round`, ...) are there too.
 
     Attributes:
         settings: the method's options and its networks.
@@ -30,12 +29,12 @@ class AveragingServer(Server):
 
     @staticmethod
     def of(server: Server, settings: Settings) -> AveragingServer:
-        """This server, seen by add-ons of a method with these settings."""
+        """This `server`, as the add-ons of a method with these `settings` see it."""
         return AveragingServer(**{f.name: getattr(server, f.name) for f in fields(Server)}, settings=settings)
 
     @property
     def rate(self) -> float:
-        """The clients' learning rate in this round."""
+        """eta of this round: the clients' learning rate, lr * lr_decay ** (round - 1)."""
         return self.settings.rate(self.round)
 
     @property
@@ -44,18 +43,28 @@ class AveragingServer(Server):
         return self.settings.networks.outputs(self.task.num_classes)
 
     def weights(self, architecture: str, of: Tensors | None = None) -> Tensors:
-        """The current model of an architecture, or its part of another group of all architectures' weights."""
+        """The current weights of one architecture (parameters and buffers), by the network's own names.
+
+        Args:
+            architecture: its name; "" where there is only one.
+            of: another group of all architectures' weights to take them from, `old` of a hook, say.
+        """
         return self.settings.networks.part(self.state[Entries.model] if of is None else of, architecture)
 
     def network(self, architecture: str, weights: Tensors | None = None) -> nn.Module:
-        """A new network of an architecture where the server computes, with the current weights or with others."""
+        """A new network where the server computes; it is yours to change.
+
+        Args:
+            architecture: its name; "" where there is only one.
+            weights: parameters and buffers by the network's own names; default: the current ones.
+        """
         held = self.weights(architecture) if weights is None else weights
         return self.settings.networks.on(self, held, architecture)
 
     def trained(self, reply: Message) -> Predictor:
-        """The model that one client trained, from its reply, in eval mode; for an add-on's `read_reply`.
+        """The model that one client trained, w + (w_k - w) of its `reply`, in eval mode; for an add-on's `read_reply`.
 
-        An add-on that asks for it calls `fl.averaging.addon.require_replied` in its `check`.
+        An add-on that asks for it calls `fl.averaging.composition.require_replied` in its `check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d.to(self.device) for n, d in update.items()}
@@ -66,17 +75,5 @@ class AveragingServer(Server):
         return Predictor(net.eval(), self.settings.tested_outputs(self.task.num_classes))
 
     def copied(self, net: nn.Module) -> Tensors:
-        """A copy of a network's state, to keep in `state`."""
+        """A copy of the parameters and buffers of `net`, by name, to keep in `state`."""
         return {n: t.detach().clone() for n, t in net.state_dict().items()}
-
-
-@torch.no_grad()
-def estimate_statistics(net: nn.Module, images: torch.Tensor) -> None:
-    """Re-estimate a network's batch-norm statistics on the given images (cumulative mean over chunks of 64)."""
-    norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-    net.train()
-    for chunk in images.split(64):
-        net(chunk)

@@ -27,10 +27,17 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Settings:
-    """The options of a `FedAvg`, which says what each means, as its add-ons read them: `local.settings.batch`, say.
+    """The options of a `FedAvg`, checked, as its add-ons read them: `local.settings.batch`, `server.settings.weights`.
 
     Attributes:
         networks: who has which architecture.
+        lr, momentum, weight_decay, optimizer, optimizer_state, lr_decay: the clients' optimiser, see `FedAvg`; `rate`
+            and `optimizer_for` put them together.
+        phases: the parts of a local training; `epochs` and `steps` become one.
+        batch, augment, objective: what a step reads and how it is judged, see `FedAvg`.
+        weights, most_samples: a reply's weight in the mean, and the largest that one may claim.
+        buffers, personal: what stays with a client; `kept_by_client` and `sent_buffers` say it of a network.
+        predict: which outputs a test looks at: the "real" classes, or "all".
         first_outputs: index of each add-on's first extra output behind the task's classes, by its key.
         layers: names of the inner modules whose outputs add-ons read.
         damping: how strongly add-ons pull the weights to the start of the round, together.
@@ -82,34 +89,34 @@ class Settings:
     # The optimiser.
 
     def rate(self, round_number: int) -> float:
-        """The clients' learning rate in a round, from 1: lr * lr_decay ** (round - 1)."""
+        """The clients' learning rate in round `round_number`, from 1: lr * lr_decay ** (round_number - 1)."""
         assert self.lr is not None
         return self.lr * self.lr_decay ** (round_number - 1)
 
     def optimizer_for(self, params: Sequence[Tensor], rate: float) -> torch.optim.Optimizer:
-        """A new optimiser of the clients' kind on these tensors."""
+        """A new optimiser of the clients' kind, without momentum yet, on tensors `params`, at learning rate `rate`."""
         held: list[Any] = list(params)
         if self.optimizer == "adam":
             return torch.optim.Adam(held, lr=rate, weight_decay=self.weight_decay, foreach=False)
         return torch.optim.SGD(held, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay, foreach=False)
 
     def objective_of(self, task: Task) -> Objective:
-        """The base objective: the one that was given, or the task's loss."""
+        """The objective that a step trains with: the one that was given, or the loss of the `task`."""
         return self.objective or task.loss
 
     # What is shared, and what stays with a client.
 
     def is_personal(self, name: str) -> bool:
-        """Whether a parameter stays with its client (`personal`)."""
+        """Whether the parameter called `name` stays with its client: whether a pattern of `personal` matches it."""
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.personal)
 
     def kept_by_client(self, net: nn.Module) -> set[str]:
-        """Names of the parameters and buffers that stay with the client."""
+        """Names of the parameters and buffers of `net` that stay with the client and are never sent."""
         kept = {n for n, _ in net.named_parameters() if self.is_personal(n)}
         return kept | (set(floating_buffers(net)) if self.buffers == "local" else set())
 
     def sent_buffers(self, net: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
-        """Which buffers travel back, and under which entry: floats by their mean, integers by their maximum."""
+        """Which buffers of `net` travel back, by entry: floats for the mean, integers for the maximum."""
         if self.buffers == "drop":
             return []
         floating = floating_buffers(net) if self.buffers == "mean" else []
@@ -117,21 +124,25 @@ class Settings:
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
 
     def first_output(self, addon: Part, classes: int) -> int:
-        """The index of an add-on's first extra output."""
+        """The index of the first extra output of `addon` in a network for so many `classes`."""
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """How many outputs a test looks at: the real classes, or all (None)."""
+        """How many outputs a test looks at: the `classes` of the task, or None for all."""
         return classes if self.predict == "real" else None
 
 
 def floating_buffers(net: nn.Module) -> list[str]:
-    """Names of a network's buffers that have a mean (batch-norm statistics)."""
+    """Names of the buffers of `net` that have a mean: batch-norm statistics, but not their counters."""
     return [n for n, b in net.named_buffers() if b.is_floating_point()]
 
 
 def learning_rate(value: float, name: str) -> float:
     """Return a rate at which networks are trained, if it is positive; one far beyond all custom is warned of.
+
+    Args:
+        value: as it was given.
+        name: of the argument, for the message.
 
     Raises:
         TypeError, ValueError: no number, or not above 0.

@@ -22,7 +22,13 @@ __all__ = ["Output", "Step", "outputs"]
 
 @dataclass(frozen=True)
 class Output:
-    """What the network says of a batch: embedding [B, d], logits [B, K'], and of inner layers, name -> [B, m]."""
+    """What the network says of a batch, with gradients.
+
+    Attributes:
+        embedding: [B, d], what the classifier gets.
+        logits: [B, K'], the task's classes and then the add-ons' own.
+        inner: what the modules named in `AddOn.layers` gave, flattened: name -> [B, m].
+    """
 
     embedding: Tensor
     logits: Tensor
@@ -32,6 +38,11 @@ class Output:
 def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | None = None) -> Output:
     """One forward pass, in which every layer runs once; what the modules in `layers` give is noted, flattened.
 
+    Args:
+        network: seen as features and classifier.
+        images: float [B, C, H, W].
+        layers: modules of the network, by name.
+
     Raises:
         ValueError: a module in `layers` that did not run exactly once, or whose output has no row for each image.
     """
@@ -39,8 +50,11 @@ def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | 
 
     def note(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         if name in found or not isinstance(output, Tensor) or output.ndim < 2 or len(output) != len(images):
+            given = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            got = "a second run" if name in found else f"{given} for {len(images)} images"
             raise ValueError(
-                f"layer {name!r} must run once in a forward pass and give a tensor with a row for each image"
+                f"layer {name!r} must run once in a forward pass and give a tensor with a row for each image, got "
+                f"{got}; name another layer"
             )
         found[name] = output.flatten(1).clone()  # what follows may work in place
 
@@ -53,17 +67,20 @@ def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | 
             embedding = network.features(images)
             logits = network.classifier(embedding)
     if missing := [name for name in layers or {} if name not in found]:
-        raise ValueError(f"layer {missing[0]!r} did not run in a forward pass of the network")
+        raise ValueError(f"layer {missing[0]!r} did not run in a forward pass of the network; name one that does")
     return Output(embedding, logits, found)
 
 
 class Step:
-    """One optimiser step of a local training, as an add-on sees it.
+    """One optimiser step of a local training, as an add-on's hooks see it: the argument `step` of `AddOn.loss`.
+
+    The training makes a new one for each step; its methods compute the loss and the gradient, the optimiser moves after
+    that.
 
     Attributes:
         local: the training.
-        batch: the real images of this step.
-        own: the add-ons' own batches, by their keys.
+        batch: the images of this step, from the set that is trained on.
+        own: the add-ons' own batches, by their keys; `batch_of(addon)` reads them.
         trained: the parameters that this step moves, by name.
     """
 
@@ -74,15 +91,15 @@ class Step:
         self._outputs: dict[str, Output] = {}
 
     def output(self, addon: Part | None = None) -> Output:
-        """What the network says of the real batch, or of an add-on's own batch."""
+        """What the network says of the real batch, or of the own batch of `addon`, in the forward pass of this step."""
         return self._outputs["" if addon is None else addon.key]
 
     def has_batch(self, addon: Part) -> bool:
-        """Whether the add-on has a batch of its own in this step (see `AddOn.own_batches`)."""
+        """Whether `addon` has a batch of its own in this step (see `AddOn.own_batches`)."""
         return addon.key in self.own
 
     def batch_of(self, addon: Part) -> Batch:
-        """The add-on's own batch of this step."""
+        """The own batch of `addon` in this step (see `AddOn.own_batches`)."""
         return self.own[addon.key]
 
     def _forward(self) -> None:
@@ -99,22 +116,27 @@ class Step:
                 self._outputs[key] = run(batch.images)
 
     def loss(self) -> Tensor:
-        """The weighted base objective plus every add-on's term, from a fresh forward."""
+        """The objective of the real batch, times `local.weight`, plus every add-on's term, from a fresh forward."""
         self._forward()
         return self._sum(self._objective(), self.local.terms)
 
     @classmethod
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
-        """The mean over a batch of what each example has in the loss, from a fresh forward.
+        """The mean over a batch of what each example has in the loss, from a fresh forward pass; for `DPSGD`.
 
         These are the objective and the terms of the add-ons that read one "example" at a time.
+
+        Args:
+            local: the training.
+            batch: the images.
+            trained: the parameters that the step moves, by name.
         """
         step = cls(local, batch, {}, trained)
         step._forward()
         return step._sum(step._objective(), [a for a in local.terms if a.reads == "example"])
 
     def public_gradient(self) -> Tensors:
-        """The gradient of the terms that read "nothing" of the private data; empty if there are none."""
+        """The gradient of the terms that read "nothing" of the private data, by parameter's name; else empty."""
         total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.reads == "nothing"])
         if not total.requires_grad:
             return {}
@@ -123,7 +145,7 @@ class Step:
         return {n: g for n, g in zip(names, grads) if g is not None}
 
     def gradient(self) -> Tensors:
-        """The gradient of `loss` at the network's current weights; a parameter that it does not reach gets zeros."""
+        """The gradient of `loss` at the current weights, by parameter's name; zeros for one that the loss misses."""
         names, params = list(self.trained), list(self.trained.values())
         grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
         return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}

@@ -18,7 +18,12 @@ __all__ = ["take", "train"]
 
 
 def train(local: Local, addons: Sequence[AddOn]) -> None:
-    """Run every phase of a training; `local.net` then holds the trained weights."""
+    """Run every phase of a training; `local.net` then holds the trained weights.
+
+    Args:
+        local: a training that every add-on has begun.
+        addons: all that are installed, in the order in which they act.
+    """
     offered = {a.key: a.own_batches(local) for a in addons if fills(a, "own_batches")}
     streams: dict[str, Iterator[Batch]] = {key: stream for key, stream in offered.items() if stream is not None}
     settings, slot = local.settings, filling(addons, "batches")
@@ -44,7 +49,13 @@ def train(local: Local, addons: Sequence[AddOn]) -> None:
 
 
 def take(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) -> None:
-    """One step: the gradient of the loss (as an add-on may wrap it), corrections, the optimiser, what follows."""
+    """One step: the gradient of the loss (as an add-on may wrap it), corrections, the optimiser, what follows.
+
+    Args:
+        step: the batches that it reads and the parameters that it moves.
+        addons: all that are installed, in the order in which they act.
+        optimizer: of those parameters.
+    """
     slot = filling(addons, "gradient")
     grads: Tensors = slot.gradient(step, step.gradient) if slot else step.gradient()
     for addon in addons:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit.augment import require_space
@@ -21,7 +21,15 @@ from fl.message import Message
 from fl.method import Client, Server
 from fl.task import Task
 
-__all__ = ["empty_set", "noise_set", "require_matches", "trial_locals", "try_augmentation", "try_objective"]
+__all__ = [
+    "empty_set",
+    "noise_set",
+    "require_matches",
+    "require_patterns",
+    "trial_locals",
+    "try_augmentation",
+    "try_objective",
+]
 
 
 def _noise(server: Server) -> Tensor:
@@ -35,7 +43,11 @@ def _said(error: Exception) -> str:
 
 
 def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator], Tensor] | None) -> None:
-    """Refuse an augmentation that does not give as many images of the same shape and dtype.
+    """Refuse an augmentation that does not give as many images of the same shape and dtype; called before round 1.
+
+    Args:
+        server: knows the images' shape, dtype and normalisation.
+        augment: the option as given; None is not tried.
 
     Raises:
         ValueError: it fails on noise, or gives something else.
@@ -55,6 +67,11 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
     """Refuse an objective that does not give one number with a gradient for logits and labels like the task's.
+
+    Args:
+        server: knows the task and the images' dtype.
+        objective: the option as given; None is not tried.
+        outputs: how many a network has.
 
     Raises:
         ValueError: it fails on noise, or gives something else.
@@ -78,8 +95,43 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
         )
 
 
+def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> list[str]:
+    """Refuse patterns (`personal`, `phases`) that match nothing, or leave an architecture nothing to share or train.
+
+    Args:
+        settings: the method's options.
+        templates: a network of each architecture, by name.
+
+    Returns:
+        The names of the parameters of all architectures.
+
+    Raises:
+        ValueError: with the pattern, and the names that there are.
+    """
+    parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
+    known = list(dict.fromkeys(n for names in parameters.values() for n in names))
+    require_matches(settings.personal, known, "personal")
+    require_matches([p.train for p in settings.phases], known, "Phase(train=...)")
+    for name, names in parameters.items():
+        where = f" of architecture {name!r}" if name else ""
+        if all(settings.is_personal(n) for n in names):
+            raise ValueError(
+                f"personal={settings.personal} keeps every parameter{where} with its client: none is averaged; give "
+                "patterns that leave some"
+            )
+        for phase in settings.phases:
+            if not any(phase.trains(n) for n in names):
+                raise ValueError(f"{phase} trains no parameter{where}: its pattern takes all of them out")
+    return known
+
+
 def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) -> None:
     """Refuse a pattern that matches no parameter's name.
+
+    Args:
+        patterns: as "classifier.*"; "!pattern" means all others.
+        names: of the parameters that there are.
+        what: the argument's name, for the message.
 
     Raises:
         ValueError: with the names that there are.
@@ -95,7 +147,13 @@ def trial_locals(
 ) -> Iterator[Local]:
     """For each architecture that a client has, that client's training as it begins, with noise for its data.
 
-    Nothing is made unless an add-on wants to try itself out.
+    For `AddOn.try_out`; nothing is made unless an add-on writes that. Each training is begun by every add-on.
+
+    Args:
+        settings: the method's options and its networks.
+        addons: all that are installed.
+        server: holds the first weights.
+        send: what the server tells a client: the method's own `send`.
     """
     if not any(fills(a, "try_out") for a in addons):
         return
@@ -113,13 +171,19 @@ def trial_locals(
 
 
 def empty_set(server: Server) -> LabeledImages:
-    """A set without images in the clients' space."""
+    """A set without images in the clients' space: what the `server` knows of them, and no more."""
     nothing = torch.zeros(0, *server.shape, device=server.device), torch.zeros(0, dtype=torch.int64)
     return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
 
 
 def noise_set(task: Task, like: LabeledImages, draws: torch.Generator) -> LabeledImages:
-    """Six images of noise with labels, in the space of `like`: public, whatever a client holds."""
+    """Six images of noise with labels, for a trial: public, whatever a client holds.
+
+    Args:
+        task: what the labels mean.
+        like: a set in whose space, shape and dtype the images shall be; its own images are not looked at.
+        draws: the generator of the noise.
+    """
     classes = task.num_classes
     labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes
     if not task.single_label:

@@ -1,0 +1,103 @@
+"""Which add-ons may stand beside each other in one method, and in which order they act."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from fl.averaging.addon import SLOTS, AddOn, fills
+from fl.averaging.settings import Settings, floating_buffers
+from fl.parts import require_plain_options
+
+__all__ = ["installed", "require_composable", "require_expected", "require_replied"]
+
+
+def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
+    """The add-ons of a method: those that are on, in the order in which they act, by their keys.
+
+    Args:
+        addons: as the user gave them to `FedAvg`.
+
+    Raises:
+        TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none; or an option of one bears
+            the name of a hook or of another attribute of `AddOn`.
+    """
+    for addon in addons:
+        if isinstance(addon, type) and issubclass(addon, AddOn):
+            raise TypeError(
+                f"an add-on must be an object, got the class {addon.__name__}: FedAvg({addon.__name__}(...), ...)"
+            )
+        if not isinstance(addon, AddOn):
+            hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
+            raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
+        require_plain_options(addon, AddOn)
+    found = [a for a in addons if isinstance(a, AddOn) and not a.off]
+    return tuple(sorted(found, key=lambda a: a.key))
+
+
+def require_composable(addons: Sequence[AddOn]) -> None:
+    """Refuse add-ons that cannot stand beside each other; called when a method is built.
+
+    Args:
+        addons: all that are installed, in the order of their keys.
+
+    Raises:
+        ValueError: one is given twice, or two fill one slot.
+    """
+    for first, second in itertools.pairwise(addons):
+        if type(first) is type(second):
+            raise ValueError(f"{first.name} is given twice; an add-on may stand in a method once: leave one out")
+        if first.key == second.key:
+            raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another in one")
+    for slot in SLOTS:
+        both = [a.name for a in addons if fills(a, slot)]
+        if len(both) > 1:
+            raise ValueError(f"{' and '.join(both)} cannot be combined: both fill the slot {slot!r}; leave one out")
+
+
+def require_expected(addons: Sequence[AddOn]) -> None:
+    """Refuse an add-on whose answer nothing describes; called when a method is built.
+
+    Args:
+        addons: all that are installed.
+
+    Raises:
+        ValueError: it writes `answer`, but not `expect_answer`.
+    """
+    for addon in addons:
+        if fills(addon, "answer") and not fills(addon, "expect_answer"):
+            raise ValueError(
+                f"{addon.name}.answer answers, but nothing says what the answer looks like: write expect_answer"
+            )
+
+
+def require_replied(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
+    """Refuse a method whose replies do not hold whole models; for an add-on that runs them on the server.
+
+    Call it in the `check` of an add-on whose `read_reply` takes `server.trained(reply)`.
+
+    Args:
+        asking: the add-on that wants them.
+        settings: the method's options and its networks.
+        addons: all that are installed.
+
+    Raises:
+        ValueError: part of a model stays with its client (`personal`, `buffers`), or an add-on rescales updates.
+    """
+    networks, some = settings.networks, 2  # classes: buffers do not depend on how many
+    if settings.personal:
+        raise ValueError(
+            f"{asking.name} runs the clients' whole models on the server: nothing can be personal, got "
+            f"personal={settings.personal}; leave it out"
+        )
+    if settings.buffers != "mean" and any(floating_buffers(networks.template(n, some)) for n in networks.names):
+        raise ValueError(
+            f"{asking.name} runs the clients' models on the server, but their batch statistics stay at home: give "
+            "buffers='mean', or a network without them (norm='instance')"
+        )
+    for addon in addons:
+        if fills(addon, "normalise"):
+            raise ValueError(
+                f"{asking.name} needs the clients' models, but {addon.name} rescales what they send: leave one of the "
+                "two out"
+            )
