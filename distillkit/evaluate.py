@@ -40,7 +40,7 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """Mean accuracy."""
+        """The mean of the accuracies, in [0, 1]: what tables report."""
         return statistics.fmean(self.accuracies)
 
     @property
@@ -65,11 +65,11 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Mean accuracy of the set on the first architecture."""
+        """The set's mean accuracy on the first architecture, in [0, 1]: the one number, where one is wanted."""
         return self.rows[0].mean
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON values."""
+        """All of it as JSON values, for a file beside the set: rows with mean and std, the protocol, the set's size."""
         fields = {f.name: getattr(self.protocol, f.name) for f in dataclasses.fields(Protocol)}
         fields["augment"] = None if self.protocol.augment is None else repr(self.protocol.augment)
         rows = [{**dataclasses.asdict(r), "accuracy_mean": r.mean, "accuracy_std": r.std} for r in self.rows]
@@ -95,7 +95,7 @@ def evaluate(
     chunk: int | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Train networks from scratch on a small set and test them: what the field's tables report.
+    """How good is a small set? Train networks from scratch on it and test them: what the field's tables report.
 
     Args:
         data: the set to judge: a `LabeledImages`, or whatever `sets.as_set` takes.

@@ -25,11 +25,12 @@ __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a network is trained from scratch on a small set: that of DC, DSA and DM (Zhao et al., 2021 to 2023).
+    """How a network is trained from scratch on a small set, so that results compare: by default as DC, DSA and DM do.
 
-    SGD with momentum and weight decay on the mean cross-entropy of shuffled batches, the last one may be smaller. As in
-    their code, `epochs + 1` epochs are run; `lr` falls once, after epoch `epochs // 2 + 1` counted from zero, and
-    the momentum starts anew there. Nothing is selected on the test set: the last iterate counts.
+    (Zhao et al., 2021 to 2023.) SGD with momentum and weight decay on the mean cross-entropy of shuffled batches, the
+    last one may be smaller. As in their code, `epochs + 1` epochs are run; `lr` falls once, after epoch `epochs // 2 +
+    1` counted from zero, and the momentum starts anew there. Nothing is selected on the test set: the last iterate
+    counts.
 
     Attributes:
         epochs: E. 1000 with augmentation; DC without it takes 300.
@@ -58,7 +59,14 @@ class Protocol:
 
 
 def require_protocol(protocol: object) -> None:
-    """Raise a TypeError unless it is a `Protocol`."""
+    """Refuse what a user gave as `protocol` unless it is one.
+
+    Args:
+        protocol: what was given.
+
+    Raises:
+        TypeError: a class, a name, a mapping of options.
+    """
     if not isinstance(protocol, Protocol):
         came = f"the class {protocol.__name__}" if isinstance(protocol, type) else type(protocol).__name__
         raise TypeError(f"protocol must be a Protocol(epochs=..., lr=..., ...), got {came}")
@@ -82,7 +90,9 @@ def train(
     callback: Callable[[int], object] | None = None,
     progress: bool = True,
 ) -> nn.Module:
-    """Train `network` in place on a set; return it, in eval mode.
+    """Train a network on a small set by the classic protocol, in place; return it, in eval mode.
+
+    `evaluate` does so for fresh networks and tests them; call `train` where you want the network itself.
 
     Args:
         network: maps images to logits [N, K]; on the device and of the dtype of the images.
@@ -162,7 +172,12 @@ def _step(parameters: list[nn.Parameter], velocity: list[Tensor], lr: float, pro
 
 
 def accuracy(network: nn.Module, data: Images, *, chunk: int | None = None) -> float:
-    """Share of images whose largest logit is that of their class, in [0, 1]; in eval mode, which is put back.
+    """Test a network: the share of images whose largest logit is that of their class, in [0, 1].
+
+    Args:
+        network: maps images to logits; it runs in eval mode, and its own mode is put back.
+        data: a set with class indices, or what `sets.as_set` takes.
+        chunk: images per forward pass; default by device and size.
 
     Raises:
         ValueError: an empty set, or labels that are rows.

@@ -19,19 +19,29 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 class Augmentation(Protocol):
-    """What `augment=` takes, for instance `DSA()`."""
+    """What `augment=` takes, for instance `DSA()`: anything that can be called so, a function of yours too."""
 
     def __call__(self, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-        """Images [N, C, H, W], transformed; with `siamese`, equal generator states give all N, any N, one transform."""
+        """Transform a batch, with draws from `generator` alone.
+
+        Args:
+            images: float [N, C, H, W].
+            generator: what all is drawn from.
+            siamese: whether one draw is for the whole batch. Equal generator states must then give all N images,
+                whatever N is, one transform: that is how real and synthetic images share it.
+
+        Returns:
+            Images of the same shape, dtype and device.
+        """
         ...
 
 
 def require_augmentation(augment: Any, normalization: Normalization | None = None, *, siamese: bool = True) -> None:
-    """Check what `augment=` was given, before any work is done.
+    """Check what a user gave as `augment=`, before any work is done.
 
     Args:
         augment: None, or what can be called as `augment(images, generator, siamese=...)`.
-        normalization: of the images that it will see.
+        normalization: of the images that it will see; None if that is not known yet.
         siamese: whether it is called with `siamese=`, as condensers and `Protocol` do; the federated layer does not.
 
     Raises:
@@ -65,7 +75,17 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
 
 
 def augmented(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-    """`augment(images, generator, siamese=siamese)`, which must have the images' shape and dtype.
+    """Call an augmentation, and refuse what it gives if that is no batch like the one that it got.
+
+    Components call it at every step, so that an augmentation that crops or converts is found by name.
+
+    Args:
+        augment: see `Augmentation`.
+        images: float [N, C, H, W].
+        generator, siamese: what it is called with.
+
+    Returns:
+        The transformed images, of the same shape and dtype.
 
     Raises:
         TypeError, ValueError: `images` that are none, what is no augmentation, or what it gave.
@@ -83,7 +103,17 @@ def augmented(augment: Any, images: Tensor, generator: torch.Generator, *, siame
 
 
 def require_space(augment: object, normalization: Normalization) -> None:
-    """Raise ValueError if an augmentation that was told a normalisation (`CropFlip`) will see images of another one."""
+    """Refuse an augmentation that was told another normalisation than the images have that it will see.
+
+    `CropFlip` pads with black, which is another number in every normalised space.
+
+    Args:
+        augment: any augmentation; one that was told no normalisation fits everywhere.
+        normalization: of the images.
+
+    Raises:
+        ValueError: it was told another one; the message says how to build it for these images.
+    """
     told = getattr(augment, "normalization", None)
     if isinstance(told, Normalization) and told != normalization:
         name = type(augment).__name__

@@ -18,7 +18,9 @@ __all__ = ["CropFlip", "in_space"]
 
 @dataclass(frozen=True)
 class CropFlip:
-    """The standard augmentation of small images, `CropFlip(train.normalization)(images, generator)`.
+    """The standard augmentation of small images for training: crop, flip and perhaps cutout, each image by itself.
+
+    `CropFlip(train.normalization)(images, generator)`; wherever `augment=` is taken.
 
     A random crop of the image's own size after `pad` black pixels were put around it, a horizontal flip, and perhaps a
     cutout: what the clients of VHL, FedCOG and the single image train with (torchvision's `RandomCrop(32, padding=4)`
@@ -59,7 +61,12 @@ class CropFlip:
             raise ValueError(f"cutout must be even, got {self.cutout}")
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
-        """Augment `images`; the arguments and what the draws depend on are those of `DSA`.
+        """Augment a batch.
+
+        Args:
+            images: float [N, C, H, W] in the space of `normalization`, larger than `pad` and `cutout`.
+            generator: what all is drawn from; the draws depend on N (unless Siamese), H and W, never on values.
+            siamese: draw one crop, flip and cutout for the whole batch, as `DSA` does.
 
         Returns:
             float [N, C, H, W], same dtype and device.
@@ -88,7 +95,17 @@ class CropFlip:
 
 
 def in_space(augment: Augment, normalization: Normalization) -> Augment:
-    """The same augmentation for images with another normalisation: `CropFlip` with their black, others as they are."""
+    """The same augmentation for images with another normalisation: a `CropFlip` with their black, any other as it is.
+
+    Call it where images of one space are trained on together with those of another, which has an augmentation already.
+
+    Args:
+        augment: any augmentation.
+        normalization: of the images that the result is for.
+
+    Raises:
+        TypeError: what is no augmentation, or no normalisation.
+    """
     if not isinstance(normalization, Normalization):
         raise TypeError(f"normalization must be a Normalization(mean, std), got {type(normalization).__name__}")
     if not callable(augment) or isinstance(augment, type):

@@ -26,7 +26,9 @@ _FAMILIES = tuple(NATURAL.split("_"))
 
 @dataclass(frozen=True)
 class DSA:
-    """Differentiable Siamese augmentation, `DSA()(images, generator)`.
+    """The augmentation that condensation learns through: one random transform for real and synthetic images alike.
+
+    `DSA()(images, generator)`; pass it as `augment=` to a condenser, and to the training on its set.
 
     Paper: Zhao and Bilen, "Dataset condensation with differentiable Siamese augmentation" (ICML 2021), section 3.2.
 
@@ -82,11 +84,11 @@ class DSA:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families of the strategy, in order."""
+        """The families of the strategy, a tuple of names, in the order in which mode "M" applies them."""
         return tuple(self.strategy.split("_"))
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
-        """Augment `images`.
+        """Augment a batch.
 
         Args:
             images: float [N, C, H, W]; any channels, any size. The result is differentiable in them, twice.

@@ -79,7 +79,7 @@ def herding(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Choose images one after the other so that the mean of the chosen stays closest to the mean of the class.
+    """Choose real images whose mean is the class's: one after the other, each the one that brings the mean closest.
 
     With embeddings f and the class mean mu, the k-th choice is the x, not chosen yet, that minimises
     ||mu - (f(x) + sum of the chosen f) / k||. The first is the image nearest to the mean. Ties go to the first image.
@@ -132,7 +132,7 @@ def k_center(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Choose images one after the other, each the farthest from those chosen (greedy k-centre).
+    """Choose real images that cover a class, one after the other: each the farthest from those chosen (k-centre).
 
     The first is the image nearest to the class mean, so that nothing is random. The largest distance from any image
     to its nearest centre is at most twice the smallest possible (Gonzalez 1985). Ties go to the first image.

@@ -18,7 +18,9 @@ __all__ = ["Descent"]
 
 
 class Descent:
-    """SGD with momentum on the pixels, resumable; checks its options and that the loss stays finite.
+    """The loop that every condenser that optimises pixels shares: SGD with momentum, resumable to the same bits.
+
+    It checks its options, that the loss stays finite, and that a state to resume from belongs to this very call.
 
     Args:
         images: where to start, float [N, C, H, W]; changed in place.
@@ -56,7 +58,18 @@ class Descent:
             self.done, self.seed = int(state["step"]), int(state["seed"])
 
     def descend(self, loss: Tensor, gradient: Tensor) -> float:
-        """Move the images down `gradient`; return the loss, which must be finite."""
+        """Do one step: v = momentum * v + gradient, images = images - lr * v.
+
+        Args:
+            loss: a scalar.
+            gradient: of the loss in the images, [N, C, H, W].
+
+        Returns:
+            The loss as a number.
+
+        Raises:
+            FloatingPointError: the loss is no longer finite.
+        """
         value = float(loss)
         if not math.isfinite(value):
             raise FloatingPointError(f"the loss is {value} in step {self.done + 1}: matching diverged; lower lr")
@@ -65,7 +78,13 @@ class Descent:
         return value
 
     def report(self, callback: Callable[[Progress], object] | None, loss: float, shown: Bar | None = None) -> None:
-        """Count a step, on the bar that is `shown` as well, and tell the caller."""
+        """Count the step, and tell whoever watches.
+
+        Args:
+            callback: the caller's, given a `Progress`; or None.
+            loss: of this step.
+            shown: the bar, if the step is a unit of it.
+        """
         self.done += 1
         if shown is not None:
             shown.set_postfix_str(f"loss {loss:.3g}", refresh=False)

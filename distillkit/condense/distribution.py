@@ -89,7 +89,7 @@ def distribution_matching(
     resume: Resume | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Learn images whose mean embedding per class is that of the real ones.
+    """Condense a set by distribution matching: learn images whose mean embedding per class is that of the real ones.
 
     Each step draws a network phi and minimises, by one step of SGD with momentum on the pixels,
 

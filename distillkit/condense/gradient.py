@@ -36,11 +36,13 @@ _STATISTICS_IMAGES = 16
 
 
 def loops_for(ipc: int) -> tuple[int, int]:
-    """Matching steps for each network (outer), and epochs of its training between two of them (inner).
+    """How long DC trains for a number of images per class: (outer, inner) loops, the published ones and those between.
 
-    The outer number is `ipc`. The inner one is linear between the published points (1, 1), (10, 50), (20, 25), (30,
-    20), (40, 15), (50, 10), and (100, 2), which the authors gave later; rounded half up; 2 from there on. So every
-    published pair comes out as published, and every other ipc, at which the released code exits, has one.
+    Outer are the matching steps for each network, inner the epochs of its training between two of them.
+
+    The outer number is `ipc`, images per class. The inner one is linear between the published points (1, 1), (10, 50),
+    (20, 25), (30, 20), (40, 15), (50, 10), and (100, 2), which the authors gave later; rounded half up; 2 from there
+    on. So every published pair comes out as published, and every other ipc, at which the released code exits, has one.
 
     >>> loops_for(10), loops_for(15), loops_for(200)
     ((10, 50), (15, 38), (200, 2))
@@ -78,7 +80,9 @@ def gradient_matching(
     resume: Resume | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Learn images that give a network the parameter gradient that the real ones give it, while it trains on them.
+    """Condense a set by gradient matching (DC, DSA): images that train a network as the real ones would.
+
+    They are learned to give a network the parameter gradient that the real images give it, while it trains on them.
 
     Each iteration draws a network and goes `outer` times through: (1) one step of SGD with momentum on the pixels,
     down the sum over classes c of D(grad CE(synthetic images of c), grad CE(real images of c)); (2) `inner` epochs of
@@ -245,7 +249,7 @@ def fit_to_gradient(
     resume: Resume | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Change images until their parameter gradient at a given network points where a given gradient points.
+    """Change images until the gradient that they give a network points where a given one points: FedLGD's server, say.
 
     All classes at once: each step minimises D(grad CE(all synthetic images), target) by SGD with momentum on the
     pixels. The target may come from anywhere, for instance from two versions of a model, (before - after) / lr. This

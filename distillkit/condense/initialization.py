@@ -20,7 +20,9 @@ INITS = ("real", "noise", "statistics", "statistics-whole-set")
 
 
 def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the pixels per class and channel, in the set's normalised space.
+    """Mean and standard deviation of the pixels per class and channel: what FedLGD's clients start their images from.
+
+    They are in the set's normalised space.
 
     Args:
         real: a set with class indices. Classes without images get mean 0 and std 0.
@@ -49,7 +51,9 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
 def images_from_statistics(
     means: Tensor, stds: Tensor, *, ipc: int, size: tuple[int, int], generator: int | torch.Generator = 0
 ) -> Tensor:
-    """Draw every pixel from N(mean, std) of its class and channel; class-major images [K * ipc, C, H, W].
+    """Images that are noise with a class's colours: every pixel drawn from N(mean, std) of its class and channel.
+
+    A client can send these statistics in place of images. The result is class-major, [K * ipc, C, H, W].
 
     Args:
         means: float [K, C], as `class_statistics` gives them (or clients' averages of them).
@@ -81,7 +85,9 @@ def initial_images(
     classes: Sequence[int] | None = None,
     generator: int | torch.Generator = 0,
 ) -> LabeledImages:
-    """A condenser's starting set: `ipc` images for each class, class-major, in the real set's normalised space.
+    """Where a condensation starts: `ipc` images for each class, class-major, in the real set's normalised space.
+
+    Condensers call it for their `init=`; call it yourself to look at a start, or to make one for a loop of your own.
 
     Args:
         real: the set to condense, class indices.

@@ -36,7 +36,19 @@ def _checked(network: Network, images: Tensor, counts: Sequence[int], match: str
 
 
 def groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
-    """Consecutive classes whose images fit into one chunk together; a larger class is a group of its own."""
+    """How to cut classes into groups whose images fit into one chunk together; a larger class is a group of its own.
+
+    With batch statistics there is one group, so that these are statistics of mixed classes.
+
+    Args:
+        network: the one that the images go through.
+        images: what they look like: float [N, C, H, W].
+        counts: images of each class.
+        chunk: images per pass; default by device and size.
+
+    Yields:
+        Slices of the classes' positions.
+    """
     limit = sum(counts) if uses_batch_statistics(network) else chunk_size(images, chunk)
     first, held = 0, 0
     for position, count in enumerate(counts):
@@ -51,7 +63,11 @@ def groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int |
 def embedding_means(
     network: Network, images: Tensor, counts: Sequence[int], *, match: str = "embedding", chunk: int | None = None
 ) -> Tensor:
-    """The mean embedding of each class, without a graph and in chunks: [len(counts), d].
+    """The mean embedding of each class, [len(counts), d]: the half of a distribution-matching step that sees real
+    images.
+
+    `distribution_matching` calls it; call it yourself for a loop of your own, with `distance_to_means` for the other
+    half. It runs without a graph and in chunks.
 
     Args:
         network: gives `features` and `classifier`. If it uses batch statistics, all images go through at once, so that
@@ -60,6 +76,9 @@ def embedding_means(
         counts: images of each class, all positive, N in sum.
         match: `"embedding"`, or `"embedding+logits"` to append the mean logits.
         chunk: images per forward pass; default `chunks.chunk_size`.
+
+    Raises:
+        TypeError, ValueError: no split network, bad images, or counts that do not add up to them.
     """
     counts = _checked(network, images, counts, match)
     limit = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
@@ -81,7 +100,10 @@ def distance_to_means(
     augment: Callable[[Tensor, int], Tensor] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Distribution matching's loss and its gradient with respect to the synthetic images.
+    """How far synthetic images are from the real means, and the gradient that brings them nearer: the step's other
+    half.
+
+    For a loop of your own: `embedding_means` of real images, this, and a step of an optimiser on the images.
 
     The loss is a sum over classes, so its backward pass runs class by class (small classes together, as many as fit
     into a chunk), which gives the same gradient in half the time on a CPU. With batch statistics all classes go
@@ -94,7 +116,7 @@ def distance_to_means(
         counts: synthetic images of each of the K classes, all positive, N in sum.
         match: see `embedding_means`.
         augment: maps (the images of one class, the class's position 0..K-1) to what the network sees of them.
-        chunk: see `embedding_means`.
+        chunk: images per pass; see `embedding_means`.
 
     Returns:
         The loss, a scalar, sum over k of ||targets[k] - mean embedding of class k||^2, and the gradient [N, C, H, W].

@@ -59,7 +59,9 @@ def parameter_gradient(
     *,
     chunk: int | None = None,
 ) -> list[Tensor]:
-    """Gradient of the mean cross-entropy over `images`, detached, accumulated over chunks.
+    """The gradient that images give a network's parameters: what gradient matching compares, a tensor per parameter.
+
+    It is that of the mean cross-entropy over `images`, detached, accumulated over chunks.
 
     Args:
         network: maps images to logits. If it uses batch statistics, all images go through at once.
@@ -91,7 +93,7 @@ def distance_to_target(
     metric: Metric = "row_cosine",
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Distance of the images' parameter gradient from a target, and its gradient in the images.
+    """How far the images' parameter gradient is from a target, and the gradient in the images that brings it nearer.
 
     It is a double backward pass (never forward-mode differentiation, which is wrong for some norms). More images than
     a chunk take two rounds: the gradient g and v = d distance / d g first, then chunk by chunk the derivative of

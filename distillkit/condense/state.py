@@ -38,7 +38,7 @@ _FORMAT = "distillkit.CondenserState/1"
 
 @dataclass(frozen=True)
 class Progress:
-    """What a condenser hands to `callback(progress)` after every step.
+    """How far a condenser is: what it hands to `callback(progress)` after every step, to be shown, plotted or saved.
 
     Attributes:
         step: steps done so far, 1 to `steps`.
@@ -66,12 +66,21 @@ class Progress:
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
-    """JSON values as a byte tensor, so that a state stays a flat map of tensors."""
+    """A call's arguments as a byte tensor, so that a condenser's state stays a flat map of tensors.
+
+    Args:
+        arguments: JSON values by name.
+    """
     return torch.tensor(list(json.dumps(dict(arguments), sort_keys=True).encode()), dtype=torch.uint8)
 
 
 def named(value: object) -> str:
-    """A repr that is the same in every process: what would show an address goes by its name."""
+    """A value as text for a record that another process compares: its repr, but what would show an address goes by its
+    name.
+
+    Args:
+        value: an augmentation, say.
+    """
     text = repr(value)
     if " at 0x" not in text:
         return text
@@ -80,16 +89,28 @@ def named(value: object) -> str:
 
 
 def identity_of(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
-    """The data and the networks of a condensation: a state is not gone on with on others.
+    """What a condensation's state says of its data and networks: a resumed call must have the same ones.
 
     The fingerprint of the data has no key: a state holds images that were made of them without noise anyway.
+
+    Args:
+        real: the set to condense.
+        networks: where the networks come from; one is drawn, and judged by what it makes of noise.
     """
     drawn = networks.draw(derive(0, "identity"))
     return {"data": set_fingerprint(real), "network": network_identity(drawn, real.images)}
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:
-    """Write a condenser's state to one `.safetensors` file, as a whole or not at all; return its path.
+    """Write a condenser's state to one `.safetensors` file, as a whole or not at all: in the callback, every so many
+    steps.
+
+    Args:
+        path: the file.
+        state: what `Progress.state()` returned.
+
+    Returns:
+        The path.
 
     Raises:
         OSError: the folder is missing, unwritable or full; a file that was there before is left as it was.
@@ -98,7 +119,10 @@ def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Pat
 
 
 def load_state(path: str | os.PathLike[str]) -> State:
-    """Read a state that `save_state` wrote.
+    """Read a state that `save_state` wrote. (`resume=` takes the file as well.)
+
+    Args:
+        path: the file.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -108,7 +132,7 @@ def load_state(path: str | os.PathLike[str]) -> State:
 
 
 def resumed(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:
-    """The state to go on from, once it is sure that it belongs to this call; None without `resume`.
+    """The state that a condenser goes on from, once it is sure that it belongs to this call; None without `resume`.
 
     Args:
         resume: what `Progress.state()` returned, or the file that holds it.
