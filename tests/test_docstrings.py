@@ -23,7 +23,9 @@ ROOMS = (
     "fl.batches",
     "fl.method",
     "fl.parts",
+    "fl.networks",
     "fl.averaging",
+    "fl.filters",
 )
 
 
