@@ -2,7 +2,7 @@
 
 from fl.averaging import AddOn, FedAvg
 from fl.batches import Batch, Phase
-from fl.engine import CheckpointError, Holding, Run, history, simulate
+from fl.engine import CheckpointError, Holding, Loopback, Run, history, simulate
 from fl.filters import ClientDP, Filter, Filtered
 from fl.message import Entry, Message
 from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
@@ -24,6 +24,7 @@ __all__ = [
     "Filtered",
     "Holding",
     "Like",
+    "Loopback",
     "Message",
     "Method",
     "MultiLabel",

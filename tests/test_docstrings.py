@@ -23,9 +23,7 @@ ROOMS = (
     "fl.batches",
     "fl.method",
     "fl.parts",
-    "fl.networks",
     "fl.averaging",
-    "fl.filters",
 )
 
 

@@ -27,6 +27,7 @@ class Post:
     Attributes:
         entries: what the method declares, by key.
         known: what each client has.
+        resent: bytes of kept entries that travelled once more, in this round.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class Post:
     ) -> None:
         self.method, self.server, self.cohort, self.thread, self.known = method, server, cohort, thread, Known()
         self.entries = {e.key: e for e in method.entries()}
-        self._secret = secret
+        self._secret, self.resent = secret, 0
         self._session, self._asked = secrets.token_hex(4), itertools.count()
         self._digests: dict[str, tuple[Any, str]] = {}
 
@@ -61,6 +62,7 @@ class Post:
             return letter
 
         for answer in self.cohort.ask(head, numbers, tell):
+            self.resent += answer.resent
             yield answer, sent.pop(answer.client, None), head.version if answer.remembers else ""
 
     def settle(self) -> None:

@@ -78,11 +78,10 @@ class Memories:
             write_atomically(self._file(client, version), encode(memory, {"client": str(client)}))
 
     def settle(self, versions: Mapping[int, str]) -> None:
-        """The round is committed: these versions count, by client, and nothing else that is pending ever will."""
+        """The round is committed, and these versions count, by client; a client that is not named is left alone."""
         for client, version in versions.items():
             self._keep(client, version)
-        self._pending = [(k, v) for k, v in self._pending if versions.get(k) != v]
-        self.drop()
+        self._pending = [(client, version) for client, version in self._pending if client not in versions]
 
     def drop(self) -> None:
         """What is pending never counts: the round has failed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,7 +36,7 @@ class Site:
 
     method: Method
     task: Task
-    holdings: Sequence[Holding]
+    holdings: Sequence[Holding] | Mapping[int, Holding]
     memories: Memories
     device: torch.device
     stop: threading.Event = field(default_factory=threading.Event)

@@ -138,7 +138,7 @@ class Engine:
         """Play one round, commit it, and return its row of the history."""
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
-        server.secret = self.post.secret()
+        server.secret, self.post.resent = self.post.secret(), 0
         before = server.state.copy()
         try:
             hidden = self.method.draws_clients
@@ -148,6 +148,7 @@ class Engine:
             del replies
             row |= evaluation.on_server(self.post, self.test)
             row |= evaluation.on_clients(self.post, evaluate) | self._spent()
+            row |= {"bytes_resent": self.post.resent} if self.post.resent else {}
             row = history.masked(row) if hidden else row
         except BaseException as error:
             server.state, server.round = before, self.committed

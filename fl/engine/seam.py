@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -85,6 +85,7 @@ class Answer:
         seconds: what it cost there, in CPU seconds.
         notes: its counts for the round's line of the history.
         remembers: whether the exchange left a memory with it, under the head's version.
+        resent: bytes of kept entries that it had lost, against what the server knew, and that travelled once more.
     """
 
     client: int
@@ -94,14 +95,23 @@ class Answer:
     seconds: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)
     remembers: bool = False
+    resent: int = 0
 
 
 class Cohort(Protocol):
     """Where clients run: threads of this process, other processes, other machines.
 
     The rounds see no more of the clients than this. A client that fails in any way is an answer with an error; what
-    ends the whole exchange is raised by the iterator.
+    ends the whole exchange is raised by the iterator. It is a context: when that ends, what is under way is stopped.
     """
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        ...
+
+    def __exit__(self, *_: Any) -> None:
+        """Stop what is under way, and wait for it."""
+        ...
 
     def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
         """Ask these clients, and yield their answers in this order; few more are under way than were yielded.

@@ -23,14 +23,13 @@ from distillkit.sets import Images, LabeledImages
 from fl.engine import door
 from fl.engine.delivery import Post
 from fl.engine.holding import Holding
-from fl.engine.memories import Memories
 from fl.engine.placement import placed
 from fl.engine.private_door import open_ledger
-from fl.engine.respond import Site
 from fl.engine.rounds import Engine
 from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
-from fl.engine.threads import ServerThread, Threads
+from fl.engine.threads import ServerThread
+from fl.engine.where import Where, loopback_of, open_cohort
 from fl.method import Method, Server, require_method
 from fl.parts import identity
 from fl.task import Task
@@ -56,6 +55,7 @@ def simulate(
     seed: int = 0,
     ledger: Ledger | None = None,
     secret: int | None = None,
+    where: Where = "threads",
     workers: int = 1,
     server_threads: int = 1,
     device: torch.device | str = "cpu",
@@ -67,7 +67,7 @@ def simulate(
 ) -> Run:
     """Run a federated method in this process.
 
-    The result is a function of the arguments above `workers` alone: any number of workers, and any number of kills
+    The result is a function of the arguments above `where` alone: any number of workers, and any number of kills
     and resumptions, give the same bits. Only the noise of a private method is the operating system's.
 
     Args:
@@ -89,7 +89,9 @@ def simulate(
         ledger: what a private method charges, with its delta and budget. Default: `out`'s ledger.jsonl (in memory
             without `out`), delta 1e-5, no budget. It is never rolled back: a round that is run again is charged again.
         secret: a seed for the noise of a private method, so that the run repeats; recorded as no guarantee.
-        workers: threads that run clients, each with one intra-op thread.
+        where: "threads" of this process, or a "loopback": other processes that are reached by bytes alone, with
+            `fl.Loopback` for faults on demand (then it is part of the result). For debugging a method of one's own.
+        workers: threads, or processes of the loopback, that run clients, each with one intra-op thread.
         server_threads: intra-op threads of the server's work; part of the result (rounding), so it is recorded.
         device: where clients and server compute.
         out: a folder for config.json, history.jsonl and checkpoint/; without it nothing is written.
@@ -126,6 +128,7 @@ def simulate(
     task = door.task_at(task, first)
     test, server_data = door.test_set(test, first, progress), door.server_sets(server_data, first, progress)
     device = door.device_at(device)
+    loopback = loopback_of(where)
     panel = door.panel(evaluate, len(clients), private=method.private)
     door.require_ledger(method, ledger, secret, out)
     fresh = ledger is None
@@ -141,9 +144,13 @@ def simulate(
             stack.enter_context(ledger.owned())
         thread = stack.enter_context(ServerThread(server_threads))
         stop = threading.Event()
-        memories = Memories(store.memories if store is not None else None)
-        site = Site(method, task, clients, memories, device, stop, ledger)
-        cohort = stack.enter_context(Threads(site, workers))
+        memories = store.memories if store is not None else None
+        cohort = stack.enter_context(
+            open_cohort(
+                loopback, method, task, clients, workers, device=device, memories=memories, stop=stop, ledger=ledger
+            )
+        )
+        stack.callback(stop.set)
         server = Server(
             task, first.shape, first.normalization, len(clients), seed,
             data={name: placed(data, device) for name, data in server_data.items()}, device=device, stop=stop,
@@ -156,6 +163,8 @@ def simulate(
             config = _config(
                 method, clients, server, participation, min_replies, panel, server_threads, test, rounds, key
             )
+            if loopback is not None and loopback.faulty:
+                config["faults"] = repr(loopback)
             if ledger is not None:
                 config["privacy"] = {"delta": ledger.delta, "secret": secret, "disjoint": ledger.disjoint}
         run_id = tensor_fingerprint([json.dumps({k: v for k, v in config.items() if k not in _FREE})])

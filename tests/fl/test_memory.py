@@ -196,6 +196,7 @@ def test_a_later_exchange_of_a_round_reads_what_an_earlier_one_wrote(memories: M
     memories.stage(4, "1-a-1", memory(2.0))
     memories.settle({4: "1-a-1"})  # the reply of client 5 was not folded
     assert held(memories, 4, "1-a-0", "1-a-1") == ["1-a-1"]
+    assert not len(memories.load(5, ""))
     assert held(memories, 5, "1-a-0") == []
 
 

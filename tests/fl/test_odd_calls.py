@@ -14,7 +14,20 @@ import fl.filters.filter
 import fl.methods
 from distillkit import LabeledImages
 from distillkit.privacy import Ledger
-from fl import Classification, ClientDP, Entry, FedAvg, FedDM, Filtered, Holding, Message, MultiLabel, Real, simulate
+from fl import (
+    Classification,
+    ClientDP,
+    Entry,
+    FedAvg,
+    FedDM,
+    Filtered,
+    Holding,
+    Loopback,
+    Message,
+    MultiLabel,
+    Real,
+    simulate,
+)
 from fl.batches import Phase
 from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
@@ -289,6 +302,7 @@ CALLS: dict[str, Call] = {
         lambda: {"num_classes": 3},
         lambda task: finished(simulate(plain(), [with_rows(c) for c in clients()], rounds=1, task=task)),
     ),
+    "Loopback": Call(Loopback, lambda: {"lose": 0.1, "repeat": 0.2, "delay": 0.3, "seed": 1}),
     "Entry": Call(Entry, lambda: {"reduce": "mean"}),
     "Message": Call(message, lambda: {"values": {FedAvg.update: {"w": torch.zeros(2)}}}),
 }

@@ -1,0 +1,417 @@
+"""Clients in other processes, reached by bytes alone: the same bits as threads, whatever goes astray on the way."""
+
+from __future__ import annotations
+
+import ast
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit.privacy import BudgetExhausted, Event, Ledger, compose
+from distillkit.privacy.branch import Branch, carry_back, known_of
+from fl import (
+    CheckpointError,
+    Client,
+    Entry,
+    FedAvg,
+    FedDM,
+    Filter,
+    Filtered,
+    Loopback,
+    Message,
+    Method,
+    Real,
+    Run,
+    simulate,
+)
+from fl.engine import far, seam
+from fl.engine.loopback import Processes
+from fl.engine.seam import Answer, Head, Letter
+from fl.engine.store import Store
+from fl.engine.wire import Bodies, Job, Lacking, pack_answer, pack_job, unpack_answer, unpack_job
+from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
+from tests.fl.laws import assert_same
+from tests.fl.test_grid import NAMES, PICTURE, SHARED, Net, addon, digits, federation, normed, plain
+from tests.fl.test_private_runs import SIGMA, NoisySum, holders
+
+DM: dict[str, Any] = {"factory": Net, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4}
+DP: dict[str, Any] = {"sigma": 2.0, "public_statistics": True, **DM}
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "FedAvg": plain,
+    "FedRep": lambda: FedRep(factory=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=4),
+    "FedLGD": lambda: FedLGD(
+        factory=Net, ipc=1, anchors=1, selected=(2,), augment=None, lr=0.05, batch=4, condense_steps=2,
+        refine_steps=1, match_steps=2,
+    ),
+    "SingleImage": lambda: SingleImage(PICTURE, shared={**SHARED, "rate": 1.0}, factory=Net, epochs=1, batch=4),
+    "FedDM": lambda: FedDM(**DM),
+    "Real": lambda: Real(**DM),
+    "PrivateFedDM": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, **DP),
+    "PrivateFedDM image": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, mechanism="image_sgd", **DP),
+    "SummedFedDM": lambda: SummedFedDM(sizes=[10, 10, 10], noise="shares", **DP),
+    "FedProto": lambda: FedProto(factory=Net, lr=0.05, batch=4),
+    "FedProto of two": lambda: FedProto(
+        factory={"a": Net, "b": normed}, assign={0: "a", 1: "b", 2: "a"}, lr=0.05, batch=4
+    ),
+}  # fmt: skip
+
+
+def play(method: Method, **options: Any) -> Run:
+    return simulate(
+        method, federation(), test=digits()[100:110], seed=3, progress=False,
+        server_data={"proxy": digits()[90:96], "test": digits()[100:110]}, **({"secret": 1} if method.private else {}),
+        **{"rounds": 2, "evaluate": "all", **options},
+    )  # fmt: skip
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if "seconds" not in k and k != "bytes_resent"} for row in run.rows]
+
+
+def assert_equal(one: Run, other: Run) -> None:
+    assert_same(one, other)
+    assert rows(one) == rows(other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_addon_gives_the_same_bits_as_with_threads(name: str) -> None:
+    assert_equal(play(plain(addon(name)), where="loopback"), play(plain(addon(name))))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_gives_the_same_bits_as_with_threads(name: str) -> None:
+    assert_equal(play(METHODS[name](), where="loopback"), play(METHODS[name]()))
+
+
+# Answers that are lost, come twice, or come too late.
+
+FAULTS = Loopback(lose=0.2, repeat=0.2, delay=0.2, seed=2)
+
+REMEMBER: dict[str, Callable[[], Method]] = {
+    "SCAFFOLD": lambda: plain(addon("SCAFFOLD")),
+    "FedLGD": METHODS["FedLGD"],
+    "Ditto and MOON": lambda: plain(addon("Ditto"), addon("MOON"), addon("VHL")),
+}
+"""Methods with memory; the last one sends kept entries, too."""
+KILLED = ("Ditto and MOON",)
+RESENT = {"SCAFFOLD": [], "FedLGD": [4], "Ditto and MOON": [4, 5]}
+"""In which rounds a new process gets bodies of kept entries again that the server knew its clients to hold."""
+
+
+class Struck(Filtered):
+    """A method whose clients work, and then fail where the loopback loses the answer, or holds it back."""
+
+    def __init__(self, method: Method, loopback: Loopback) -> None:
+        super().__init__(method, Filter())
+        self.loopback = loopback
+
+    def _sent(self, verb: str, client: Client, reply: Message) -> Message:
+        if self.loopback.fate(verb, client.round, client.id) in ("lost", "late"):
+            raise RuntimeError("lost")
+        return reply
+
+    def answer(self, client: Client, message: Message) -> Message:
+        return self._sent("answer", client, super().answer(client, message))
+
+    def local(self, client: Client, message: Message) -> Message:
+        return self._sent("local", client, super().local(client, message))
+
+    def evaluate(self, client: Client, message: Message) -> Message:
+        return self._sent("evaluate", client, super().evaluate(client, message))
+
+
+def without_reasons(run: Run) -> list[dict[str, Any]]:
+    found = rows(run)
+    for row in found:
+        for part in (row, row.get("setup", {})):
+            part |= {k: sorted(v) for k, v in part.items() if k.startswith("failed")}
+    return found
+
+
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many answers each cohort has dropped, because they came twice or too late."""
+    found: list[int] = []
+    leave = Processes._leave
+
+    def spy(self: Processes) -> None:
+        leave(self)
+        found.append(self.dropped)
+
+    monkeypatch.setattr(Processes, "_leave", spy)
+    return found
+
+
+@pytest.mark.parametrize("name", REMEMBER)
+def test_lost_repeated_and_late_answers_and_restarts_of_either_side(
+    name: str, tmp_path: Path, dropped: list[int]
+) -> None:
+    """A lost or late answer is a failure of its client and nothing else; the rest is as if nothing had happened.
+
+    The run is interrupted after round 3 and goes on; the process of the clients is killed after round 4.
+    """
+
+    def kill(row: dict[str, Any]) -> None:
+        if row["round"] == 4 and name in KILLED:
+            process = process_of_the_loopback()
+            process.kill()
+            process.join()
+
+    for rounds in (3, 6):
+        run = play(
+            REMEMBER[name](), rounds=rounds, where=FAULTS, out=tmp_path, resume=True, on_round=kill, evaluate="drawn"
+        )
+    wanted = play(Struck(REMEMBER[name](), FAULTS), rounds=6, evaluate="drawn")
+    assert_same(run, wanted)
+    assert without_reasons(run) == without_reasons(wanted)
+    assert {why for row in run.rows for why in row["failed"].values()} == {"lost", "came too late"}
+    assert sum(dropped) > 5
+    resent = [row["round"] for row in run.rows if "bytes_resent" in row]
+    assert resent == RESENT[name]
+
+
+def process_of_the_loopback() -> BaseProcess:
+    [child] = [p for p in multiprocessing.active_children() if p.name == "loopback"]
+    return child
+
+
+def test_threads_and_loopback_go_on_with_each_others_folders(tmp_path: Path) -> None:
+    method = REMEMBER["Ditto and MOON"]
+    for rounds, where in ((2, "threads"), (4, "loopback"), (6, "threads")):
+        run = play(method(), rounds=rounds, where=where, out=tmp_path, resume=True)
+    assert_equal(run, play(method(), rounds=6))
+    assert not any("bytes_resent" in row for row in run.rows[4:])
+    with pytest.raises(CheckpointError, match="faults"):
+        play(method(), rounds=8, where=FAULTS, out=tmp_path, resume=True)
+
+
+def test_faults_are_drawn_from_their_seed_in_the_shares_that_were_asked_for() -> None:
+    fates = Counter(FAULTS.fate("local", r, c) for r in range(50) for c in range(50))
+    assert fates.keys() == {"arrives", "lost", "twice", "late"}
+    assert all(abs(fates[kind] - 500) < 80 for kind in ("lost", "twice", "late"))
+    assert {Loopback().fate("local", r, 0) for r in range(50)} == {"arrives"}
+    assert [Loopback(lose=1.0).fate(verb, 1, 0) for verb in ("local", "evaluate")] == ["lost", "lost"]
+    with pytest.raises(ValueError, match="at most 1 in all, got 0.5, 0.4 and 0.2"):
+        Loopback(lose=0.5, repeat=0.4, delay=0.2)
+    with pytest.raises(ValueError, match=r"lose must be in \[0, 1\], got 2"):
+        Loopback(lose=2)
+    with pytest.raises(ValueError, match="where must be 'threads', 'loopback' or a Loopback"):
+        play(plain(), where="cloud")
+    with pytest.raises(TypeError, match="where must be 'threads', 'loopback' or a Loopback"):
+        play(plain(), where=3)
+
+
+# Private runs: what clients charge reaches the run's ledger before anything of theirs counts.
+
+
+@pytest.mark.parametrize("where", ["loopback", Loopback(lose=0.3, repeat=0.2, delay=0.2)])
+def test_whatever_becomes_of_an_answer_its_client_has_paid(where: Any) -> None:
+    books = [Ledger(delta=1e-5) for _ in range(2)]
+    for book, how in zip(books, (where, "threads")):
+        simulate(NoisySum(), holders(), rounds=3, where=how, ledger=book, secret=1, progress=False)
+    charged = [sorted((e.client, e.round, e.mechanism, e.sigma, e.seeded) for e in book.events) for book in books]
+    assert len(charged[0]) == 9
+    assert charged[0] == charged[1]
+
+
+def test_the_budget_ends_a_run_of_the_loopback_as_it_ends_one_of_threads(tmp_path: Path) -> None:
+    """Client 1 has spent before; in round 3 it may not release, and its process is told what it had spent."""
+    said, states = [], []
+    for where in ("threads", "loopback"):
+        book = Ledger(tmp_path / where / "ledger.jsonl", delta=1e-5, budget=compose([(SIGMA, 1.0, 4)], 1e-5).epsilon)
+        book.spend(Event("earlier", SIGMA, count=2, client=1))
+        rows: list[Any] = []
+        with pytest.raises(BudgetExhausted) as caught:
+            simulate(
+                NoisySum(), holders(), rounds=9, where=where, ledger=book, secret=1, out=tmp_path / where,
+                on_round=rows.append, progress=False,
+            )  # fmt: skip
+        said.append((str(caught.value), caught.value.fits, [row["round"] for row in rows]))
+        states.append(Store(tmp_path / where).state()[NoisySum.total])
+        assert sum(e.count for e in book.events if e.client == "1") == 4
+    assert said[0] == said[1]
+    assert said[0][2] == [1, 2]
+    assert torch.equal(*states)
+
+
+def test_a_branch_of_a_ledger_refuses_what_the_ledger_would_and_lists_what_it_was_charged(tmp_path: Path) -> None:
+    event = Event("x", 2.0, client=1)
+    trunk = Ledger(tmp_path / "l.jsonl", delta=1e-5, budget=compose([(2.0, 1.0, 3)], 1e-5).epsilon)
+    trunk.spend(event, Event("x", 2.0, client=2), event)
+    trunk.remark("known")
+    branch = Branch(json.loads(json.dumps(known_of(trunk, 1))))
+    assert branch.epsilon(1) == trunk.epsilon(1)
+    assert branch.charged == []
+    branch.spend(event)
+    branch.remark("known")
+    branch.remark("new")
+    branch.void("tested", client=1)
+    with pytest.raises(BudgetExhausted):
+        branch.spend(event)
+    assert [next(iter(line)) for line in branch.charged] == ["event", "remark", "void"]
+    carry_back(trunk, branch.charged)
+    again = Ledger(tmp_path / "l.jsonl", delta=1e-5)
+    for one in (trunk, again):
+        assert one.guarantee(1).nominal == branch.guarantee(1).nominal
+        assert one.guarantee(1).reason == "tested"
+        assert one.guarantee(1).remarks == branch.guarantee(1).remarks == ("known", "new")
+    assert trunk.guarantee(2).reason == ""
+    carry_back(trunk, [{"event": asdict(event)}] * 5)  # over the budget: it was spent
+    assert trunk.fits(event) == 0
+
+
+# Processes that die, are interrupted, or cannot be given the method.
+
+
+class Mortal(FedAvg):
+    """In round 2 the process of client 1 dies."""
+
+    def local(self, client: Client, message: Message) -> Message:
+        if (client.round, client.id) == (2, 1):
+            os._exit(3)
+        return super().local(client, message)
+
+
+def test_a_process_that_dies_is_an_error_of_the_clients_that_it_ran_by_name() -> None:
+    run = play(Mortal(factory=Net), rounds=3, where="loopback", evaluate="none")
+    assert [sorted(row["failed"]) for row in run.rows] == [[], ["1", "2"], []]
+    assert set(run.rows[1]["failed"].values()) == {"lost: the process in which it ran died (exit code 3)"}
+
+
+class Slow(FedAvg):
+    """A client that works for ever, and looks now and then whether it should stop."""
+
+    def local(self, client: Client, message: Message) -> Message:
+        while client.round == 2:
+            client.check_running()
+            time.sleep(0.01)
+        return super().local(client, message)
+
+
+def test_an_interrupt_stops_the_process_too_and_it_serves_the_next_run(tmp_path: Path) -> None:
+    def interrupt(row: dict[str, Any]) -> None:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    play(plain(), where="loopback")
+    before = process_of_the_loopback()
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            play(Slow(factory=Net), rounds=3, where="loopback", out=tmp_path, on_round=interrupt, evaluate="none")
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert process_of_the_loopback() is before
+    assert_equal(play(plain(), where="loopback"), play(plain()))
+    assert process_of_the_loopback() is before
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: plain(factory=lambda k: Net(k)), r"<lambda>, line \d+ of .*test_loopback\.py cannot travel"),
+        (lambda: plain(augment=lambda x, g: x), r"the method holds it as FedAvg\..*augment"),
+        (lambda: FedDM(**{**DM, "factory": partial(lambda k, width: Net(k, width), width=4)}), "holds it as FedDM"),
+    ],
+)
+def test_what_cannot_travel_is_named_with_the_remedy(make: Callable[[], Method], why: str) -> None:
+    with pytest.raises(TypeError, match=rf"{why}(.|\n)*at the top of a file, with functools\.partial"):
+        play(make(), where="loopback")
+
+
+class Shy:
+    """Can be sent, and not be built where it arrives."""
+
+    def __reduce__(self) -> Any:
+        return (fail, ())
+
+
+def fail() -> None:
+    if multiprocessing.parent_process() is not None:
+        raise ValueError("not here")
+
+
+def test_a_method_that_cannot_be_built_on_the_other_side_is_refused_before_the_first_round() -> None:
+    class_ = plain()
+    class_.shy = Shy()  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"cannot be built in another process \(ValueError: not here\)"):
+        play(class_, where="loopback")
+    assert_equal(play(plain(), where="loopback"), play(plain()))
+
+
+def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watching(Exception):
+        pass
+
+    def watch() -> None:
+        raise Watching
+
+    monkeypatch.setattr(far, "end_with_parent", watch)
+    with pytest.raises(Watching):
+        far.serve(None)  # type: ignore[arg-type]
+
+
+# The seam itself.
+
+
+def test_the_servers_side_never_touches_a_client() -> None:
+    """Nothing between the door and the seam so much as knows what a client is made of."""
+    folder = Path(seam.__file__).parent
+    for name in ("rounds", "delivery", "evaluation", "known", "seam"):
+        tree = ast.parse((folder / f"{name}.py").read_text())
+        words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
+            a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
+        }
+        assert not words & {"Client", "Holding", "Memories", "Site", "respond", "Threads", "Processes", "Ledger"}, name
+
+
+def wide() -> Message:
+    return Message({Data.kept: torch.arange(6.0), Data.other: {"b": torch.ones(2), "a": torch.zeros(1)}})
+
+
+class Data:
+    kept = Entry[torch.Tensor](kept=True)
+    other = Entry[dict[str, torch.Tensor]]()
+    number = Entry[float]()
+
+
+def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -> None:
+    head = Head("local", 3, "a-1", seed=5, secret=None)
+    letter = Letter(wide(), "2-a-0", {Data.kept.key: "d"})
+    bodies = Bodies()
+    first = pack_job(Job(head, 4, letter))
+    job = unpack_job(first, bodies)
+    assert (job.head, job.client, job.letter.memory, job.ledger) == (head, 4, "2-a-0", None)
+    assert [k for k, _ in job.letter.message.items()] == [Data.kept.key, Data.other.key]
+    assert list(job.letter.message[Data.other]) == ["b", "a"]
+    again = pack_job(Job(head, 4, replace(letter, held=frozenset({Data.kept.key}))))
+    assert len(again) < len(first)
+    assert unpack_job(again, bodies).letter.message[Data.kept] is job.letter.message[Data.kept]
+    for stranger in (Bodies(), bodies):
+        with pytest.raises(Lacking):
+            unpack_job(pack_job(Job(head, 5, replace(letter, held=frozenset({Data.kept.key})))), stranger)
+    bodies.keep(4, Data.kept.key, "new", torch.zeros(1))
+    with pytest.raises(Lacking):
+        unpack_job(again, bodies)
+    assert list(bodies._values) == ["new"]
+
+
+@pytest.mark.parametrize("reply", [[1], Message.of({"x": float("nan")}), Message.of({"x": None})])
+def test_an_answer_that_cannot_travel_is_an_error_of_its_client(reply: Any) -> None:
+    version, answer, charged = unpack_answer(pack_answer("3-a", Answer(4, reply, remembers=True), [{"void": "x"}]))
+    assert (version, answer.client, answer.reply, answer.remembers, charged) == ("3-a", 4, None, False, [{"void": "x"}])
+    assert answer.error is not None
+    assert answer.error.startswith("sent what cannot travel")
