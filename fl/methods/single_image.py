@@ -37,7 +37,7 @@ class ClippedCrossEntropy:
 class SingleImage(FedAvg):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), section 4.1.
 
-    `FedAvg(SharedImage(image, **shared), *addons, network=network, ...)` with the paper's clients: Adam at 0.01, 40
+    `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's clients: Adam at 0.01, 40
     epochs; and from the release batches of 512 and, because of `shared["clip"]`, cross-entropy of clipped logits. The
     paper's FedProx clients have `FedProx(mu)` among the add-ons (the release's term is the square of a sum, with 2.0).
     It draws 8 of 20 clients a round, for 30 rounds.
