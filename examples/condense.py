@@ -42,7 +42,7 @@ from distillkit.networks.samplers import RandomNetworks
 from distillkit.owner import owned
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
-from fl.study.experiment import git_commit
+from fl.study import git_commit
 
 METHODS = ("random", "herding", "k-center", "dm", "dc", "dsa")
 PRESETS: dict[str, dict[str, Any]] = {

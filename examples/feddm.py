@@ -33,7 +33,7 @@ from distillkit.rng import derive
 from fl import ClientDP, FedAvg, FedDM, Filtered, Method, simulate
 from fl.addons import DPSGD, SCAFFOLD, FedProx
 from fl.methods import PrivateFedDM, SummedFedDM
-from fl.study.experiment import Experiment, git_commit, mean_std, show
+from fl.study import Experiment, git_commit, mean_std, show
 
 CLIENTS = 10
 SIZE, WIDTH, DEPTH = 16, 16, 2

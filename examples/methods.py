@@ -25,7 +25,7 @@ from distillkit.data import clients, load, partition
 from distillkit.data.split import hold_out
 from distillkit.files import write_atomically
 from distillkit.networks import ConvNet
-from fl import FedAvg, FedDM, Holding, Method, Real, simulate
+from fl import AddOn, FedAvg, FedDM, Holding, Method, Real, simulate
 from fl.addons import (
     MOON,
     SCAFFOLD,
@@ -50,9 +50,8 @@ from fl.addons import (
     FineTune,
     NaiveVHL,
 )
-from fl.averaging.addon import AddOn
 from fl.methods import FedLGD, FedProto, FedRep, SingleImage
-from fl.study.experiment import Experiment, git_commit, mean_std, show
+from fl.study import Experiment, git_commit, mean_std, show
 
 CLIENTS, ALPHA = 10, 0.1
 Settings = dict[str, Any]

@@ -35,7 +35,7 @@ from distillkit.owner import owned
 from distillkit.privacy import Ledger, condense_private, image_sgd, plan
 from distillkit.rng import derive
 from distillkit.training import Protocol
-from fl.study.experiment import git_commit, mean_std, processes, show
+from fl.study import git_commit, mean_std, processes, show
 
 METHODS = ("class_means", "image_sgd", "class_means_clean", "dm", "random", "all")
 TITLES = {

@@ -1,41 +1,62 @@
-"""A thin federated layer over distillkit: methods as compositions, and an engine that runs them in process."""
+"""A thin federated layer over distillkit: methods as compositions, and an engine that runs them in process.
 
-from fl.averaging import AddOn, FedAvg
-from fl.batches import Batch, Phase
-from fl.engine import CheckpointError, Holding, Loopback, Run, history, simulate
-from fl.filters import ClientDP, Filter, Filtered
-from fl.message import Entry, Message
+What it takes to run a method, and to write an add-on, a filter or a method of one's own, is here; the papers' add-ons
+are in `fl.addons`, their methods in `fl.methods`.
+"""
+
+from fl.addons.fedopt import ServerAdaptive
+from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_replied
+from fl.batches import Batch, Phase, shuffled
+from fl.engine import CheckpointError, Holding, Loopback, Run, history, read_history, simulate
+from fl.filters import Adaptive, ClientDP, Filter, Filtered
+from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
 from fl.methods import FedDM, Real
-from fl.reduce import Like, Reduced
-from fl.task import Classification, MultiLabel
+from fl.networks import Factory, Networks
+from fl.reduce import Like, Reduced, Schema
+from fl.task import Classification, MultiLabel, Task
 
 __all__ = [
+    "Adaptive",
     "AddOn",
+    "AveragingServer",
     "Batch",
     "CheckpointError",
     "Classification",
     "Client",
     "ClientDP",
     "Entry",
+    "Factory",
     "FedAvg",
     "FedDM",
     "Filter",
     "Filtered",
     "Holding",
     "Like",
+    "Local",
     "Loopback",
     "Message",
     "Method",
     "MultiLabel",
+    "Networks",
     "NoUsableReply",
+    "Output",
     "Phase",
     "Predictor",
     "Real",
     "Reduced",
     "Run",
+    "Schema",
     "Server",
+    "ServerAdaptive",
+    "Settings",
+    "Step",
+    "Task",
+    "Tensors",
     "history",
+    "read_history",
+    "require_replied",
+    "shuffled",
     "simulate",
     "sums_like",
 ]

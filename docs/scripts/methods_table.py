@@ -13,8 +13,7 @@ from typing import Any
 
 import fl.addons
 import fl.methods
-from fl import ClientDP, FedAvg, Filter, Method
-from fl.averaging.addon import AddOn
+from fl import AddOn, ClientDP, FedAvg, Filter, Method
 
 ROOT = Path(__file__).parents[2]
 START, END = "<!-- methods -->", "<!-- end of methods -->"

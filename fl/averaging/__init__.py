@@ -1,10 +1,11 @@
 """Weight averaging: FedAvg, what its add-ons are and see, one client's training, and the order of one local step."""
 
 from fl.averaging.addon import AddOn
+from fl.averaging.composition import require_replied
 from fl.averaging.fedavg import FedAvg
 from fl.averaging.local import Local
 from fl.averaging.server import AveragingServer
 from fl.averaging.settings import Settings
 from fl.averaging.step import Output, Step
 
-__all__ = ["AddOn", "AveragingServer", "FedAvg", "Local", "Output", "Settings", "Step"]
+__all__ = ["AddOn", "AveragingServer", "FedAvg", "Local", "Output", "Settings", "Step", "require_replied"]
