@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,6 +253,14 @@ class Method(Keyed, ABC):
         They are only read, and their weights need not mean anything. Default: none.
         """
         return {}
+
+    def assigned(self, clients: int) -> Sequence[str]:
+        """Which of its architectures each client has, for the run's record: a resumed run must have the same.
+
+        Args:
+            clients: how many there are. Default: nothing, as where all have the same.
+        """
+        return ()
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Raise ValueError if the method cannot run on such data; warn of what will not act within `rounds`.

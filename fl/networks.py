@@ -21,6 +21,9 @@ __all__ = ["Factory", "Networks"]
 Factory = Callable[[int], nn.Module]
 """Called with the number of outputs, gives the network."""
 
+_LOOKED_UP = 1000
+"""How many clients are looked up in an `assign` that is a function: there may be millions."""
+
 _EXAMPLE = "a function that makes a network, as `factory=lambda outputs: ConvNet((3, 32, 32), outputs)`"
 
 
@@ -77,6 +80,19 @@ class Networks:
             return self.names[0]
         name = self.assign(client) if callable(self.assign) else self.assign.get(client, "")
         return check.one_of(name, f"assign({client})", self.names)
+
+    def assigned(self, clients: int) -> list[str]:
+        """Who has which architecture, for the record of a run: a name for each client, nothing if there is but one.
+
+        Of an `assign` that is a function the first thousand clients are looked up.
+
+        Args:
+            clients: how many there are.
+        """
+        if self.assign is None:
+            return []
+        most = clients if isinstance(self.assign, Mapping) else min(clients, _LOOKED_UP)
+        return [self.architecture(client) for client in range(most)]
 
     def outputs(self, classes: int) -> int:
         """How many outputs a network has for a task of so many classes: the classes, and what is put beside them."""
@@ -160,10 +176,7 @@ class Networks:
             outputs, label = self.outputs(server.task.num_classes), f"factory[{name!r}]" if name else "factory"
             with torch.random.fork_rng(devices=[]):
                 door.try_network(split(net), like, classes=outputs, features=features, name=f"{label}({outputs})")
-        if self.assign is not None:
-            most = len(self.assign) + 1 if isinstance(self.assign, Mapping) else 1000
-            for client in range(min(server.clients, most)):
-                self.architecture(client)
+        self.assigned(server.clients)
         self._require_initial(server.task.num_classes)
 
     def _require_initial(self, classes: int) -> None:

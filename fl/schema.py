@@ -77,7 +77,7 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
         if key not in entries:
             raise BadReply(f"{str(key)[:80]} is not an entry that the method declares")
         if key not in schema:
-            raise BadReply(f"{key} is not due: the schema of this reply has no line for it")
+            raise BadReply(f"{key} is not due: the schema of this reply has no line for it (`expect` writes one)")
         try:
             check_value(key, value)
         except (TypeError, ValueError) as error:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Sequence
 
+from torch import Tensor
+
+from distillkit.plausible import warn
 from fl.averaging.addon import SLOTS, AddOn, fills
 from fl.averaging.settings import Settings, floating_buffers
+from fl.message import Tensors
 from fl.parts import require_plain_options
 
-__all__ = ["installed", "require_composable", "require_expected", "require_replied"]
+__all__ = ["installed", "require_composable", "require_expected", "require_replied", "require_whole"]
 
 
 def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
@@ -31,6 +36,7 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
             hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
             raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
         require_plain_options(addon, AddOn)
+        _warn_of_misspelt_hooks(addon)
     found = [a for a in addons if isinstance(a, AddOn) and not a.off]
     return tuple(sorted(found, key=lambda a: a.key))
 
@@ -101,3 +107,38 @@ def require_replied(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) 
                 f"{asking.name} needs the clients' models, but {addon.name} rescales what they send: leave one of the "
                 "two out"
             )
+
+
+def require_whole(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:
+    """Return what an add-on made of the mean update, if it is a tensor of the same shape for each name.
+
+    Args:
+        addon: who made it.
+        slot: in which slot, for the message.
+        got: what it returned.
+        mean: what it was given.
+
+    Raises:
+        TypeError, ValueError: it forgot to return, left names out or added some, or changed a shape.
+    """
+    said = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
+    if not isinstance(got, dict):
+        raise TypeError(f"{said}, got {type(got).__name__}")
+    missing, unknown = sorted(set(mean) - set(got)), sorted(map(str, set(got) - set(mean)))
+    if missing or unknown:
+        raise ValueError(f"{said}; it lacks {missing[:3]} and has unknown {unknown[:3]}")
+    for name, tensor in got.items():
+        if not isinstance(tensor, Tensor) or tensor.shape != mean[name].shape:
+            came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{said}, of its shape: {name!r} must be {list(mean[name].shape)}, got {came}")
+    return got
+
+
+def _warn_of_misspelt_hooks(addon: AddOn) -> None:
+    """A function that nobody calls, but for whose name a hook was surely meant."""
+    hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
+    own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
+    for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):
+        meant = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
+        if meant and callable(getattr(type(addon), name)):
+            warn(f"{addon.name}.{name} is no hook, so nobody calls it: {meant[0]} may be meant")

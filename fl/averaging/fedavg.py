@@ -10,7 +10,7 @@ from torch import nn
 from distillkit.augment.contract import Augment
 from distillkit.plausible import warn
 from fl.averaging.addon import AddOn, filling
-from fl.averaging.composition import installed, require_composable, require_expected
+from fl.averaging.composition import installed, require_composable, require_expected, require_whole
 from fl.averaging.entries import Entries
 from fl.averaging.local import Local
 from fl.averaging.options import local_phases, patterns
@@ -159,6 +159,10 @@ class FedAvg(Entries, Method):
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
         """The template of every architecture, by name, with the outputs that add-ons put beside the `classes`."""
         return self.networks.templates(classes)
+
+    def assigned(self, clients: int) -> Sequence[str]:
+        """The architecture of each client, if there are several."""
+        return self.networks.assigned(clients)
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Try the networks, `augment` and `objective` on noise, and let every add-on look at the parameters' names.
@@ -309,9 +313,9 @@ class FedAvg(Entries, Method):
                 raise NoUsableReply("all weights of the round's replies are zero")
             mean = replies[self.update]
             slot = self._slot("rescale")
-            mean = slot.rescale(seen, replies, mean) if slot else mean
+            mean = require_whole(slot, "rescale", slot.rescale(seen, replies, mean), mean) if slot else mean
             slot = self._slot("server_step")
-            step = slot.server_step(seen, mean) if slot else mean
+            step = require_whole(slot, "server_step", slot.server_step(seen, mean), mean) if slot else mean
             new = {**old, **{n: old[n] + step[n].to(old[n].device) for n in step}}
             for entry in (self.buffers, self.counters):
                 replaced: Tensors = replies.get(entry, {})

@@ -17,6 +17,7 @@ import torch
 import distillkit
 from distillkit import check
 from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
+from distillkit.plausible import warn
 from distillkit.privacy import Ledger
 from distillkit.progress import bar
 from distillkit.sets import Images, LabeledImages
@@ -184,6 +185,12 @@ def simulate(
         if not rows:
             thread.run(lambda: method.start(server))
             if store is not None:
+                if " at 0x" in config["method"]:
+                    warn(
+                        f"the run in {store.out} cannot be resumed, because nothing says what its method was built "
+                        f"with: {config['method']}. Write the options as a frozen dataclass, or return them from "
+                        "`arguments()`; fields that hold functions or networks: field(repr=False)"
+                    )
                 store.begin(config)
             engine.ask_setup(range(len(clients)), min_replies)
         remaining = range(server.round + 1, rounds + 1)
@@ -253,5 +260,8 @@ def _config(
         "threads": {"client": 1, "server": server_threads},
         "device": str(server.device),
     }
+    assigned = method.inner.assigned(len(clients))
+    if assigned:
+        fixed["assigned"] = tensor_fingerprint([json.dumps(list(assigned))])
     versions = {"distillkit": distillkit.__version__, "torch": torch.__version__, "python": platform.python_version()}
     return {**fixed, "rounds": rounds, "versions": versions}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import secrets
 from collections.abc import Iterator, Mapping
@@ -158,7 +159,9 @@ class Store:
         wanted = json.loads(json.dumps(config))
         differs = [k for k in wanted if k not in free and saved.get(k) != wanted[k]]
         if differs:
-            lines = "; ".join(f"{k}: was {saved.get(k)!r}, now {wanted[k]!r}" for k in differs)
+            lines = "; ".join(
+                f"{k}: was {was}, now {now}" for k in differs for was, now in [_apart(saved.get(k), wanted[k])]
+            )
             raise CheckpointError(f"{self.out} holds a run with other settings ({lines}); give another folder")
 
     def manifest(self) -> dict[str, Any] | None:
@@ -291,3 +294,20 @@ def plain(model: Message) -> bytes:
     [(_, group)] = model.items()
     assert isinstance(group, dict)
     return save(files.packed(group))
+
+
+def _apart(was: Any, now: Any) -> list[str]:
+    """Two settings as text; of long ones only where they differ, with a little before and behind it."""
+    texts = [repr(was), repr(now)]
+    if max(map(len, texts)) < 100:
+        return texts
+    same = _shared(*texts)
+    tail = _shared(*(text[same:][::-1] for text in texts))
+    first, last = max(0, same - 30), max(0, tail - 10)
+    cut = [text[first : len(text) - last] for text in texts]
+    return [f"{'...' * (first > 0)}{text}{'...' * (last > 0)}" for text in cut]
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

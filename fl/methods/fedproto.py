@@ -103,6 +103,10 @@ class FedProto(Method):
         """The template of every architecture."""
         return self.networks.templates(classes)
 
+    def assigned(self, clients: int) -> Sequence[str]:
+        """The architecture of each client, if there are several."""
+        return self.networks.assigned(clients)
+
     def check_run(self, server: Server, rounds: int) -> None:
         """Try every architecture on noise."""
         self.networks.check_run(server, features=True)

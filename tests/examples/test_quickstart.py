@@ -67,7 +67,7 @@ def test_fedavg_and_fedprox_have_the_same_choice_of_epochs_and_the_demo_says_wha
     assert {t["epochs"] for t in tries["FedAvg"]} == {t["epochs"] for t in tries["FedProx"]} == {1, 5}
     assert len(tries["FedAvg"]) == len(tries["FedProx"]) == len(tries["FedDM"])
     for preset in (presets["look"], presets["cpu"], presets["paper"]):
-        assert [place["method"](name, preset).phases[0].epochs for name in ("FedAvg", "FedProx")] == [5, 5]
+        assert [place["method"](name, preset).settings.phases[0].epochs for name in ("FedAvg", "FedProx")] == [5, 5]
         assert place["closing"](preset).startswith("Local epochs a round: FedAvg 5, FedProx 5. ")
 
 

@@ -1,0 +1,96 @@
+"""What goes wrong while one writes an add-on or a method of one's own is said by name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl import AddOn, CheckpointError, FedAvg, simulate
+from fl.message import Message
+from fl.method import Method
+from fl.methods import FedProto
+from tests.fl.small import Tiny, federation
+
+
+def play(method: Method, **options: Any) -> Any:
+    return simulate(method, federation()[:3], **{"rounds": 1, "progress": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("got", "reason"),
+    [
+        (None, "got NoneType"),
+        ({}, "it lacks ['body.0.bias', 'body.0.weight', 'classifier.bias']"),
+        ({"other": 0}, "has unknown ['other']"),
+    ],
+)
+@pytest.mark.parametrize("slot", ["rescale", "server_step"])
+def test_a_slot_returns_a_tensor_for_every_name(slot: str, got: Any, reason: str) -> None:
+    wrong = type("Wrong", (AddOn,), {slot: lambda *_: got})
+    said = f"Wrong.{slot} must return a tensor for every name of `mean`"
+    with pytest.raises((TypeError, ValueError), match=f"{re.escape(said)}.*{re.escape(reason)}"):
+        play(FedAvg(wrong(), factory=Tiny))
+
+
+def test_a_slot_keeps_the_shapes() -> None:
+    class Flat(AddOn):
+        def server_step(self, server: Any, mean: Any) -> Any:
+            return {n: t.flatten() for n, t in mean.items()}
+
+    with pytest.raises(ValueError, match=r"'body.0.weight' must be \[3, 1, 3, 3\], got \[27\]"):
+        play(FedAvg(Flat(), factory=Tiny))
+
+
+def test_a_misspelt_hook_is_warned_of_and_a_function_of_ones_own_is_not(recwarn: pytest.WarningsRecorder) -> None:
+    class Own(AddOn):
+        def helper(self) -> None:
+            """Not a hook."""
+
+    FedAvg(Own(), factory=Tiny)
+    assert not recwarn.list
+    misspelt = type("Misspelt", (AddOn,), {"serverstep": lambda self, server, mean: mean})
+    with pytest.warns(UserWarning, match=r"Misspelt.serverstep is no hook.*: server_step may be meant"):
+        FedAvg(misspelt(), factory=Tiny)
+
+
+def test_a_run_that_could_not_be_resumed_says_so_when_it_begins(tmp_path: Path) -> None:
+    class Quiet(FedAvg):
+        def arguments(self) -> Any:
+            return None
+
+    with pytest.warns(UserWarning, match=r"cannot be resumed, because nothing says.*frozen dataclass"):
+        play(Quiet(factory=Tiny), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProto])
+@pytest.mark.parametrize("function", [False, True])
+def test_another_assignment_is_another_run(kind: Any, function: bool, tmp_path: Path) -> None:
+    def method(names: str) -> Method:
+        given = dict(enumerate(names))
+        return kind(factory={"a": Tiny, "b": Tiny}, assign=given.__getitem__ if function else given)
+
+    play(method("aab"), out=tmp_path / "run")
+    play(method("aab"), out=tmp_path / "run", rounds=2, resume=True)
+    with pytest.raises(CheckpointError, match="assigned: was"):
+        play(method("aba"), out=tmp_path / "run", rounds=3, resume=True)
+
+
+def test_of_long_settings_only_what_differs_is_shown(tmp_path: Path) -> None:
+    play(FedAvg(factory=Tiny, lr=0.1), out=tmp_path / "run")
+    with pytest.raises(CheckpointError) as refusal:
+        play(FedAvg(factory=Tiny, lr=0.25), out=tmp_path / "run", resume=True)
+    assert "lr=0.1" in str(refusal.value)
+    assert "lr=0.25" in str(refusal.value)
+    assert "predict" not in str(refusal.value)
+
+
+def test_an_entry_without_a_line_says_who_writes_it() -> None:
+    class Sends(AddOn):
+        def end(self, local: Any, update: Any, reply: Message) -> None:
+            reply[FedAvg.last] = {"a": update["body.0.bias"]}
+
+    with pytest.raises(Exception, match=r"FedAvg.last is not due: .*\(`expect` writes one\)"):
+        play(FedAvg(Sends(), factory=Tiny))
