@@ -30,7 +30,11 @@ __all__ = [
 
 
 def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
-    """Return `images` if it is a finite floating tensor [N, C, H, W] with at least one image.
+    """Return `images` if they are a batch that a component can work on: finite, floating, [N, C, H, W], not empty.
+
+    Args:
+        images: what was given.
+        name: what the argument is called in the message.
 
     Raises:
         TypeError: not a tensor, or not floating point.
@@ -56,7 +60,13 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
 
 
 def class_labels(labels: Tensor, count: int | None, num_classes: int | None, name: str = "labels") -> Tensor:
-    """Return `labels` as int64 [N] if they are class indices in `[0, num_classes)`, `count` of them.
+    """Return `labels` as int64 [N] if they are class indices.
+
+    Args:
+        labels: what was given.
+        count: how many there must be; None for any number.
+        num_classes: K: an index lies in [0, K); None for no upper bound.
+        name: what the argument is called in the message.
 
     Raises:
         TypeError: not an integer tensor.
@@ -81,7 +91,15 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
 
 
 def rows(values: Tensor, name: str) -> Tensor:
-    """Return `values` if they are a finite floating tensor [N, d] with neither dimension empty, else raise."""
+    """Return `values` if they are rows to compute with: finite, floating, [N, d], neither dimension empty.
+
+    Args:
+        values: what was given.
+        name: what the argument is called in the message.
+
+    Raises:
+        TypeError, ValueError: what they are instead.
+    """
     if not isinstance(values, Tensor) or not values.is_floating_point():
         came = values.dtype if isinstance(values, Tensor) else type(values).__name__
         raise TypeError(f"{name} must be a floating tensor [N, d], one row an image, got {came}")
@@ -93,7 +111,17 @@ def rows(values: Tensor, name: str) -> Tensor:
 
 
 def positive_int(value: int, name: str, least: int = 1, most: int | None = None) -> int:
-    """Return `value` as an int if it is an integer (NumPy's too) in `[least, most]`, else raise."""
+    """Return `value` as an int if it is one in `[least, most]` (by default a positive one).
+
+    Args:
+        value: what was given; NumPy's integers are ints, True is none.
+        name: what the argument is called in the message.
+        least, most: the bounds, which are allowed; None for no upper one.
+
+    Raises:
+        TypeError: no integer.
+        ValueError: out of bounds.
+    """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     value = int(value)
@@ -113,7 +141,18 @@ def real_number(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Return `value` as a float if it is finite, in `[least, most]`, over `above` and under `below`, else raise."""
+    """Return `value` as a float if it is a finite number within bounds.
+
+    Args:
+        value: what was given; NumPy's numbers are numbers, True is none.
+        name: what the argument is called in the message.
+        least, most: bounds that are allowed themselves.
+        above, below: bounds that are not.
+
+    Raises:
+        TypeError: no number.
+        ValueError: NaN, infinity, or out of bounds.
+    """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not math.isfinite(value):
@@ -132,7 +171,16 @@ def real_number(
 
 
 def one_of(value: T, name: str, allowed: Collection[T]) -> T:
-    """Return `value` if it is among `allowed`, else raise a ValueError that lists them."""
+    """Return `value` if it is among the words (or numbers) that an option may have.
+
+    Args:
+        value: what was given.
+        name: what the argument is called in the message.
+        allowed: what it may be.
+
+    Raises:
+        ValueError: another one; the message lists what is allowed.
+    """
     same_kind = [a for a in allowed if isinstance(a, bool) == isinstance(value, bool)]  # True is no 1
     if not isinstance(value, Hashable) or value not in same_kind:
         raise ValueError(f"{name} must be one of {', '.join(repr(a) for a in allowed)}, got {value!r}")
@@ -140,14 +188,30 @@ def one_of(value: T, name: str, allowed: Collection[T]) -> T:
 
 
 def switch(value: bool, name: str) -> bool:
-    """Return `value` if it is True or False, else raise TypeError: a word such as "no" would count as yes."""
+    """Return `value` if it is True or False: a word such as "no" would count as yes.
+
+    Args:
+        value: what was given.
+        name: what the argument is called in the message.
+
+    Raises:
+        TypeError: anything else.
+    """
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
-    """Return `values` if they map names to something, else raise TypeError."""
+    """Return `values` if they map names to something.
+
+    Args:
+        values: what was given.
+        name: what the argument is called in the message.
+
+    Raises:
+        TypeError: no mapping.
+    """
     if not isinstance(values, Mapping):
         raise TypeError(f"{name} must map names to values, got {type(values).__name__}")
     wrong = [key for key in values if not isinstance(key, str)]
@@ -157,7 +221,18 @@ def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
 
 
 def several(values: Sequence[T], name: str, wanted: str, count: int | None = None) -> tuple[T, ...]:
-    """Return `values` as a tuple if they are a list, tuple, range or array of (`count`) things, else raise."""
+    """Return `values` as a tuple if they are a list, a tuple, a range or an array.
+
+    Args:
+        values: what was given.
+        name: what the argument is called in the message.
+        wanted: what they are, for the message: "class indices".
+        count: how many there must be; None for any number.
+
+    Raises:
+        TypeError: one value alone, a string, or nothing that has an order.
+        ValueError: another number of them.
+    """
     if not isinstance(values, Sequence | Tensor | np.ndarray) or isinstance(values, str):
         raise TypeError(f"{name} must be a list of {wanted}, got {type(values).__name__}")
     if count is not None and len(values) != count:
@@ -167,6 +242,10 @@ def several(values: Sequence[T], name: str, wanted: str, count: int | None = Non
 
 def device(value: torch.device | str, name: str = "device") -> torch.device:
     """Return the device of that name, if this machine has it.
+
+    Args:
+        value: a name such as "cpu" or "cuda:0", or a device.
+        name: what the argument is called in the message.
 
     Raises:
         TypeError: neither a name nor a device.
@@ -184,7 +263,7 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
 
 
 def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *, classes: bool = False) -> T:
-    """Return `value` if it is a function (or an object) that can be called with positional `arguments`, else raise.
+    """Return `value` if it can be called as a component will call it: with these positional arguments.
 
     Args:
         value: what was given.

@@ -21,7 +21,11 @@ torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def chunk_size(images: Tensor, chunk: int | None = None) -> int:
-    """Images per chunk for `images` [N, C, H, W]: `chunk` if given, else a power of two by device and image size.
+    """How many images to pass through a network at once: `chunk` if given, else what suits device and image size.
+
+    Args:
+        images: float [N, C, H, W], or like those that will pass.
+        chunk: what the caller was told; None for the default, a power of two.
 
     On a CPU 16 images of 32x32, and as many pixels of any other size: the activations of a width-128 network then stay
     in the cache, which halves the time of a forward pass. On an accelerator 4096 of them, which only bounds memory.
@@ -37,7 +41,15 @@ def chunk_size(images: Tensor, chunk: int | None = None) -> int:
 
 
 def forward_chunks(function: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Iterator[Tensor]:
-    """Yield `function(part)` for consecutive parts of `size` images, without a graph; channels_last on a CPU.
+    """Run a function over many images piece by piece, without a graph.
+
+    Args:
+        function: a network, or what calls one.
+        images: float [N, C, H, W].
+        size: images a part; the last may be smaller.
+
+    Yields:
+        `function(part)` for consecutive parts of `size` images, which are channels_last on a CPU.
 
     A network that flattens with `view` refuses channels_last maps; it gets the images as they are.
     """

@@ -16,7 +16,7 @@ _CLASSES, _EACH, _PADDING = 10, 10, 1
 
 
 def shown(classes: Tensor) -> list[Tensor]:
-    """The images that stand for a set, by class: the indices of up to 10 of each of up to 10 classes.
+    """Which images stand for a set in a picture: the indices of up to 10 of each of up to 10 classes.
 
     Args:
         classes: class indices int [N].
@@ -25,7 +25,7 @@ def shown(classes: Tensor) -> list[Tensor]:
 
 
 def sheet(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
-    """Batches of pixels [n, C, H, W], a row of the picture each, side by side on white: [C, H', W'].
+    """One picture of many: batches of pixels [n, C, H, W], a row each, side by side on white: [C, H', W'].
 
     Args:
         rows: at least one; none holds more than `columns` images.
@@ -42,7 +42,10 @@ def sheet(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
 
 
 def as_png(rows: list[Tensor]) -> bytes:
-    """A PNG with a row for each batch of pixels float [n, C, H, W] in [0, 1]; grey unless C is 1 or 3.
+    """A PNG file's bytes with a row for each batch of pixels; grey unless they have 1 or 3 channels.
+
+    Args:
+        rows: batches float [n, C, H, W] in [0, 1].
 
     Raises:
         ValueError: an empty set.
@@ -62,7 +65,7 @@ def as_png(rows: list[Tensor]) -> bytes:
 
 
 def as_html(text: str, rows: list[Tensor], classes: int) -> str:
-    """A text and the picture of `rows`, enlarged to about 40 pixels an image, as one piece of HTML.
+    """What a notebook shows of a set: a text and a picture, enlarged to about 40 pixels an image, as one piece of HTML.
 
     Args:
         text: the set's repr.

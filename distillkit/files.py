@@ -35,14 +35,26 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write bytes, or text as UTF-8, to a file as a whole; its folder is made. See `replacing`."""
+    """Write a small file as a whole, so that a reader never finds a part of it. Its folder is made.
+
+    Args:
+        path: the file.
+        data: bytes, or text, which is written as UTF-8.
+
+    Raises:
+        OSError: see `replacing`.
+    """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as safetensors wants them: on the CPU, contiguous, none sharing its memory with another."""
+    """Tensors as safetensors wants them: on the CPU, contiguous, none sharing its memory with another.
+
+    Args:
+        tensors: by name, on any device.
+    """
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 

@@ -20,12 +20,14 @@ _BYTES = 16
 
 
 def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> str:
-    """BLAKE2b of tensors (dtype, shape and every byte) and strings, 32 hex digits. About a second per GB.
+    """A short text that differs when tensors do: 32 hex digits of their BLAKE2b. About a second per GB.
+
+    Hashed are dtype, shape and every byte of tensors, and strings.
 
     Args:
         tensors: what is hashed, in this order.
-        key: up to 64 bytes; without them the hash says nothing about what was hashed. A hash without a key lets anybody
-            who has a candidate try whether it is the very data, so for private data keep a key beside the data.
+        key: up to 64 bytes: who does not have them cannot tell from the hash what was hashed. A hash without a key lets
+            anybody who has a candidate try whether it is the very data, so for private data keep a key beside the data.
     """
     state = hashlib.blake2b(key=key, digest_size=_BYTES)
     for item in tensors:
@@ -39,14 +41,23 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
 
 
 def set_fingerprint(data: LabeledImages, *, key: bytes = b"") -> str:
-    """`tensor_fingerprint` of a set's images, labels, columns, classes and normalisation."""
+    """A short text that differs when sets do: a resumed run compares it, and is refused on other data.
+
+    Hashed are images, labels, columns, classes and normalisation.
+
+    Args:
+        data: the set.
+        key: see `tensor_fingerprint`.
+    """
     columns = [part for name in sorted(data.columns) for part in (name, data.columns[name])]
     space = f"{data.num_classes} {data.normalization!r}"
     return tensor_fingerprint([data.images, data.labels, *columns, space], key=key)
 
 
 def network_identity(network: object, like: Tensor) -> dict[str, Any]:
-    """The class of a network, how many parameters it has, a fingerprint of their shapes, and one of what it does.
+    """What a network is, in a line: a resumed run compares it, and is refused with another network.
+
+    It says its class, how many parameters it has, a fingerprint of their shapes, and one of what it does.
 
     What it does is the embedding and the outputs of two noise images, worked out in float64 in eval mode on a copy and
     rounded to six digits, so that neither the number of threads nor the device matters; another activation, width or

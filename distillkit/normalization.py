@@ -116,8 +116,7 @@ class Normalization:
         zca: a whitening after them, if any.
         measured: whether these numbers are statistics of images of which nobody said that they are public. They travel
             with every set, so a component that promises privacy refuses them. Default: whether there is a whitening,
-            which
-            is always fitted. No part of equality: the map is the same.
+            which is always fitted. No part of equality: the map is the same.
 
     Raises:
         ValueError: different numbers of means and stds, or a std that is not positive.

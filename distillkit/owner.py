@@ -22,10 +22,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class InUse(RuntimeError):
-    """Another process, or another thread of this one, owns what was asked for.
+    """Refusal: another process, or another thread of this one, owns what was asked for.
+
+    Args:
+        message: what is owned, and by whom.
+        pid: the holder's process number, None if it cannot be read.
 
     Attributes:
-        pid: the holder's process number, None if it cannot be read.
+        pid: as given.
     """
 
     def __init__(self, message: str, pid: int | None) -> None:

@@ -19,7 +19,11 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 def warn(message: str) -> None:
-    """Warn (a `UserWarning`) at the line outside this project's packages that called into them."""
+    """Warn of what is odd (a `UserWarning`), at the user's own line: the first outside this project's packages.
+
+    Args:
+        message: what is odd, and the remedy.
+    """
     if _silent.get():
         return
     level, frame = 1, sys._getframe()
@@ -30,7 +34,7 @@ def warn(message: str) -> None:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """No warning from this thread while the block runs: for callers that mean what they do, and say it elsewhere."""
+    """No such warning from this thread while the block runs: for callers that mean what they do."""
     token = _silent.set(True)
     try:
         yield
@@ -39,7 +43,11 @@ def without_warnings() -> Iterator[None]:
 
 
 def look_at_images(images: Tensor, normalization: Normalization | None) -> None:
-    """Refuse, or warn of, images [N, C, H, W] that do not look like `normalization`'s (None: it was not said).
+    """Refuse, or warn of, images that do not look like what they are said to be.
+
+    Args:
+        images: [N, C, H, W].
+        normalization: what was said of them; None if nothing was, so that they should be pixels in [0, 1].
 
     Raises:
         ValueError: without a stated normalisation, [N, H, W, C], or numbers that are surely not pixels in [0, 1].
@@ -93,7 +101,11 @@ def _in_space(low: float, high: float, images: Tensor, normalization: Normalizat
 
 
 def look_at_labels(labels: Tensor) -> None:
-    """Warn of class indices from which K was derived although none of them is 0."""
+    """Warn of class indices that hardly begin at 0: K was derived from them, and none of them is 0.
+
+    Args:
+        labels: class indices [N].
+    """
     if len(labels) and labels.ndim == 1 and (least := int(labels.min())) > 0:
         warn(
             f"labels start at {least}, so class 0 is empty; class indices count from 0: give labels - {least}, or say "
@@ -102,7 +114,7 @@ def look_at_labels(labels: Tensor) -> None:
 
 
 def look_at_counts(name: str, wanted: int, counts: dict[int, int]) -> None:
-    """Warn that classes have fewer images than the argument `name` wants of each, so that images repeat.
+    """Warn that classes have fewer images than are wanted of each, so that images repeat.
 
     Args:
         name: of the argument.

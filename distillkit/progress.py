@@ -20,14 +20,19 @@ _turn = threading.Lock()
 
 
 class Bar(Protocol):
-    """What `bar` gives: the two calls of a `tqdm` that components make."""
+    """What a `bar` block is given: the two calls of a `tqdm` that components make. It may show nothing."""
 
     def update(self, n: float = 1) -> object:
-        """Count `n` more units as done."""
+        """Count `n` more units as done; the bar moves."""
         ...
 
     def set_postfix_str(self, s: str, refresh: bool = True) -> object:
-        """Show a remark behind the bar, such as the loss."""
+        """Show a remark behind the bar, such as the loss.
+
+        Args:
+            s: the remark.
+            refresh: whether it is shown at once, and not with the next `update`.
+        """
         ...
 
 

@@ -13,7 +13,11 @@ VERSION = "0.1.0"
 
 
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:
-    """JSON values for a set's `info`: the seed that was given (`generator`, if an integer), `facts`, and versions.
+    """What a made set says in its `info` of its making, beside the method: the seed, and the versions of the software.
+
+    Args:
+        generator: the caller's; its seed is said if it is an integer.
+        facts: further JSON values.
 
     The code's commit is not among them: it is the business of whoever runs from a checkout.
     """

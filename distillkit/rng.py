@@ -25,7 +25,7 @@ _LAYOUT = np.dtype(
 
 
 def as_generator(seed: int | torch.Generator) -> torch.Generator:
-    """Return `seed` itself if it is a generator, else a new CPU generator seeded with the integer.
+    """The generator that a component draws from: `seed` itself if it is one, else a new one seeded with the integer.
 
     Every component that draws takes `generator: int | torch.Generator`. An integer, of any size, makes the call a pure
     function of its arguments (it is `derive(seed)`, so other draws than `torch.Generator().manual_seed(seed)`, which
@@ -50,7 +50,7 @@ def as_generator(seed: int | torch.Generator) -> torch.Generator:
 
 
 def derive(seed: int, *keys: int | str) -> torch.Generator:
-    """Return a CPU generator that is a pure function of `(seed, *keys)`.
+    """A generator for one purpose: a CPU generator that is a pure function of `(seed, *keys)`.
 
     The keys are hashed with SHAKE-256 to all 19968 bits of the generator's state, so that `derive(0, 1, 2)` and
     `derive(0, 12)`, or seeds 5 and 5 + 2**32, are unrelated streams and adding a purpose never shifts the draws of
@@ -69,7 +69,9 @@ def derive(seed: int, *keys: int | str) -> torch.Generator:
 
 
 def generator_of(entropy: bytes) -> torch.Generator:
-    """Return a CPU generator whose whole state is `entropy`: `STATE_BYTES` (2496) bytes, uniformly random or a hash.
+    """A CPU generator whose whole state is given: for a secret, or a hash.
+
+    `entropy` is `STATE_BYTES` (2496) bytes, uniformly random or a hash.
 
     The same bytes give the same draws on every machine. As in the authors' `init_by_array`, the first word's top bit is
     set, because a state of zeros would give zeros for ever.

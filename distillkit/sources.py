@@ -27,9 +27,14 @@ _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its labe
 
 
 def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
-    """`values` as a tensor if they are a NumPy array or number, or with `lists` a list; anything else as it is.
+    """What a user gave as numbers, as a tensor; what is no array is given back as it is.
 
     Floating arrays become float32 (NumPy's default of float64 is nobody's choice of a network's precision).
+
+    Args:
+        values: a NumPy array or number, a tensor, or anything else.
+        name: what the argument is called in messages.
+        lists: whether a list or tuple is numbers too.
 
     Raises:
         TypeError: an array or list without a numeric dtype.
@@ -51,17 +56,21 @@ def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
 
 
 def is_dataset(value: object) -> bool:
-    """Whether it is one of PyTorch's holders of images with labels: a `Dataset` or a `DataLoader`."""
+    """Whether `value` is one of PyTorch's holders of images with labels: a `Dataset` or a `DataLoader`."""
     return isinstance(value, Dataset | DataLoader)
 
 
 def is_source(value: object) -> bool:
-    """Whether `read` takes it: a `Dataset`, a `DataLoader`, or a pair (images, labels)."""
+    """Whether `read` takes `value`: a `Dataset`, a `DataLoader`, or a pair (images, labels)."""
     return is_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2)
 
 
 def class_names(source: object) -> int | None:
-    """How many class names a dataset states (torchvision's `classes`), if it does: a public count."""
+    """How many classes a dataset names (torchvision's `classes`), a public count; None if it names none.
+
+    Args:
+        source: what `read` takes.
+    """
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
     names = getattr(source, "classes", None)
@@ -71,7 +80,7 @@ def class_names(source: object) -> int | None:
 
 
 def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
-    """The images and labels of a pair, a dataset or a loader; a lazy one is read once, in its own order, with a bar.
+    """Read whatever holds images and labels into memory, in its own order; a lazy dataset is read once, with a bar.
 
     Args:
         source: see `is_source`. A dataset gives items (image [C, H, W], label); PIL pictures become uint8. Of a

@@ -63,11 +63,10 @@ def groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int |
 def embedding_means(
     network: Network, images: Tensor, counts: Sequence[int], *, match: str = "embedding", chunk: int | None = None
 ) -> Tensor:
-    """The mean embedding of each class, [len(counts), d]: the half of a distribution-matching step that sees real
-    images.
+    """The mean embedding of each class: the half of a distribution-matching step that sees real images.
 
     `distribution_matching` calls it; call it yourself for a loop of your own, with `distance_to_means` for the other
-    half. It runs without a graph and in chunks.
+    half. It runs without a graph and in chunks. The result is float [len(counts), d].
 
     Args:
         network: gives `features` and `classifier`. If it uses batch statistics, all images go through at once, so that
@@ -100,8 +99,7 @@ def distance_to_means(
     augment: Callable[[Tensor, int], Tensor] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """How far synthetic images are from the real means, and the gradient that brings them nearer: the step's other
-    half.
+    """How far synthetic images are from the real means, and the gradient that brings them nearer: the other half.
 
     For a loop of your own: `embedding_means` of real images, this, and a step of an optimiser on the images.
 

@@ -75,8 +75,9 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def named(value: object) -> str:
-    """A value as text for a record that another process compares: its repr, but what would show an address goes by its
-    name.
+    """A value as text for a record that another process compares.
+
+    It is the repr, but what would show an address goes by its name.
 
     Args:
         value: an augmentation, say.
@@ -102,8 +103,7 @@ def identity_of(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:
-    """Write a condenser's state to one `.safetensors` file, as a whole or not at all: in the callback, every so many
-    steps.
+    """Write a condenser's state to one `.safetensors` file, as a whole or not at all; in the callback, now and then.
 
     Args:
         path: the file.

@@ -15,7 +15,9 @@ from distillkit.rng import as_generator
 def dirichlet(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """Split each class by shares drawn from Dir(alpha), redrawing all until every client holds `min_size` images.
+    """Split each class by shares drawn from Dir(alpha): the field's usual unequal clients, by the rule of NIID-Bench.
+
+    All is redrawn until every client holds `min_size` images.
 
     The rule of Li et al., "Federated learning on non-IID data silos" (ICDE 2022, NIID-Bench), as the paper states
     it. Its released code also caps the rich clients: that is `dirichlet_capped`.
@@ -44,14 +46,18 @@ def dirichlet(
 def dirichlet_capped(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """`dirichlet`, but a client that already holds N / clients images gets nothing of the classes that follow.
+    """`dirichlet` as most released code runs it: who holds N / clients images gets nothing of further classes.
 
     This is what the released code of NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024) runs.
     Class by class, in increasing order, the shares of full clients are set to zero and the others renormalised, so
     the result depends on the order of the classes and is less skewed than Dir(alpha). VHL asks for
     `min_size` = number of classes, NIID-Bench and FedCOG for 10.
 
-    Args and errors are those of `dirichlet`.
+    Args:
+        labels, clients, alpha, min_size, tries, generator: see `dirichlet`.
+
+    Raises:
+        TypeError, ValueError: as `dirichlet`.
     """
     groups = grouped(labels, clients)
     sizes = torch.tensor([len(group) for group in groups])
@@ -68,12 +74,20 @@ def dirichlet_capped(
 
 
 def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client floor(N / clients) images, drawn by a class prior of its own from Dir(alpha).
+    """Give every client as many images as the others, but of classes by a prior of its own, drawn from Dir(alpha).
+
+    Each gets floor(N / clients).
 
     The partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops): clients are
     filled one after the other, image by image and without replacement; a class that runs out is taken from the prior,
     which is renormalised. The last clients therefore get what is left and may follow their prior only loosely.
     N mod clients random leftovers of the unfilled classes belong to nobody.
+
+    Args:
+        labels: int [N].
+        clients: how many.
+        alpha: concentration of the priors; smaller is more skewed.
+        generator: seed or generator.
 
     Raises:
         TypeError, ValueError: bad labels, alpha (see `dirichlet`) or generator, or more clients than images.

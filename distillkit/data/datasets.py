@@ -81,7 +81,9 @@ def load(
     normalization: Normalization | None = None,
     download: bool = False,
 ) -> Split:
-    """Load a dataset by name, train and test, float32 in memory, through torchvision's loaders and file layout.
+    """Load a dataset by name, train and test, as float32 tensors in memory; unpack it as `train, test`.
+
+    Files are those of torchvision, read by its loaders.
 
     Args:
         name: `digits` (the 1,797 real 8x8 digits inside scikit-learn, no files needed), `mnist`, `fashionmnist`,

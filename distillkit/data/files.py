@@ -34,7 +34,7 @@ def load_folder(
     test_fraction: float = 0.2,
     progress: bool = True,
 ) -> Split:
-    """Load pictures from ImageFolder's layout: `class/picture.png`, or the same below `train`, `test` and `val`.
+    """Load your own pictures from folders: `class/picture.png`, or the same below `train`, `test` and `val`.
 
     Args:
         path: the folder. Its sub-folders are the classes, in alphabetical order; pictures may lie deeper. Where a
@@ -96,7 +96,9 @@ def load_npz(
     normalization: Normalization | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> Split:
-    """Load an `.npz` in MedMNIST's layout: `train_images`, `train_labels`, `test_images`, ..., perhaps `val_images`.
+    """Load your own arrays from an `.npz` in MedMNIST's layout: `train_images`, `train_labels`, `test_images`, ...
+
+    It may have `val_images` and `val_labels` too.
 
     Args:
         path: the file. Images are [N, H, W] or [N, H, W, C], C in {1, 3}, uint8 in 0..255 or float in [0, 1]; labels

@@ -20,7 +20,7 @@ _SPLITS = {
 
 
 def subfolders(path: Path) -> list[Path]:
-    """The folders in `path`, sorted, without hidden ones.
+    """The folders in `path`, sorted, without hidden ones: the classes of a split, say.
 
     Raises:
         FileNotFoundError: no such folder.
@@ -31,7 +31,9 @@ def subfolders(path: Path) -> list[Path]:
 
 
 def parts_of(path: Path) -> tuple[dict[str, Path], list[str]]:
-    """The folders of the splits, and the names of folders beside them; without splits all of `path` is `train`.
+    """Which folders are the splits of a dataset in `path`, and the names of folders beside them.
+
+    Without splits all of `path` is `train`.
 
     The splits are `train` (`training`), `test` (`testing`) and `val` (`valid`, `validation`), in any case. `train`
     without class folders of its own is a class, unless a `test` or `val` lies beside it.
@@ -61,7 +63,12 @@ def parts_of(path: Path) -> tuple[dict[str, Path], list[str]]:
 
 
 def pictures_of(folder: Path, classes: list[str], part: str) -> tuple[list[Path], list[int], int]:
-    """The pictures of a split, their labels, and how many other files its class folders hold.
+    """The pictures of one split, their labels, and how many other files its class folders hold.
+
+    Args:
+        folder: of the split.
+        classes: names of the class folders, in label order.
+        part: "train", "test" or "validation".
 
     Raises:
         FileNotFoundError: a class of `train` without pictures, or a link to nothing.

@@ -34,7 +34,12 @@ __all__ = [
 
 
 def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
-    """Deal the shuffled images out evenly; sizes differ by at most one.
+    """Deal the shuffled images out evenly, whatever their class; sizes differ by at most one.
+
+    Args:
+        labels: class indices int [N].
+        clients: how many.
+        generator: seed or generator.
 
     Raises:
         TypeError, ValueError: bad labels or generator, or more clients than images.
@@ -46,12 +51,20 @@ def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
 
 
 def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: Seed = 0) -> list[Tensor]:
-    """Give client i class i mod K and `k` - 1 random others; the owners of a class share it evenly.
+    """Give every client k classes: class i mod K to client i, and k - 1 random others.
+
+    The owners of a class share it evenly.
 
     NIID-Bench's quantity-based label skew ("#C = k"), VHL's "2-classes".
 
     Deviation: with fewer clients than classes the random choice begins with classes that nobody owns yet, so that
     every image is given; the released code fails there.
+
+    Args:
+        labels: class indices int [N].
+        clients: how many.
+        k: how many classes a client has.
+        generator: seed or generator.
 
     Raises:
         TypeError, ValueError: a bad argument; `k` above the number of classes; `clients * k` classes do not cover
@@ -77,12 +90,20 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
 
 
 def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed = 0) -> list[Tensor]:
-    """Give client i the contiguous cluster of classes k g, ..., k g + k - 1 with g = i mod (K / k), shared evenly.
+    """Give every client one of the K / k clusters of k contiguous classes; its owners share it evenly.
+
+    Client i has the classes k g, ..., k g + k - 1 with g = i mod (K / k).
 
     FedCOG's NIID-2 (Ye et al., ICLR 2024): CIFAR-10, 10 clients, k = 2 gives everybody 2 x 2,500 images.
 
     Deviation: each class is shuffled before it is cut; the released code cuts it in file order, which is not random
     in every dataset.
+
+    Args:
+        labels: class indices int [N].
+        clients: how many.
+        k: how many classes a client has.
+        generator: seed or generator.
 
     Raises:
         TypeError, ValueError: a bad argument; `k` does not divide the number of classes; fewer clients than
@@ -100,7 +121,9 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
 
 
 def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generator: Seed = 0) -> list[Tensor]:
-    """Give client i the part `share` of class i mod K; what is left of a class goes evenly to all other clients.
+    """Give every client one class above all: the part `share` of class i mod K goes to client i.
+
+    What is left of a class is dealt evenly to the other clients.
 
     VHL's "subset" (Tang et al., ICML 2022; "long-tail" in its code): CIFAR-10 with 10 clients gives each 4,950 images
     of its own class and 5 or 6 of each other.
@@ -217,7 +240,7 @@ def _level(counts: Tensor, size: int) -> Tensor:
 
 
 def summary(labels: Tensor, partition: Sequence[Tensor], num_classes: int | None = None) -> Tensor:
-    """Count the images of each class that each client holds, int64 [clients, K].
+    """Who holds how much of what: the images of each class that each client holds, int64 [clients, K].
 
     Args:
         labels: int [N].

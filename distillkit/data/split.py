@@ -27,7 +27,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Split:
-    """One dataset, in memory; unpacks as `train, test`.
+    """One dataset in memory, as loaders return it; unpacks as `train, test`.
 
     Attributes:
         train: the training set.
@@ -47,7 +47,15 @@ class Split:
 
 
 def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Indices (kept, held back): the same random `fraction` of every class each time, rounded, sorted."""
+    """Cut a set into what is kept and what is held back for a test: the same random part of every class each time.
+
+    Args:
+        labels: class indices int [N].
+        fraction: of each class that is held back, in [0, 1); the number is rounded.
+
+    Returns:
+        Indices (kept, held back), int64, ascending.
+    """
     rng = derive(HOLD_OUT_SEED, "hold out")
     held = torch.zeros(len(labels), dtype=torch.bool)
     for k in labels.unique():
@@ -58,7 +66,12 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
 
 
 def to_pixels(images: Tensor, size: int | tuple[int, int] | None, channels: int | None) -> Tensor:
-    """Turn uint8 0..255 or float [0, 1] images [N, C, H, W] into float32 pixels of the wanted size and channels.
+    """Bring images to the wanted size and channels, as float32 pixels in [0, 1].
+
+    Args:
+        images: uint8 in 0..255 or float in [0, 1], [N, C, H, W].
+        size: height and width, or one number; None leaves them.
+        channels: 1 or 3; None leaves them.
 
     Resizing is bilinear with antialiasing and ignores the aspect ratio; grey is the ITU-R 601 luma; grey to RGB
     repeats.
@@ -85,10 +98,15 @@ def assemble(
     *,
     classes_given: bool = True,
 ) -> Split:
-    """Build a `Split` from the pixels (overwritten) and labels of `train`, `test` and perhaps `validation`.
+    """Build a `Split` from the pixels and labels of `train`, `test` and perhaps `validation`.
 
-    The normalisation of all is the given one, or mean and standard deviation measured on `train`. `classes_given` is
-    whether the classes are known apart from the labels, as by their names.
+    Args:
+        pixels: by part, float [N, C, H, W] in [0, 1]; they are overwritten.
+        labels: by part.
+        classes: their names, in label order.
+        normalization: of all parts; None measures mean and standard deviation on `train`.
+        info: what every set says of its origin.
+        classes_given: whether the classes are known apart from the labels, as by their names.
     """
     normalization = normalization or Normalization.of(pixels["train"])
     sets = {}

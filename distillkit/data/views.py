@@ -14,7 +14,9 @@ __all__ = ["clients"]
 
 
 def clients(data: Images, partition: Sequence[Tensor]) -> list[LabeledImages]:
-    """Cut a set into one set a client; each keeps the classes and the normalisation, and says its number in `info`.
+    """Cut a set into one set a client, to federate it; each keeps the classes and the normalisation.
+
+    A client's number stands in its set's `info`.
 
     Args:
         data: the set that the partition was made for.

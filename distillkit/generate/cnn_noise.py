@@ -19,7 +19,7 @@ __all__ = ["NoiseDecoder", "cnn_noise", "decorrelation"]
 
 
 class NoiseDecoder(nn.Module):
-    """Latents float [B, latent] -> images [B, C, size, size] in (-1, 1): VHL's simple CNN.
+    """VHL's simple CNN that makes images of noise: latents float [B, latent] -> images [B, C, size, size] in (-1, 1).
 
     A linear layer to 8 maps of a quarter of the size (rounded up), batch norm and ReLU; four transposed 3x3
     convolutions of `width` maps, each with batch norm and ReLU, the first two doubled; three 5x5 convolutions with
@@ -64,16 +64,16 @@ class NoiseDecoder(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Images of `latents`."""
+        """The images [B, C, size, size] in (-1, 1) that `latents` [B, latent] stand for."""
         return self.layers(latents)[..., : self.size, : self.size]
 
 
 def decorrelation(images: Tensor) -> Tensor:
-    """How alike the pixels of a batch [B, C, H, W] behave: what VHL's release makes small in `cnn_noise`.
+    """How alike the pixels of a batch behave: what VHL's release makes small before it draws `cnn_noise`.
 
-    Each channel of each image is brought to 8 x 8 (bilinear) and to norm 1; X [B, 64] being those of a channel, the
-    mean of the squared entries of X^T X, its diagonal replaced by 0, is divided by B - 1 and summed over channels.
-    Nothing is centred. A batch of one counts as two.
+    For images float [B, C, H, W]: each channel of each image is brought to 8 x 8 (bilinear) and to norm 1; X [B, 64]
+    being those of a channel, the mean of the squared entries of X^T X, its diagonal replaced by 0, is divided by B - 1
+    and summed over channels. Nothing is centred. A batch of one counts as two.
 
     Paper: VHL (ICML 2022), appendix C.3, by the release's `cov_non_diag_norm` (wizard1203/VHL, loss_fn/cov_loss.py).
     """
@@ -105,7 +105,7 @@ def cnn_noise(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Images of small untrained CNNs, one for each class, or one for all with another latent mean in each class.
+    """VHL's virtual data of small untrained CNNs, one for each class, or one for all with another latent mean a class.
 
     Latents are drawn as in `stylegan_noise`. Batch norm uses the statistics of up to 256 of a network's latents.
 

@@ -11,7 +11,9 @@ __all__ = ["complement_targets"]
 
 
 def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "truncate") -> Tensor:
-    """Labels in proportion to what each class lacks: `max(counts) - counts`.
+    """Which labels to generate so that an unbalanced client becomes balanced: FedCOG's, for `invert`.
+
+    They are in proportion to what each class lacks, `max(counts) - counts`.
 
     Args:
         counts: int [K], the images of each class, as `LabeledImages.counts()` gives them.

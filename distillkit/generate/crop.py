@@ -14,7 +14,7 @@ __all__ = ["Recipe", "render"]
 
 
 class Recipe(NamedTuple):
-    """What is done for one crop; all draws are made, nothing is rendered.
+    """What is done to an image for one crop: every draw is made, nothing is rendered.
 
     Attributes:
         top, left, height, width: the rectangle of the image that is resized, in pixels.
@@ -34,7 +34,13 @@ class Recipe(NamedTuple):
 
 
 def render(image: Tensor, recipe: Recipe, size: int, jpeg_quality: int | None = None) -> Tensor:
-    """Crop `image` float [C, H, W] in [0, 1] by `recipe`: uint8 [C, size, size].
+    """Render one crop of an image, uint8 [C, size, size], as its recipe says.
+
+    Args:
+        image: float [C, H, W] in [0, 1].
+        recipe: what `Patches.recipe` drew.
+        size: side of the crop in pixels.
+        jpeg_quality: of a JPEG round trip, 1 to 100; None for none.
 
     A crop is rendered alone, because the last bits of a batched kernel depend on what else is in the batch.
     """

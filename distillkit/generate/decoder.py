@@ -13,7 +13,7 @@ __all__ = ["SmallDecoder"]
 
 
 class SmallDecoder(nn.Module):
-    """Latents float [B, latent] -> pixels [B, C, H, W] in (0, 1).
+    """A small generator for inversion through one: latents float [B, latent] -> pixels [B, C, H, W] in (0, 1).
 
     A linear layer to `width` maps of a quarter of the size, two upsamplings and three 3x3 convolutions: the generator
     of FedCOG's appendix (Ye et al., ICLR 2024), which is that of data-free distillation (Fang et al., 2019).
@@ -46,7 +46,7 @@ class SmallDecoder(nn.Module):
         )
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Pixels of `latents`."""
+        """The pixels [B, C, H, W] in (0, 1) that `latents` [B, latent] stand for."""
         small, half, full = self._sizes
         maps = self.norm(self.start(latents).unflatten(1, (-1, *small)))
         maps = self.middle(F.interpolate(maps, half))

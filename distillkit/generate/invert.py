@@ -47,7 +47,9 @@ def invert(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Optimise inputs, from noise, until `teacher` gives them the `targets` and, if there is one, `student` does not.
+    """Make images that a trained network takes for given labels: a distilled set from a model alone, without its data.
+
+    Inputs are optimised from noise until `teacher` gives them the `targets` and, if there is one, `student` does not.
 
     For each image x with target y, and weights named as the arguments, Adam minimises
 

@@ -37,7 +37,9 @@ def stylegan_noise(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Images of one untrained StyleGAN2 whose latents have another mean in each class (VHL's virtual data).
+    """VHL's virtual data: images of an untrained StyleGAN2, another kind for each class, made without any data.
+
+    Latents have another mean in each class, so that a network can learn to tell the classes apart.
 
     Class k has a latent mean mu_k ~ N(0, mean_std^2), its images are those of z ~ N(mu_k, sample_std^2). PixelNorm
     keeps only directions, so mean_std / sample_std alone says how far classes are apart.
@@ -109,7 +111,9 @@ def upsampled_gaussian(
     device: torch.device | str = "cpu",
     generator: int | torch.Generator = 0,
 ) -> LabeledImages:
-    """Gaussian noise of `base` x `base` pixels around a mean picture of each class, enlarged bilinearly.
+    """VHL's simplest virtual data: Gaussian noise around a mean picture of each class, enlarged.
+
+    The pictures have `base` x `base` pixels and are enlarged bilinearly.
 
     The mean of class k is m_k ~ N(0, mean_std^2), an image is N(m_k, sample_std^2).
 

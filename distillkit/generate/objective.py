@@ -25,7 +25,15 @@ _DIVERGENCES: dict[Divergence, Callable[..., Tensor]] = {
 
 @dataclass
 class Objective:
-    """The loss of each image, with the networks and the weights that it needs (see `invert`).
+    """What `invert` minimises for each image: the networks, the weights of the terms, and their sum.
+
+    Args:
+        teacher: the network that the images are to be right for, frozen (see `judge`).
+        student: the network to disagree with, or None.
+        cross_entropy, total_variation, image_l2, batch_norm, disagreement: the weights of the terms, at least 0; one of
+            0 leaves its term out.
+        divergence: "clamped" or "jensen_shannon"; see `invert`.
+        prior: of the teacher's BatchNorm statistics, in its `with` block, if its weight is above 0.
 
     Raises:
         TypeError, ValueError: a weight below 0, an unknown divergence.
@@ -47,7 +55,12 @@ class Objective:
         check.one_of(self.divergence, "divergence", tuple(_DIVERGENCES))
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """The losses [B] of images [B, C, H, W]; the batch's BatchNorm term is in each of them."""
+        """The loss of each image, [B]; the batch's BatchNorm term is in each of them.
+
+        Args:
+            images: float [B, C, H, W].
+            targets: class indices [B], or rows [B, K] for a multi-label task.
+        """
         logits = self.teacher(images)
         total = self.cross_entropy * _cross_entropy(logits, targets)
         if self.student is not None and self.disagreement:
@@ -69,12 +82,12 @@ class Objective:
 
     @property
     def couples(self) -> bool:
-        """Whether an image's loss depends on the rest of its batch."""
+        """Whether an image's loss depends on the rest of its batch, so that the batch must stay together."""
         return self.batch_norm > 0 or uses_batch_statistics(self.teacher) or uses_batch_statistics(self.student)
 
     @torch.no_grad()
     def num_classes(self, probe: Tensor) -> int:
-        """The width of the networks' logits for a `probe` image.
+        """How many classes the networks tell apart: the width of their logits for one `probe` image [1, C, H, W].
 
         Raises:
             ValueError: a network that cannot take the probe, or whose logits are not [1, K]; a student whose logits
@@ -96,7 +109,15 @@ class Objective:
 
 
 def judge(network: nn.Module, name: str) -> nn.Module:
-    """A frozen copy in eval mode, so that the caller's network keeps its mode, its gradients and its hooks."""
+    """A frozen copy of a network in eval mode, so that the caller's keeps its mode, its gradients and its hooks.
+
+    Args:
+        network: the teacher or the student that the caller gave.
+        name: what the argument is called in the message.
+
+    Raises:
+        TypeError: not an `nn.Module`.
+    """
     if not isinstance(network, nn.Module):
         raise TypeError(f"{name} must be an nn.Module, got {type(network).__name__}")
     return frozen(network).eval()

@@ -23,7 +23,9 @@ _JITTER = ("brightness", "contrast", "saturation", "hue")
 
 
 class Patches:
-    """`count` crops of one image, rendered when asked for; only indices need to travel.
+    """Thousands of training images from a single one: crops that two sides make alike.
+
+    `count` crops of the image, each a function of (image, seed, index), rendered when asked for.
 
     Two processes that hold the same image (compare `digest`) get the same bits for the same index, whatever else
     they render beside it and with however many threads: a crop's draws come from `rng.derive(seed, index)`, and crops
@@ -101,7 +103,10 @@ class Patches:
 
     @property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of the image and every option but `count`: if two sides agree, so do their crops."""
+        """What two sides compare to know that their crops agree: a hexadecimal SHA-256 of the image and the options.
+
+        All options count but `count`.
+        """
         options = {k: v for k, v in vars(self).items() if k not in ("image", "count")}
         sha = hashlib.sha256(repr((tuple(self.image.shape), sorted(options.items()))).encode())
         sha.update(self.image.cpu().contiguous().numpy().tobytes())
@@ -111,7 +116,7 @@ class Patches:
         return self.count
 
     def recipe(self, index: int) -> Recipe:
-        """The draws of crop `index`: where it lies in the image, and what is done to it."""
+        """What crop number `index` is: where it lies in the image, and what is done to it. Nothing is rendered."""
         if isinstance(index, bool) or not isinstance(index, int):
             raise TypeError(f"index must be an int, got {type(index).__name__}")
         if not 0 <= index < self.count:
@@ -162,7 +167,11 @@ class Patches:
         return (self[i] for i in range(self.count))
 
     def batch(self, indices: Sequence[int] | Tensor, *, progress: bool = True) -> Tensor:
-        """Crops float [B, C, size, size] in [0, 1], in the order of `indices`; with a bar if it takes long.
+        """Render crops: float [B, C, size, size] in [0, 1].
+
+        Args:
+            indices: which, in this order.
+            progress: whether long rendering shows a bar.
 
         Raises:
             TypeError, IndexError: an index that is not an integer, or not below `count`.
@@ -180,7 +189,15 @@ class Patches:
         return torch.stack(crops).float() / 255
 
     def chunks(self, size: int = 500, indices: Sequence[int] | Tensor | None = None) -> Iterator[Tensor]:
-        """Yield the crops (of `indices`, or all) `size` at a time, so that memory is bounded."""
+        """Render crops piece by piece, so that memory is bounded.
+
+        Args:
+            size: crops at a time.
+            indices: which, in this order; default all.
+
+        Yields:
+            float [size, C, H, W] in [0, 1], the last piece perhaps smaller.
+        """
         size = check.positive_int(size, "size")
         chosen: Sequence[int] | Tensor = range(self.count) if indices is None else indices
         for start in range(0, len(chosen), size):
@@ -194,7 +211,13 @@ class Patches:
         num_classes: int | None = None,
         normalization: Normalization = IDENTITY,
     ) -> LabeledImages:
-        """The crops of `indices` with their `labels` (indices or rows), and the column `"index"`."""
+        """Crops with labels as a set, to train on; the column `"index"` says which crops they are.
+
+        Args:
+            indices: which crops.
+            labels: class indices or rows, one for each of them: a teacher's, say.
+            num_classes, normalization: of the set; see `LabeledImages`.
+        """
         where = torch.as_tensor(indices, dtype=torch.long, device=self.image.device)
         info = {"method": "patches", "seed": self.seed, "digest": self.digest, **provenance()}
         return LabeledImages.from_pixels(

@@ -21,12 +21,12 @@ __all__ = ["Separability", "separability"]
 
 @dataclass(frozen=True)
 class Separability:
-    """Accuracies in [0, 1] on the half of a set that was not trained on.
+    """What `separability` found: accuracies in [0, 1] on the half of the set that was not trained on.
 
     Attributes:
-        linear_probe: of logistic regression on the pixels.
-        small_net: of a small network.
-        chance: of always naming the largest class.
+        linear_probe: of a logistic regression on the pixels.
+        small_net: of a small network, by default a ConvNet.
+        chance: of whoever always names the largest class.
     """
 
     linear_probe: float
@@ -45,7 +45,9 @@ def separability(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> Separability:
-    """Train a linear probe and a small network on half of a set, test them on the other half.
+    """How well can classifiers tell the classes of a set apart? Train two on half of it, test them on the other half.
+
+    One is linear, the other a small network.
 
     VHL's theorem asks of virtual data that it be separable; the paper does not measure it.
 

@@ -17,7 +17,7 @@ _SLOPE, _GAIN = 0.2, math.sqrt(2)
 
 
 def pyramid(size: int) -> tuple[int, int]:
-    """(base, doublings): `base` in 4..8 pixels, doubled so often, is the smallest such size that covers `size`."""
+    """How to reach a size by doubling: (base, doublings), the smallest such size that covers `size`; base is 4 to 8."""
     doublings = max(0, int(math.log2(size / 4)))
     return -(-size // 2**doublings), doublings
 
@@ -69,7 +69,7 @@ class _ModulatedConv(nn.Module):
 
 
 class StyleGAN2(nn.Module):
-    """Latents [B, latent] -> images [B, C, size, size] of an untrained StyleGAN2 with skip connections.
+    """An untrained StyleGAN2 with skip connections, in plain PyTorch: latents [B, latent] -> images [B, C, size, size].
 
     A mapping of PixelNorm and `depth` linear layers; a learned constant of 4x4 pixels (or 5x5 to 7x7, where doubling
     that gives `size`; 28 is 7 doubled twice; any other size is the centre of the next larger one); two modulated 3x3
@@ -115,11 +115,14 @@ class StyleGAN2(nn.Module):
             self.noise_sides += [side, side]
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the constant (the layers draw their own weights)."""
+        """Draw the constant from `generator`; the layers draw their own weights.
+
+        `networks.initialize` and `networks.build` call it.
+        """
         _draw(self.constant, generator)
 
     def forward(self, z: Tensor, noise: Sequence[Tensor] | None = None, noise_gain: float = 0.0) -> Tensor:
-        """Images of latents `z`.
+        """The images [B, C, size, size] of latents, unbounded.
 
         Args:
             z: float [B, latent]; only its direction counts (PixelNorm).

@@ -88,7 +88,11 @@ def supervised_contrastive(
 
 
 class SupervisedContrastive(nn.Module):
-    """`supervised_contrastive` as a module: the options here, the tensors in the call."""
+    """`supervised_contrastive` as a module: the options here, the tensors in the call.
+
+    Args:
+        temperature, detach_other, empty, reduction: see `supervised_contrastive`.
+    """
 
     def __init__(
         self,
@@ -111,7 +115,12 @@ class SupervisedContrastive(nn.Module):
         other_embeddings: Tensor | None = None,
         other_labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a batch, and of a second side if given."""
+        """The loss of a batch, and of a second side if there is one; see `supervised_contrastive`.
+
+        Args:
+            embeddings, other_embeddings: float [N, d] and [M, d].
+            labels, other_labels: class indices int [N] and [M].
+        """
         return supervised_contrastive(
             embeddings,
             labels,
@@ -132,7 +141,7 @@ def model_contrastive(
     temperature: float = 0.5,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """MOON's model-contrastive loss: near the global model's embedding, away from the previous local model's.
+    """MOON's term, which keeps a client near the global model and away from its own last one, in the embeddings.
 
         loss = -log[exp(cos(z, z_glob)/t) / (exp(cos(z, z_glob)/t) + exp(cos(z, z_prev)/t))]
 

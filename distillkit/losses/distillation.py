@@ -25,7 +25,9 @@ _PAIR = ("student_logits", "teacher_logits")
 def knowledge_distillation(
     student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Knowledge distillation: T^2 * KL(softmax(teacher / T) || softmax(student / T)), in nats.
+    """How far a student's predictions are from a teacher's: the loss to train the student on.
+
+    T^2 * KL(softmax(teacher / T) || softmax(student / T)), in nats.
 
     Args:
         student_logits: float [N, K].
@@ -50,7 +52,11 @@ def knowledge_distillation(
 
 
 class KnowledgeDistillation(nn.Module):
-    """`knowledge_distillation` as a module: the options here, the logits in the call."""
+    """`knowledge_distillation` as a module: the options here, the logits in the call.
+
+    Args:
+        temperature, reduction: see `knowledge_distillation`.
+    """
 
     def __init__(self, *, temperature: float = 1.0, reduction: Reduction = "mean") -> None:
         super().__init__()
@@ -58,7 +64,11 @@ class KnowledgeDistillation(nn.Module):
         self.reduction: Reduction = check.one_of(reduction, "reduction", ("mean", "sum", "none"))
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """The loss of logits [N, K]."""
+        """The loss of a student's logits [N, K] beside a teacher's; see `knowledge_distillation`.
+
+        Args:
+            student_logits, teacher_logits: float [N, K].
+        """
         return knowledge_distillation(
             student_logits, teacher_logits, temperature=self.temperature, reduction=self.reduction
         )
@@ -67,7 +77,7 @@ class KnowledgeDistillation(nn.Module):
 def binary_distillation(
     student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Knowledge distillation for multi-label tasks: each label is a Bernoulli variable of its own.
+    """Knowledge distillation for multi-label tasks, where each label is a Bernoulli variable of its own.
 
     T^2 * sum_k KL(Bernoulli(sigmoid(t_k / T)) || Bernoulli(sigmoid(s_k / T))): summed over labels, which makes it the
     KL divergence of the joint distribution, then reduced over samples.
@@ -96,9 +106,11 @@ def binary_distillation(
 
 
 def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor:
-    """Jensen-Shannon divergence of two softmax distributions, in nats: between 0 and ln 2.
+    """How much two classifiers disagree on each image, in nats: between 0 (they agree) and ln 2 (certain and opposed).
 
-    JS(P, Q) = KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2.
+    It is the Jensen-Shannon divergence of their softmax distributions,
+
+        JS(P, Q) = KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2.
 
     Args:
         p_logits: float [N, K].
@@ -130,7 +142,7 @@ def clamped_disagreement(
     clamp_result: bool = True,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """DeepInversion's disagreement of two classifiers, as its release and FedCOG's compute it.
+    """How much two classifiers disagree, as the releases of DeepInversion and FedCOG compute it.
 
     KL(M || P) / 2 + KL(M || Q) / 2 with M = (P + Q) / 2, where P, Q and M are each clamped to [low, high] and not
     renormalised, then the result is clamped to [0, 1]. The competition term of an inversion is 1 minus this.

@@ -16,7 +16,7 @@ __all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distanc
 
 
 def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Mean embedding and number of rows of each class.
+    """The mean embedding of each class, and how many rows it has: what FedProto sends and DM compares.
 
     Args:
         embeddings: float [N, d].
@@ -49,7 +49,7 @@ def mean_embedding_distance(
     num_classes: int | None = None,
     reduction: Literal["sum", "none"] = "sum",
 ) -> Tensor:
-    """DM's loss: squared L2 distance between the mean real and mean synthetic embedding, summed over classes.
+    """DM's loss: how far the mean synthetic embedding is from the mean real one, squared L2, summed over classes.
 
     It is the squared MMD with a linear kernel, class by class.
 
@@ -100,9 +100,11 @@ def rbf_mmd(
     multiplier: float = 2.0,
     unbiased: bool = False,
 ) -> Tensor:
-    """Squared maximum mean discrepancy under a sum of Gaussian kernels of several widths.
+    """How far two samples' distributions are apart: the squared maximum mean discrepancy, differentiable in both.
 
-    The kernel is k(a, b) = sum_i exp(-|a - b|^2 / w_i), w_i = bandwidth * multiplier^(i - kernels // 2).
+    It is taken under a sum of Gaussian kernels of several widths,
+
+        k(a, b) = sum_i exp(-|a - b|^2 / w_i), w_i = bandwidth * multiplier^(i - kernels // 2).
 
     Args:
         x: float [n, d].
@@ -155,7 +157,11 @@ def rbf_mmd(
 
 
 class RBFMMD(nn.Module):
-    """`rbf_mmd` as a module: the options here, the tensors in the call."""
+    """`rbf_mmd` as a module: the options here, the tensors in the call.
+
+    Args:
+        bandwidth, kernels, multiplier, unbiased: see `rbf_mmd`.
+    """
 
     def __init__(
         self,
@@ -172,7 +178,7 @@ class RBFMMD(nn.Module):
         self.unbiased = check.switch(unbiased, "unbiased")
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Squared MMD of two samples [n, d] and [m, d]."""
+        """The squared MMD of two samples, `x` [n, d] and `y` [m, d]; see `rbf_mmd`."""
         return rbf_mmd(
             x,
             y,
@@ -190,7 +196,7 @@ def gradient_distance(
     metric: Literal["row_cosine", "mse", "cos"] = "row_cosine",
     eps: float = 1e-6,
 ) -> Tensor:
-    """Distance between two gradients of the same network, as dataset condensation matches them.
+    """How far two gradients of one network are apart, by the distances that dataset condensation matches them with.
 
     - "row_cosine" (DC's own): each tensor of 2 or more dimensions is viewed as (out, rest); the sum over all its
       rows of 1 - g.t / (|g||t| + eps). 1-D tensors (biases, norm weights) count nothing.

@@ -19,7 +19,9 @@ _IMAGES = "N, C, H, W"
 
 
 def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Reduction = "mean") -> Tensor:
-    """Anisotropic total variation of each image: differences to the right and the lower neighbour.
+    """How rough each image is, a prior for inversion: the differences to the right and the lower neighbour, summed.
+
+    The two directions are summed apart (anisotropic total variation).
 
     Args:
         images: float [N, C, H, W].
@@ -45,7 +47,9 @@ def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Redu
 
 
 def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tensor:
-    """DeepInversion's total variation: four neighbours (right, down and both diagonals), the whole batch at once.
+    """DeepInversion's prior on how rough images are: four neighbours, the whole batch at once.
+
+    The neighbours are the right, the lower and both diagonal ones.
 
     Args:
         images: float [N, C, H, W].
@@ -75,7 +79,7 @@ def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tens
 
 
 def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch"] = "mean") -> Tensor:
-    """L2 norm of the images (not squared).
+    """How strong each image is, a prior for inversion: its L2 norm (not squared).
 
     Args:
         images: float [N, C, H, W].
@@ -98,7 +102,7 @@ def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch
 
 
 class BatchNormPrior:
-    """How far a batch's statistics are from those stored in a network's BatchNorm layers.
+    """A prior for inversion: how far a batch's statistics are from those stored in a network's BatchNorm layers.
 
         value = sum_l a_l (|mean_l - running_mean_l|_2 + |var_l - running_var_l|_2)
 

@@ -15,7 +15,7 @@ __all__ = ["clip_logit_norm", "feature_decorrelation", "prototype_distance", "pr
 
 
 def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
-    """FedProx's proximal term: mu / 2 * sum of all squared differences to the reference parameters.
+    """FedProx's term, which holds a client near the global model: mu / 2 * the squared distance of their parameters.
 
     Args:
         parameters: e.g. `model.parameters()`; buffers do not belong here.
@@ -40,7 +40,7 @@ def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: floa
 def feature_decorrelation(
     embeddings: Tensor, *, variant: Literal["paper", "released"] = "paper", eps: float = 1e-8
 ) -> Tensor:
-    """FedDecorr's regulariser: how correlated the embedding's dimensions are over the batch.
+    """FedDecorr's term against collapsed embeddings: how correlated their dimensions are over the batch.
 
     - "paper": |K|_F^2 / d^2 with K the correlation matrix [d, d]; between 1/d and 1 (its diagonal gives 1/d).
     - "released": the mean square of the off-diagonal entries of Z^T Z, divided by N, with Z standardised by the
@@ -84,7 +84,7 @@ def prototype_distance(
     *,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """FedProto's regulariser: squared L2 distance of each embedding to the global prototype of its class.
+    """FedProto's term: how far each embedding is from the global prototype of its class, squared L2.
 
     Args:
         embeddings: float [N, d].
@@ -125,7 +125,7 @@ def prototype_distance(
 
 
 def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool = False) -> Tensor:
-    """Rescale rows of logits to a norm, as the single-image work does before its losses; argmax never changes.
+    """The single image's rescaling of logits to a norm before its losses; which class is largest never changes.
 
     Args:
         logits: float [N, K].

@@ -175,7 +175,7 @@ def require_network(network: Any, name: str = "network") -> nn.Module:
 
 @torch.no_grad()
 def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Draw all parameters of a network anew, in place, from a generator alone; return the network.
+    """Draw all parameters of a network anew, in place, from a generator alone; return it.
 
     `RandomNetworks` does so for every draw, `build` once. The distributions are PyTorch's own defaults: Kaiming uniform
     with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for

@@ -29,8 +29,7 @@ def _layers(network: nn.Module) -> list[nn.Module]:
 
 
 def seed_dropout(network: nn.Module, generator: torch.Generator) -> list[nn.Module]:
-    """Make the dropout of a network draw from a generator of ours, for good, so that training is a function of its
-    seed.
+    """Make a network's dropout draw from a generator of ours, for good: training is then a function of its seed.
 
     Args:
         network: its `nn.Dropout` layers (1d to 3d too) are changed. Other layers that draw (alpha dropout, attention's

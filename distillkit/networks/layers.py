@@ -32,8 +32,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ImageNetwork(nn.Module):
-    """A classifier of images whose forward is `classifier(features(images))`; all our networks are one, and yours may
-    be.
+    """A classifier of images whose forward is `classifier(features(images))`; all our networks are one.
 
     Args:
         shape: channels, height and width of the images.
@@ -98,8 +97,7 @@ def image_shape(shape: Shape) -> Shape:
 
 
 def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
-    """The normalisation layer of that name, for maps [N, channels, H, W], with a learned scale and shift for each
-    channel.
+    """The normalisation layer of that name for maps [N, channels, H, W], with a learned scale and shift a channel.
 
     "instance" and "layer" are `nn.GroupNorm` with as many groups as channels, and with one. That equals
     `nn.InstanceNorm2d`, is several times as fast on a CPU, is known to Opacus, and its second derivatives are

@@ -22,8 +22,9 @@ __all__ = [
 
 
 class NetworkSampler(Protocol):
-    """Where a condensation gets its networks from: it asks for one at every step. Write your own with these two
-    members.
+    """Where a condensation gets its networks from: it asks for one at every step.
+
+    Any object with these two members is one.
 
     Attributes:
         fixed: whether every draw is the same network, so that what was computed with it may be kept.
@@ -167,7 +168,7 @@ class FixedNetwork:
     (FedLGD, TMLR 2024), section 3.3.1.
 
     Args:
-        network: left untouched; later changes of it do not reach the copy.
+        network: any `nn.Module`, left untouched; later changes of it do not reach the copy.
     """
 
     fixed = True
@@ -176,7 +177,11 @@ class FixedNetwork:
         self._network = _copy(network)
 
     def draw(self, generator: torch.Generator) -> Network:
-        """The network; `generator` is not used."""
+        """The network, the same at every step.
+
+        Args:
+            generator: not used.
+        """
         return self._network
 
     def __repr__(self) -> str:

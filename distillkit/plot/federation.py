@@ -22,11 +22,11 @@ Run = Sequence[Mapping[str, Any]]
 
 
 class HasRows(Protocol):
-    """A run that keeps its rows as an attribute (`fl.Run`)."""
+    """What `curves` takes beside plain rows: a run that keeps its rows as an attribute (`fl.Run`)."""
 
     @property
     def rows(self) -> Run:
-        """One mapping a round."""
+        """The history: one mapping of column to value a round."""
         ...
 
 

@@ -30,7 +30,7 @@ def grid(
     classes: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the first images of each class, a class a row, in pixel units.
+    """Draw the first images of each class, a class a row, in pixel units: the look at a set.
 
     Args:
         images, labels: float [N, C, H, W] in [0, 1] and labels, or a `LabeledImages` alone (in any normalisation).
@@ -89,7 +89,7 @@ def selection(
     generator: int | torch.Generator = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw a random sample of the selected images beside a random sample of the rejected ones.
+    """Draw what a selection took beside what it left: a random sample of either.
 
     Args:
         images: float [N, C, H, W] in [0, 1], or a `LabeledImages`.
@@ -128,7 +128,9 @@ def selection(
 def pixel_histogram(
     sets: Mapping[str, LabeledImages], *, bins: int = 64, axes: Sequence[Axes] | Axes | None = None
 ) -> Figure:
-    """Draw how often each pixel value occurs, a panel a set, a line a channel (as FedLGD's Fig. 18-20).
+    """Draw how often each pixel value occurs, to compare sets' colours: a panel a set, a line a channel.
+
+    FedLGD's Fig. 18-20 are such.
 
     Args:
         sets: name -> set, for example a client's; drawn in pixel units, whatever their normalisations.

@@ -27,7 +27,7 @@ def tsne(
     generator: int | torch.Generator = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw embeddings of several clients in one t-SNE map: a marker a client, a colour a class (FedLGD's Fig. 1).
+    """Draw where the clients' embeddings lie, in one t-SNE map: a marker a client, a colour a class (FedLGD's Fig. 1).
 
     Args:
         embeddings: client's name -> float [N_i, d]; at least 5 rows in all.
@@ -84,7 +84,7 @@ def tsne(
 
 
 def pairwise_mmd(embeddings: Mapping[str, Tensor], *, unbiased: bool = True) -> Tensor:
-    """The squared RBF MMD between each two clients, float64 [n, n], symmetric with a zero diagonal.
+    """How far each two clients' embeddings are apart: the squared RBF MMD, float64 [n, n], symmetric, zero diagonal.
 
     Args:
         embeddings: client's name -> float [N_i, d].
@@ -118,7 +118,7 @@ def mmd_table(
     unbiased: bool = True,
     axes: Sequence[Axes] | Axes | None = None,
 ) -> Figure:
-    """Draw the squared RBF MMD between each two clients, before and (if given) after distillation.
+    """Draw how far the clients are apart, before and (if given) after distillation: the squared RBF MMD of each two.
 
     Args:
         before: client's name -> embeddings float [N_i, d], in the order to draw.

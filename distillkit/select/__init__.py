@@ -34,7 +34,9 @@ def select(
     batch_size: int | None = None,
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Keep `keep` of N images: first balance them over k-means clusters, then prune them by confidence.
+    """Choose `keep` of N images that are balanced and hard: the single image's selection, before clients train on it.
+
+    They are first balanced over k-means clusters, then pruned by confidence.
 
     Args:
         embeddings: float [N, d] of the pool, from the model that also gave the logits.

@@ -25,7 +25,7 @@ def kmeans_balance(
     batch_size: int | None = None,
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Keep `keep` images: an equal minimum of every predicted class, then the best of the rest.
+    """Choose `keep` images that cover what a network predicts: as many of each class as of the others, then the best.
 
     Images are ranked by the distance to their own k-means centroid. Each of the P classes that occur in `predicted`
     first gets its `int(balancing * keep / P)` best (all it has, if it has fewer); the places left are filled with the
@@ -79,7 +79,10 @@ def centroid_distances(
     batch_size: int | None = None,
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """The Euclidean distance of each embedding to its own k-means centroid, float64 [N]; arguments as above.
+    """How typical each image is: the Euclidean distance of its embedding to its own k-means centroid, float64 [N].
+
+    Args:
+        embeddings, clusters, batch_size, generator: as in `kmeans_balance`.
 
     One thread does the sums, so the result does not depend on how many cores there are.
 

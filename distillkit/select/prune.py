@@ -24,7 +24,9 @@ def prune_by_confidence(
     measure: str = "max_softmax",
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Drop the most confident (or the least confident, or random) images of every predicted class.
+    """Choose the images that a network is unsure of: drop the most confident ones of every predicted class.
+
+    Or the least confident, or random ones, for comparison.
 
     Args:
         logits: float [N, K], K >= 2. Probabilities `p` come as `p.log()`, clamped to stay finite.
@@ -91,7 +93,11 @@ def _drops(sizes: Tensor, keep: int) -> list[int]:
 
 
 def checked_logits(logits: Tensor) -> Tensor:
-    """Return `logits`, detached, if they are finite [N, K] with K >= 2, else raise TypeError or ValueError."""
+    """Return `logits`, detached, if they can be ranked: finite, [N, K], K at least 2.
+
+    Raises:
+        TypeError, ValueError: what they are instead.
+    """
     if check.rows(logits, "logits").shape[1] < 2:
         raise ValueError("logits must have at least 2 columns, got 1; for one logit z of two classes give [0, z]")
     return logits.detach()

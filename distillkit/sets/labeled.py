@@ -30,7 +30,9 @@ _TOLD = ("dataset", "split", "client", "method", "init", "ipc", "steps", "iterat
 
 
 class LabeledImages:
-    """Images, labels, and what they mean. Unpacks as `images, labels`; feeds `TensorDataset(*s)`.
+    """A small image set that knows what its pixels and labels mean.
+
+    It unpacks as `images, labels`, and feeds `TensorDataset(*s)`.
 
     Args:
         images: float [N, C, H, W] in the normalised space; a NumPy array becomes float32.
@@ -189,7 +191,14 @@ class LabeledImages:
         return self.replace(images=self.images[index], labels=self.labels[index], columns=columns)
 
     def replace(self, **changes: Any) -> LabeledImages:
-        """Return a set with some of the constructor's arguments changed; a `num_classes` among them counts as given."""
+        """A copy with some of its parts exchanged; this set is left as it is.
+
+        Args:
+            changes: any of the constructor's arguments, by name. A `num_classes` among them counts as given.
+
+        Raises:
+            TypeError, ValueError: as the class does; or an argument that it does not have.
+        """
         kept = {
             "images": self.images,
             "labels": self.labels,
@@ -229,14 +238,11 @@ class LabeledImages:
         return torch.bincount(self.labels, minlength=self.num_classes)
 
     def pixels(self) -> Tensor:
-        """The images as pixels float [N, C, H, W], to look at or to save as pictures: normalisation undone, clamped to
-        [0, 1].
-        """
+        """The images as pixels float [N, C, H, W], to look at or to save: not normalised, clamped to [0, 1]."""
         return self.normalization.decode(self.images).clamp(0, 1)
 
     def renormalized(self, normalization: Normalization) -> LabeledImages:
-        """The same pictures in another normalisation: to train on this set together with one that was made in another
-        space.
+        """The same pictures in another normalisation, to be trained on with a set of that one.
 
         Args:
             normalization: the space wanted. Nothing is clamped, so going there and back gives the same images, up to
@@ -257,8 +263,9 @@ class LabeledImages:
         return self.replace(images=self.images.to(device, dtype), labels=labels, columns=columns)
 
     def require_same_space(self, other: LabeledImages) -> None:
-        """Refuse two sets that must not be mixed: called by whatever trains on one and tests on the other, or joins
-        them.
+        """Refuse two sets that must not be mixed.
+
+        Whatever trains on one and tests on the other, or joins them, calls it first.
 
         Args:
             other: the set that is to go with this one.
@@ -316,11 +323,14 @@ class LabeledImages:
         return first.replace(images=images, labels=labels, columns=columns, classes_given=given)
 
     def grid(self, columns: int | None = None, padding: int = 2) -> Tensor:
-        """One picture of all images, pixel units float [C, H', W'] in [0, 1], row by row, white between them.
+        """One picture of all images, to look at: pixels float [C, H', W'] in [0, 1], row by row, white between them.
 
         Args:
             columns: images a row; default 10, or fewer if there are fewer.
             padding: pixels between images.
+
+        Raises:
+            ValueError: an empty set, or no such number of columns or pixels.
         """
         if not len(self):
             raise ValueError("an empty set has no grid")
@@ -329,8 +339,9 @@ class LabeledImages:
         return sheet(self.pixels().detach().cpu().split(columns), columns, padding)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Take the set apart for a file or a message, into named tensors and JSON values; `from_parts` puts it together
-        again.
+        """Take the set apart into named tensors and JSON values, for a file or a message.
+
+        `from_parts` puts it together again.
 
         The tensors are "images", "labels", "column.<name>" for each column, and a whitening's "zca.center",
         "zca.matrix" and
