@@ -1,4 +1,7 @@
-"""Ideas on top of weight averaging, one file each."""
+"""Ideas of papers on top of weight averaging, one file each: `FedAvg(FedProx(0.01), SCAFFOLD(), factory=...)`.
+
+Each class's docstring names its paper, the equations that it implements, its options and where it deviates.
+"""
 
 from fl.addons.anchors import Anchors
 from fl.addons.condensed import Condensed

@@ -98,10 +98,18 @@ def distill_models(
     best: bool,
     **options: Any,
 ) -> Tensors:
-    """Distil the server's copy of every architecture, from the weights in `start`; return all their weights.
+    """Distil the server's copy of every architecture; return all their weights, as one group.
 
-    `owner` names the random draws; with `best` the best weights on `server.data["validation"]` are kept; `options` are
-    those of `distill`. The round's row gets `distillation_steps`, the most that an architecture took.
+    The round's row gets `distillation_steps`, the most that an architecture took.
+
+    Args:
+        server: where the networks are, and the images to judge by.
+        start: the weights to start from, all architectures' in one group.
+        images: float [N, C, H, W], normalised.
+        teacher_logits: float [N, K].
+        owner: key of the add-on that wants it; names the random draws.
+        best: whether the best weights on `server.data["validation"]` are kept, and not the last.
+        options: those of `distill`.
     """
     networks = server.settings.networks
     found: Tensors = {}
@@ -122,7 +130,7 @@ def distill_models(
 
 
 def validation_accuracy(server: AveragingServer, net: nn.Module) -> float:
-    """Accuracy of a network in eval mode on `server.data["validation"]`."""
+    """Accuracy of `net`, a network in eval mode, on `server.data["validation"]`."""
     data = server.data["validation"].to(server.device)
     return server.task.metrics(Predictor(net, server.task.num_classes).sums(data, server.task))["accuracy"]
 

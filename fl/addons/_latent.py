@@ -16,7 +16,7 @@ __all__ = ["Head", "LatentGenerator", "diversity"]
 
 
 class Head(nn.Module):
-    """The classifier of a network as a module of its own.
+    """The classifier of a network as a module of its own, to be run with the weights of any client.
 
     Attributes:
         embedding: d, what it takes.
@@ -39,7 +39,7 @@ class Head(nn.Module):
         return split(self.model).classifier(embedding)
 
     def at(self, weights: Tensors, embedding: Tensor) -> Tensor:
-        """Logits by a classifier with other weights."""
+        """Logits [N, K] of embeddings [N, d] by a classifier with other weights, by the network's names."""
         return cast(Tensor, functional_call(self, {f"model.{n}": t for n, t in weights.items()}, (embedding,)))
 
 

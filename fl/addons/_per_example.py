@@ -22,7 +22,7 @@ _BESIDE_A_TERM = ("correct_gradient", "after_step", "normalise", "end")
 
 
 def unsound(addon: AddOn) -> str:
-    """Why an add-on would let private data out beside the noised gradients, or ""."""
+    """Why an add-on would let private data out beside the noised gradients, as the end of a sentence, or ""."""
     for hook, why in _DERIVED.items():
         if fills(addon, hook) and (hook != "answer" or addon.asks):
             return why
@@ -35,7 +35,11 @@ def unsound(addon: AddOn) -> str:
 
 
 def refuse_mixing_parts(server: AveragingServer, draws: torch.Generator) -> None:
-    """Try augmentation and objective on public noise.
+    """Try augmentation and objective on public noise: neither may mix the examples of a batch.
+
+    Args:
+        server: knows the task, the options and the space of the images.
+        draws: the generator of the noise.
 
     Raises:
         BatchStatistics, NotSeparable: one of them mixes the examples of a batch.

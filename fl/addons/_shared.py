@@ -71,36 +71,42 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """The server needs whole models, and what corrects averages needs averages in every round."""
+        """Refuse personal parameters, and what needs averages in every round if `rate` is below 1."""
         if settings.personal:
-            raise ValueError(f"{self.name} distils whole models on the server: nothing can be personal")
+            raise ValueError(
+                f"{self.name} distils whole models on the server: nothing can be personal, got "
+                f"personal={settings.personal}"
+            )
         for addon in addons if self.rate < 1 else ():
             if isinstance(addon, SCAFFOLD) or any(fills(addon, slot) for slot in _AVERAGES):
                 raise ValueError(f"{addon.name} needs weights from the clients in every round: {self.name}(rate=1)")
 
     def warm(self, number: int) -> bool:
-        """Whether a round has FedAvg initialisation."""
+        """Whether round `number`, from 1, has FedAvg initialisation: weights travel up in it."""
         return number <= self.warm_rounds or due(self.rate, number)
 
     def start(self, server: AveragingServer) -> None:
-        """Select for the first round (line 4)."""
+        """Select the images of the first round (line 4)."""
         if self.returns == "best" and "validation" not in server.data:
-            raise ValueError("returns='best' needs server_data={'validation': ...}")
+            raise ValueError(
+                "returns='best' needs server_data={'validation': ...}, labelled images on the server; else give "
+                "returns='last'"
+            )
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """The indices (line 5), and once what they number."""
+        """Send the numbers of the images (line 5), and once what they number."""
         message[self.picture], message[self.index] = self.held, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """A row of logits for each image; weights only in a round that asks for them."""
+        """The reply holds a row of logits for each image, and weights only in rounds that ask for them."""
         outputs = server.outputs
         schema[self.logits.key] = Like(torch.zeros(len(server.state[self.index]), outputs))
         for entry in () if self.warm(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Predict on the images; the weights stay at home unless it is their round (lines 9 and 10)."""
+        """Send the logits on the images; the weights stay at home unless it is their round (lines 9 and 10)."""
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
         reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
@@ -109,7 +115,7 @@ class Shared(AddOn):
                 del reply[entry]
 
     def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
-        """Start from the average or from the weights of before, and learn the ensemble's logits (lines 11 and 12)."""
+        """The model that learns the ensemble's logits, from the average or the weights of before (lines 11 and 12)."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
         start = server.state[FedAvg.model] if self.warm(server.round) else old
@@ -123,7 +129,7 @@ class Shared(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
-        """Select for the next round (line 4)."""
+        """Select the images of the next round (line 4)."""
         server.state[self.index] = self._select(server)
 
     def _select(self, server: AveragingServer) -> Tensor:

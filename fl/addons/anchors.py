@@ -46,11 +46,11 @@ class Anchors(AddOn):
         weight: lambda; the paper takes 10 on DIGITS and 1 on CIFAR10C.
         selected: the rounds, from 1, in which G is distilled.
         joined: "unselected" or "always": the rounds in which G is training data.
-        init: "noise", "statistics" or "statistics-whole-set".
-        steps, lr, momentum: SGD on G's pixels.
-        regulariser: "contrastive" or "mmd".
-        temperature: of the contrastive loss.
-        reduction: "mean" or "sum" over its anchors.
+        init: what G starts from, "noise", "statistics" or "statistics-whole-set".
+        steps, lr, momentum: of SGD on G's pixels.
+        regulariser: the term on the clients, "contrastive" or "mmd".
+        temperature: of the contrastive loss, above 0.
+        reduction: of the contrastive loss, "mean" or "sum" over its anchors.
     """
 
     key = "Anchors"
@@ -88,46 +88,51 @@ class Anchors(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """The first round in which clients use G."""
+        """The first round in which clients read G."""
         return next(number for number in range(1, len(self.selected) + 2) if self._joins(number))
 
     @property
     def off(self) -> bool:
-        """No anchors."""
+        """Whether ipc is 0: then there are no anchors, and it is not installed."""
         return self.ipc == 0
 
     @property
     def asks(self) -> bool:
-        """Class statistics, if G starts from them."""
+        """Whether clients are asked for class statistics before round 1: if G starts from them (`init`)."""
         return self.init != "noise"
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """The server takes a gradient of one whole model."""
+        """Refuse what leaves the server without one whole model and a change that is a sum of its gradients."""
         if len(settings.networks.names) > 1 or settings.personal:
-            raise ValueError("Anchors needs one architecture that the server holds whole: it matches its gradient")
+            raise ValueError(
+                "Anchors needs one architecture that the server holds whole, whose gradient it matches; got "
+                f"personal={settings.personal}, {len(settings.networks.names)} architecture(s)"
+            )
         if settings.optimizer == "adam":
-            raise ValueError("Anchors needs optimizer='sgd': with Adam the change of weights is no sum of gradients")
+            raise ValueError(
+                "Anchors needs optimizer='sgd', got 'adam', with which the change of weights is no sum of gradients"
+            )
 
     def start(self, server: AveragingServer) -> None:
-        """G from noise, N(0, 1) a pixel."""
+        """Draw G from noise, N(0, 1) a pixel."""
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape), torch.ones(shape))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Mean and standard deviation of each owned class and channel."""
+        """Answer with mean and standard deviation of each channel in each class, and which classes it owns."""
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1).cpu()
         reply[self.owned] = (local.counts > 0).float().cpu()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """A row for each class, and whether it is owned."""
+        """The answer holds a row of statistics for each class, and whether it is owned."""
         dtype = next(t.dtype for t in server.state[FedAvg.model].values() if t.is_floating_point())
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=dtype)
         schema[self.statistics.key] = Like(blank)
         schema[self.owned.key] = Like(torch.zeros(len(blank)), least=0.0, most=1.0)
 
     def answered(self, server: AveragingServer, replies: Reduced) -> None:
-        """G from the clients' mean statistics."""
+        """Draw G from the clients' mean statistics; classes that nobody owns from noise."""
         if self.asks:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
@@ -141,7 +146,7 @@ class Anchors(AddOn):
         server.state[self.anchors] = drawn.to(server.device)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """G, to those who use it; its body travels only when it has changed."""
+        """Send G in the rounds in which clients read it; its body travels only when it has changed."""
         if self._joins(server.round):
             message[self.anchors] = server.state[self.anchors]
 
@@ -149,20 +154,20 @@ class Anchors(AddOn):
         return self.joined == "always" or round_number not in self.selected
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """G joins the client's own data (Eq. 3)."""
+        """G, to join the client's own data (Eq. 3)."""
         if not self._joins(local.round):
             return None
         return local.message[self.anchors].to(local.data.images.device)
 
     def own_batches(self, local: Local) -> Iterator[Batch] | None:
-        """All of G at every step of an unselected round."""
+        """All of G at every step of an unselected round, for the contrastive term."""
         if local.round in self.selected or not self.weight:
             return None
         anchors = local.message[self.anchors]
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """lambda L_Con over [the batch; all of G] (Eq. 4), or their MMD."""
+        """The term lambda L_Con over [the batch; all of G] (Eq. 4), or lambda times their MMD."""
         if not step.has_batch(self):
             return None
         if self.regulariser == "mmd":
@@ -173,7 +178,7 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
-        """Federated gradient matching (Eqs. 5-6) at the old weights, towards the mean update."""
+        """In a selected round, move G by gradient matching (Eqs. 5-6) at the old weights, towards the mean update."""
         if server.round not in self.selected or FedAvg.update not in replies:
             return
         name = server.settings.networks.names[0]

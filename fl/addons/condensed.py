@@ -48,8 +48,8 @@ class Condensed(AddOn):
         init: see `initial_images`: "statistics", "statistics-whole-set", "noise" or "real".
         factory: `factory()` gives the networks of the first condensation; default: the client's own architecture.
         batch_real: real images per class and step.
-        lr, momentum: SGD on the images.
-        augment: differentiable Siamese augmentation, or None.
+        lr, momentum: of SGD on the images.
+        augment: differentiable Siamese augmentation of real and condensed images, or None.
     """
 
     key = "Condensed"
@@ -78,15 +78,15 @@ class Condensed(AddOn):
 
     @property
     def off(self) -> bool:
-        """Nothing to condense to."""
+        """Whether ipc is 0: then clients train on their data, and it is not installed."""
         return self.ipc == 0
 
     def start(self, server: Server) -> None:
-        """The augmentation must be one for the clients' images."""
+        """Refuse an augmentation that is none for the clients' images."""
         require_augmentation(self.augment, server.normalization)
 
     def dataset(self, local: Local) -> LabeledImages:
-        """The condensed set: made, or refined, or as it was."""
+        """The condensed set to train on: made now, or refined, or as it is in the client's memory."""
 
         def like() -> nn.Module:
             return local.new_network()
@@ -98,9 +98,11 @@ class Condensed(AddOn):
         return own
 
     def first(self, client: Client, like: Callable[[], nn.Module]) -> LabeledImages:
-        """The set in a client's memory; if there is none, condensed under re-drawn networks and kept there.
+        """The set in the client's memory; if there is none, one is condensed under re-drawn networks and kept there.
 
-        `like()` gives a network of the client's own architecture, for where there is no `factory`.
+        Args:
+            client: whose data it is, and whose memory.
+            like: `like()` gives a network of the client's own architecture, for where there is no `factory`.
         """
         own = client.memory.get(self.own)
         if own is None:

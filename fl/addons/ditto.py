@@ -33,8 +33,9 @@ class Ditto(AddOn):
     only.
 
     Args:
-        lam: at least 0.
-        epochs, steps: passes over the local data in a round; `steps`, if given, is an exact number instead (their s).
+        lam: strength of the pull to the global model, at least 0.
+        epochs: passes over the local data for v_k in a round; or
+        steps: an exact number of steps instead (their s).
     """
 
     key = "Ditto"
@@ -50,12 +51,15 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters."""
+        """Refuse personal parameters: v_k is pulled to a whole global model."""
         if settings.personal:
-            raise ValueError("Ditto needs a whole global model to pull towards; with personal=... there is none")
+            raise ValueError(
+                "Ditto needs a whole global model to pull towards, and there is none with "
+                f"personal={settings.personal}: leave it out"
+            )
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
-        """The steps on v_k."""
+        """Take this round's steps on v_k, and keep it in the client's memory."""
         before = local.memory.get(self.own, local.received)
         local.memory[self.own] = local.fit(
             before,
@@ -65,6 +69,6 @@ class Ditto(AddOn):
         )
 
     def personal_model(self, local: Local) -> Tensors:
-        """v_k."""
+        """v_k as it is in the client's memory; the received model before the client was first drawn."""
         own = local.memory.get(self.own, local.received)
         return {n: t.to(local.client.device) for n, t in own.items()}

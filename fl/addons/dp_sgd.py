@@ -81,12 +81,12 @@ class DPSGD(AddOn):
         check.one_of(self.gradients, "gradients", ("auto", "hooks", "func"))
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse whatever would let private data out beside the noised gradient."""
+        """Refuse add-ons and options that would let private data out beside the noised gradient."""
         for addon in addons:
             if why := unsound(addon):
-                raise ValueError(f"DPSGD cannot be combined with {addon.name}, which {why}")
+                raise ValueError(f"DPSGD cannot be combined with {addon.name}, which {why}; leave it out")
         if settings.weights != "uniform":
-            raise ValueError("DPSGD needs weights='uniform': how many records a client has is private")
+            raise ValueError("DPSGD needs weights='uniform': how many records a client has is private, got 'samples'")
         for name in settings.networks.names:
             try:
                 require_per_example(settings.networks.draw(name, 2, torch.Generator()))
@@ -136,7 +136,7 @@ class DPSGD(AddOn):
             yield gradients
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Poisson batches, after they are paid for."""
+        """Poisson batches, each record with probability `rate`, after the ledger is charged for all of the phase."""
         client, settings, moved = local.client, local.settings, local.trained_parameters(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
         private = PrivateGradient(
@@ -155,7 +155,7 @@ class DPSGD(AddOn):
                 yield batch
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """The noised gradient of the examples, plus that of what is public."""
+        """The clipped and noised gradient of the examples, plus that of the terms that read no private data."""
         scratch, batch = step.local.scratch(self), step.batch
         private: PrivateGradient = scratch["private"]
         gradients: ExampleGradients = scratch["gradients"]

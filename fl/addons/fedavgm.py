@@ -22,7 +22,7 @@ class FedAvgM(AddOn):
 
     Args:
         momentum: beta in [0, 1).
-        lr: the server's step size; the paper's text has none (1).
+        lr: the server's step size eta, above 0; the paper's text has none (1).
         rule: "heavy-ball" is the formula of the paper; its experiments say Nesterov's, w <- w + lr (Delta + beta v),
             which is "nesterov". "fedcog" is what FedCOG's release compares with: v as above, but from the second round
             on the step is v / (1 + beta).
@@ -42,11 +42,11 @@ class FedAvgM(AddOn):
 
     @property
     def off(self) -> bool:
-        """The step is the mean change."""
+        """Whether the step is the plain mean change (momentum 0, lr 1): then it is not installed."""
         return self.momentum == 0 and self.lr == 1
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """The velocity, times the step size."""
+        """Move v by the mean change, and the model by lr v (or as `rule` says)."""
         known: Tensors = server.state.get(self.velocity, {})
         v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}
         server.state[self.velocity] = {**known, **v}

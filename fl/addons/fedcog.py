@@ -53,18 +53,18 @@ class FedCOG(AddOn):
 
     Args:
         start_round: the first round with generation; the paper trains 50 rounds without it.
-        images: at most so many (fewer by rounding).
-        steps, lr: Adam on the pixels.
-        disagreement: weight of 1 - JS(global, last local).
-        divergence: "clamped" as released, or "jensen_shannon".
+        images: generated in a round, at most so many (fewer by rounding).
+        steps, lr: of Adam on the pixels.
+        disagreement: weight of 1 - JS(global, last local), at least 0.
+        divergence: how JS is computed: "clamped" as released, or "jensen_shannon".
         weight: lambda_kd, or None for the weights by counts. With 0 FedCOG is not installed.
         batch: generated images a step; default: the method's `batch`.
-        labels: "soft" or "hard".
-        targets: "complement" or "uniform".
+        labels: what is distilled: the global model's logits ("soft"), or the class that it sees ("hard").
+        targets: which classes are generated: those that a client lacks ("complement"), or all equally ("uniform").
         decoder: `decoder((C, H, W), latent)` makes the generator, such as `generate.SmallDecoder`; None: the pixels
             themselves are free. Adam's betas are then .5 and .999, as released.
         latent: length of the decoder's latent vectors.
-        regenerate: whether to generate a second time.
+        regenerate: whether to generate a second time, after half of the local steps.
     """
 
     key = "FedCOG"
@@ -99,33 +99,36 @@ class FedCOG(AddOn):
         if self.decoder is not None and not callable(self.decoder):
             raise TypeError(f"decoder must be called with a shape and a length, got {type(self.decoder).__name__}")
         if check.positive_int(self.latent, "latent") != 256 and self.decoder is None:
-            raise ValueError(f"latent={self.latent} belongs to a decoder, but there is none")
+            raise ValueError(f"latent={self.latent} belongs to a decoder, but there is none: give one, or leave it out")
         if not isinstance(self.regenerate, bool):
             raise TypeError(f"regenerate must be True or False, got {type(self.regenerate).__name__}")
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """Where the generation begins."""
+        """The first round with generation: `start_round`."""
         return self.start_round
 
     @property
     def off(self) -> bool:
-        """No distillation."""
+        """Whether the weight of the distillation is 0: then nothing is generated, and it is not installed."""
         return self.weight == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Half of the steps must be known beforehand."""
+        """Refuse `regenerate` where another add-on makes the batches: half of the steps must be known."""
         slot = filling(addons, "batches")
         if self.regenerate and slot is not None:
-            raise ValueError(f"FedCOG(regenerate=True) cannot tell half of the steps: {slot.name} makes the batches")
+            raise ValueError(
+                f"FedCOG(regenerate=True) cannot tell half of the steps: {slot.name} makes the batches; give "
+                "regenerate=False"
+            )
 
     def start(self, server: AveragingServer) -> None:
-        """Uniform targets need an image for every class."""
+        """Refuse uniform targets with fewer images than classes: each class needs one."""
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 
     def own_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Generate what the set that is trained on lacks (section 4.1)."""
+        """Generate what the set to train on lacks (section 4.1), and give batches of it; None before `start_round`."""
         if local.round < self.start_round:
             return None
         counts = local.task.counts(local.data.labels).cpu()
@@ -172,7 +175,7 @@ class FedCOG(AddOn):
             yield next(stream)
 
     def loss(self, step: Step) -> Tensor | None:
-        """Distillation from the stored logits (section 4.2), or what they say as labels."""
+        """The weighted distillation from the stored logits (section 4.2), or from what they say as labels."""
         if not step.has_batch(self):
             return None
         task, logits, said = step.local.task, step.batch_of(self).columns["logits"], step.output(self).logits

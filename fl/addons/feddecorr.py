@@ -28,7 +28,7 @@ class FedDecorr(AddOn):
     belong to that one, so it is the default; see `losses.feature_decorrelation` for both.
 
     Args:
-        beta: at least 0; the paper takes 0.1, its release's script for CIFAR-100 0.05.
+        beta: weight of the penalty, at least 0; the paper takes 0.1, its release's script for CIFAR-100 0.05.
         variant: "released", or "paper" as printed, which wants a beta about N times larger for the same effect.
     """
 
@@ -44,11 +44,11 @@ class FedDecorr(AddOn):
 
     @property
     def off(self) -> bool:
-        """No term."""
+        """Whether beta is 0: then there is no penalty, and it is not installed."""
         return self.beta == 0
 
     def loss(self, step: Step) -> Tensor | None:
-        """beta * L_FedDecorr."""
+        """The term beta * L_FedDecorr of the batch's embeddings; none for a single image."""
         embedding = step.output().embedding
         if len(embedding) < 2:
             return None

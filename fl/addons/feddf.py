@@ -28,7 +28,7 @@ class FedDF(AddOn):
     The server holds unlabelled images (`server_data={"proxy": ...}`). As each client's reply arrives it runs that
     client's model on them and keeps the running mean of the logits. Then the averaged model of each architecture is the
     student, and learns by Adam the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) || softmax(student))).
-    Every client counts alike in the ensemble; the student's start is the core's weighted average, after the server's
+    Every client counts alike in the ensemble; the student's start is FedAvg's weighted average, after the server's
     step if there is one. All architectures learn from the ensemble of all clients.
 
     The paper scores the student every 100 steps on labelled validation images, stops when its accuracy has not risen
@@ -48,7 +48,7 @@ class FedDF(AddOn):
     logits, here their weights, from which the server computes the same logits: the bytes are FedAvg's in every round.
 
     Args:
-        steps: of Adam in a round.
+        steps: of Adam in a round; with 0 it is not installed.
         batch: images a step; the paper takes 128.
         lr: Adam's rate; the paper takes 1e-3.
         schedule: the rate falls along half a "cosine" to 0 after `steps`, or is "constant".
@@ -95,18 +95,20 @@ class FedDF(AddOn):
 
     @property
     def off(self) -> bool:
-        """No step."""
+        """Whether there are no steps: then nothing is distilled, and it is not installed."""
         return self.steps == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """The server must be able to run every client's model."""
+        """Refuse replies from which the server cannot make every client's whole model."""
         require_replied(self, settings, addons)
         for addon in addons:
             if self.rate < 1 and any(fills(addon, slot) for slot in ("rescale", "server_step", "tested_model")):
-                raise ValueError(f"{addon.name} follows the average in every round: FedDF(rate=1)")
+                raise ValueError(
+                    f"{addon.name} follows the average in every round: FedDF(rate=1) beside it, got rate={self.rate:g}"
+                )
 
     def start(self, server: AveragingServer) -> None:
-        """Require the images."""
+        """Refuse a run without the server's images, or whose images are in another space than the clients'."""
         for name in ("proxy", "validation") if self.returns == "best" else ("proxy",):
             if name not in server.data:
                 raise ValueError(f"FedDF needs images on the server: server_data={{{name!r}: ...}}")
@@ -118,13 +120,13 @@ class FedDF(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """f(x_k): one client's logits on the proxy images."""
+        """Run one client's model on the proxy images, and derive its logits [N, K]."""
         net = server.trained(reply).network
         images = server.data["proxy"].images.to(server.device)
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 
     def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
-        """Distil the ensemble into the student of each architecture."""
+        """The student of each architecture, after it has learnt the mean of the clients' logits."""
         warm = server.round <= self.warm_rounds or due(self.rate, server.round)
         if self.rate < 1:
             server.notes["initialised"] = int(warm)

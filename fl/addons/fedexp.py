@@ -54,32 +54,35 @@ class FedExP(AddOn):
         check.real_number(self.epsilon, "epsilon", least=0.0)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """One vector of weights."""
+        """Refuse several architectures: the step size is that of one vector of weights."""
         if len(settings.networks.names) > 1:
-            raise ValueError("FedExP needs one architecture: its step size is that of one vector of weights")
+            raise ValueError(
+                f"FedExP needs one architecture, got {list(settings.networks.names)}: its step size is that of one "
+                "vector of weights"
+            )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """One number, a square."""
+        """The reply holds one number, ||Delta_i||^2."""
         schema[self.norm.key] = Like(1.0, least=0.0)
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
-        """The squared length of what goes out."""
+        """Send ||Delta_i||^2, of the change as it goes out."""
         reply[self.norm] = _square(update.values())
 
     def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
-        """eta_g times the mean; the history shows eta_g."""
+        """Move by eta_g times the mean change; the history's rows show eta_g as "extrapolation"."""
         size = 2 * (_square(mean.values()) + self.epsilon)
         step = max(1.0, replies[self.norm] / size) if size > 0 else 1.0
         server.notes["extrapolation"] = step
         return {n: step * m for n, m in mean.items()}
 
     def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
-        """Keep the iterate before this one."""
+        """Keep the weights of before this round, for the mean of the last two."""
         if server.round > 1:
             server.state[self.before] = old
 
     def tested_model(self, server: AveragingServer) -> Tensors:
-        """The mean of the last two iterates; integer buffers are the last one's."""
+        """The mean of the last two rounds' weights; integer buffers are the last one's."""
         last = server.state[FedAvg.model]
         before = server.state.get(self.before, last)
         return {n: torch.lerp(before[n], t, 0.5) if t.is_floating_point() else t for n, t in last.items()}

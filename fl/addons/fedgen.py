@@ -47,11 +47,11 @@ class FedGen(AddOn):
     = 0 it is not installed.
 
     Args:
-        alpha, beta: weights on the clients; the code takes 10 and 10 (1 on EMNIST).
-        decay: of alpha, beta and the generator's rate, a round; the code takes 0.98.
-        steps, batch, lr, weight_decay: Adam on the generator in each round; the code takes 50, 32, 3e-4 and 0.01.
-        diversity_weight: the code takes 1.
-        noise, hidden: the generator's sizes; the code takes 32 and 256 on MNIST.
+        alpha, beta: weights of the two terms on the clients, at least 0; the code takes 10 and 10 (1 on EMNIST).
+        decay: factor by which alpha, beta and the generator's rate shrink a round; the code takes 0.98.
+        steps, batch, lr, weight_decay: of Adam on the generator in each round; the code takes 50, 32, 3e-4 and 0.01.
+        diversity_weight: weight of the diversity in the generator's loss, at least 0; the code takes 1.
+        noise, hidden: lengths of the generator's noise and hidden layer; the code takes 32 and 256 on MNIST.
     """
 
     key = "FedGen"
@@ -85,16 +85,22 @@ class FedGen(AddOn):
 
     @property
     def off(self) -> bool:
-        """No term."""
+        """Whether alpha and beta are both 0: then there is no term, and it is not installed."""
         return self.alpha == 0 and self.beta == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """The server needs every client's classifier, of one kind."""
+        """Refuse replies that do not hold every client's classifier, or classifiers of several kinds."""
         if settings.personal or len(settings.networks.names) > 1:
-            raise ValueError("FedGen learns from one kind of classifier: no personal parameters, one architecture")
+            raise ValueError(
+                "FedGen learns from one kind of classifier: no personal parameters, one architecture; got "
+                f"personal={settings.personal}, {len(settings.networks.names)} architecture(s)"
+            )
         for addon in addons:
             if fills(addon, "normalise"):
-                raise ValueError(f"FedGen needs the clients' classifiers, but {addon.name} rescales what they send")
+                raise ValueError(
+                    f"FedGen needs the clients' classifiers, but {addon.name} rescales what they send: leave one of "
+                    "the two out"
+                )
 
     def _head(self, server: AveragingServer) -> Head:
         return Head(server.network(server.settings.networks.names[0]), server.shape)
@@ -104,7 +110,7 @@ class FedGen(AddOn):
         return cast("LatentGenerator", build(made, draw or torch.Generator()))
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the generator."""
+        """Draw the generator G; no class is seen yet."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.device)
         server.state[self.generator] = {n: t.detach().clone() for n, t in drawn.state_dict().items()}
@@ -112,17 +118,17 @@ class FedGen(AddOn):
         server.state[self.optimizer] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """The generator once it has learnt, and the classes seen."""
+        """Send the generator once it has learnt, and which classes it has seen."""
         if server.state[self.seen].any():
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """A row of counts."""
+        """The reply holds how many images of each class the steps have read, plus one."""
         most = server.settings.most_samples
         schema[self.counts.key] = Like(torch.zeros(1, server.task.num_classes), least=0.0, most=most)
 
     def begin(self, local: Local) -> None:
-        """Count anew, and set up the received generator."""
+        """Begin to count the images of each class at one, and set up the received generator."""
         local.scratch(self)["counts"] = torch.ones(local.task.num_classes)
         if self.generator in local.message:
             weights = local.message[self.generator]
@@ -154,11 +160,11 @@ class FedGen(AddOn):
         step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels).cpu()
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
-        """The counts of each class."""
+        """Send the counts of each class."""
         reply[self.counts] = local.scratch(self)["counts"][None]
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """h_k: the classifier's part of the client's model."""
+        """Derive h_k, the classifier's part of the client's model."""
         if FedAvg.update not in reply:
             return
         name = server.settings.networks.names[0]
@@ -166,7 +172,7 @@ class FedGen(AddOn):
         out[self.head] = {n: (old[n] + update[n].to(server.device))[None] for n in self._head(server).names}
 
     def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
-        """Train G on the round's classifiers."""
+        """Train G on the round's classifiers; the history's rows show its loss as "generator_loss"."""
         if self.head not in replies:
             return
         counts = replies[self.counts].to(server.device)

@@ -37,25 +37,27 @@ class FedNova(AddOn):
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """|a_i|_1 counts this round's gradients."""
+        """Refuse momentum of earlier rounds: |a_i|_1 counts this round's gradients."""
         if settings.optimizer_state == "client":
-            raise ValueError("FedNova needs optimizer_state='round': gradients of earlier rounds are in old momentum")
+            raise ValueError(
+                "FedNova needs optimizer_state='round', got 'client': old momentum holds earlier gradients"
+            )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """One number for each tensor of the update."""
+        """The reply holds |a_i|_1 for every tensor of the update, one number each."""
         update = cast(Tensors, schema[FedAvg.update.key].value)
         schema[self.tau.key] = Like({n: torch.tensor(1.0) for n in update}, least=0.0)
 
     def normalise(self, local: Local, update: Tensors) -> Tensors:
-        """The normalised d_i; a tensor that was not trained has not changed either."""
+        """Send d_i = change / |a_i|_1; a tensor that was not trained has not changed either."""
         return {n: u * local.lr / local.paths[n] if local.paths[n] > 0 else u for n, u in update.items()}
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
-        """The normalisers go out too."""
+        """Send |a_i|_1 too, tensor by tensor."""
         tau = {n: torch.tensor(path / local.lr) for n, path in local.paths.items()}
         reply[self.tau] = local.named(tau)
 
     def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
-        """The mean of the d_i, times tau_eff."""
+        """Move by tau_eff sum_i p_i d_i: the mean of the d_i times the mean of the |a_i|_1."""
         tau = replies[self.tau]
         return {n: m * tau[n].to(m.device) for n, m in mean.items()}

@@ -17,7 +17,9 @@ __all__ = ["FedAdagrad", "FedAdam", "FedYogi", "ServerAdaptive"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAdaptive(AddOn):
-    """Algorithm 2 of Reddi et al., "Adaptive federated optimization", ICLR 2021; a subclass says how v moves.
+    """What `FedAdagrad`, `FedAdam` and `FedYogi` share (Reddi et al., "Adaptive federated optimization", ICLR 2021).
+
+    It is Algorithm 2; a subclass says how v moves.
 
     With the mean change Delta of a round, element by element:
 
@@ -53,10 +55,10 @@ class ServerAdaptive(AddOn):
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """The new v from the old one and Delta^2."""
+        """The new v, made of the old `v` and `square`, Delta^2; what the three methods differ in."""
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """The adaptive step."""
+        """Move m and v, and the model by lr m / (sqrt(v) + tau)."""
         m: Tensors = server.state.get(self.m, {})
         v: Tensors = server.state.get(self.v, {})
         m, v = dict(m), dict(v)
@@ -70,19 +72,24 @@ class ServerAdaptive(AddOn):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(ServerAdaptive):
-    """FedAdagrad: v <- v + Delta^2. The paper has no momentum here (beta1 = 0); see `ServerAdaptive` for the rest."""
+    """FedAdagrad: an adaptive step on the server, with v <- v + Delta^2.
+
+    Arguments as for `ServerAdaptive`, which gives the step; `beta1` is 0, for the paper has no momentum here.
+    """
 
     key = "ServerAdagrad"
     beta1: float = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """The sum of all squares."""
+        """v + Delta^2: the sum of the squares of all rounds."""
         return v + square
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(ServerAdaptive):
-    """FedAdam: v <- beta2 v + (1 - beta2) Delta^2; see `ServerAdaptive` for the rest.
+    """FedAdam: an adaptive step on the server, with v <- beta2 v + (1 - beta2) Delta^2.
+
+    The other arguments are those of `ServerAdaptive`, which gives the step.
 
     Args:
         beta2: decay of v, in [0, 1).
@@ -96,13 +103,15 @@ class FedAdam(ServerAdaptive):
         check.real_number(self.beta2, "beta2", least=0.0, below=1.0)
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """A moving mean of the squares."""
+        """beta2 v + (1 - beta2) Delta^2: a moving mean of the squares."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(FedAdam):
-    """FedYogi: v <- v - (1 - beta2) Delta^2 sign(v - Delta^2); arguments as for `FedAdam`.
+    """FedYogi: an adaptive step on the server, with v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
+
+    Arguments as for `FedAdam`.
 
     v moves by a share of Delta^2 towards it, so that a few small changes do not wipe out what is known of large ones.
     """
@@ -110,5 +119,5 @@ class FedYogi(FedAdam):
     key = "ServerYogi"
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """A step of a size that does not depend on v."""
+        """v moved towards Delta^2 by a step whose size does not depend on v."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)

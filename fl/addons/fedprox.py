@@ -18,10 +18,10 @@ class FedProx(AddOn):
     """FedProx (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2).
 
     Adds (mu / 2) ||w - w_t||^2 to the local objective (their h_k), over the shared parameters; buffers have no pull.
-    The paper's inexactness gamma (uneven local work) is the core's `steps`. With mu = 0 it is not installed.
+    The paper's inexactness gamma (uneven local work) is `FedAvg(steps=...)`. With mu = 0 it is not installed.
 
     Args:
-        mu: at least 0; the paper tunes over {0.001, 0.01, 0.1, 1}.
+        mu: strength of the pull, at least 0; the paper tunes over {0.001, 0.01, 0.1, 1}.
     """
 
     key = "Proximal"
@@ -33,15 +33,15 @@ class FedProx(AddOn):
 
     @property
     def damping(self) -> float:  # type: ignore[override]
-        """The pull's strength, for `local.path`."""
+        """mu, the strength of the pull: the drift of a client is damped by it (`local.paths`)."""
         return self.mu
 
     @property
     def off(self) -> bool:
-        """No pull."""
+        """Whether mu is 0: then there is no pull, and it is not installed."""
         return self.mu == 0
 
     def loss(self, step: Step) -> Tensor:
-        """(mu / 2) ||w - w_t||^2."""
+        """The term (mu / 2) ||w - w_t||^2 of the local objective, w_t being the received weights."""
         local = step.local
         return proximal(local.shared_parameters().values(), local.start.values(), self.mu)

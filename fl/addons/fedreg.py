@@ -46,7 +46,7 @@ class FedReg(AddOn):
         eta: step of the pseudo images, in normalised pixels; tuned by data set in the code (0.1 on CIFAR, 0.2 on
             MNIST).
         eta_perturbed: step of the perturbed images; the code takes eta / 100, which None means.
-        iterations: the code takes 10.
+        iterations: gradient steps that make an image; the code takes 10.
     """
 
     key = "FedReg"
@@ -65,17 +65,18 @@ class FedReg(AddOn):
         check.positive_int(self.iterations, "iterations")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse what would undo the projections or needs an update that is a sum of gradients."""
+        """Refuse what would undo the projections, or needs an update that is a sum of gradients."""
         if settings.optimizer != "sgd" or settings.momentum:
             raise ValueError(
-                "FedReg's projections are defined for plain SGD: a momentum would bring back what they remove"
+                "FedReg's projections are defined for plain SGD, give optimizer='sgd' and momentum=0: a momentum would "
+                f"bring back what they remove, got optimizer={settings.optimizer!r}, momentum={settings.momentum:g}"
             )
         for addon in addons:
             if fills(addon, "correct_gradient") or fills(addon, "normalise"):
                 raise ValueError(f"FedReg cannot be combined with {addon.name}: its update is not a sum of gradients")
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """The gradient between the local and the received weights."""
+        """Step 1: the gradient at gamma w + (1 - gamma) w_t, in place of that at w."""
         local = step.local
         kept = {n: p.detach().clone() for n, p in local.shared_parameters().items()}
         with torch.no_grad():
@@ -88,7 +89,7 @@ class FedReg(AddOn):
         return grads
 
     def after_step(self, step: Step) -> None:
-        """Remove from the drift what raises the loss on pseudo, then on perturbed images."""
+        """Step 2: remove from the drift what raises the loss on pseudo, then on perturbed images."""
         local, scratch = step.local, step.local.scratch(self)
         names = [n for n in step.trained if n in local.start]
         if not names:

@@ -39,11 +39,11 @@ class FedSAM(AddOn):
 
     @property
     def off(self) -> bool:
-        """No perturbation."""
+        """Whether rho is 0: then the gradient is taken at w, and it is not installed."""
         return self.rho == 0
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """The gradient at w + rho g / ||g||."""
+        """The gradient at w + rho g / ||g||, in place of the gradient g at w. The weights come back as they were."""
         local = step.local
         masks = local.dropout.get_state()
         grads = compute()

@@ -24,7 +24,8 @@ class FineTune(AddOn):
     last layer: "classifier.*"). The client's own images are used, even if a method trains on others.
 
     Args:
-        epochs, steps: passes over the local data; `steps`, if given, is an exact number instead.
+        epochs: passes over the local data; or
+        steps: an exact number of steps instead.
         train: a pattern of parameter names; "!pattern" means all others.
     """
 
@@ -39,9 +40,9 @@ class FineTune(AddOn):
         Phase(self.epochs, self.steps, self.train)
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """The pattern must match."""
+        """Refuse a pattern `train` that matches no parameter."""
         require_matches([self.train], names, "FineTune(train=...)")
 
     def personal_model(self, local: Local) -> Tensors:
-        """The received model after some training."""
+        """The received model, trained on the client's own data for `epochs` or `steps`."""
         return local.fit(local.received, self, Phase(self.epochs, self.steps, self.train))

@@ -46,15 +46,15 @@ class LocalAccuracy(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """The first test."""
+        """The round of the first test: `every`."""
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """The server must be able to run every client's model."""
+        """Refuse replies from which the server cannot make every client's whole model."""
         require_replied(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Require the set."""
+        """Refuse a run without the set, or whose set has other labels than the clients'."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
         data = server.data[self.on]
@@ -65,7 +65,7 @@ class LocalAccuracy(AddOn):
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Test one client's model."""
+        """Test the model that one client trained, and derive its accuracy."""
         if server.round % self.every or FedAvg.update not in reply:
             return
         predictor = server.trained(reply)
@@ -73,6 +73,6 @@ class LocalAccuracy(AddOn):
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
-        """Write them down."""
+        """Write mean, std and worst tenth into the round's row of the history."""
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

@@ -30,7 +30,7 @@ class MOON(AddOn):
     it is not installed.
 
     Args:
-        mu: at least 0; the paper tunes over {0.1, 1, 5, 10}, FedCOG's comparison takes 0.01.
+        mu: weight of the term, at least 0; the paper tunes over {0.1, 1, 5, 10}, FedCOG's comparison takes 0.01.
         temperature: t of Eq. 3, positive; the paper takes 0.5.
     """
 
@@ -48,11 +48,11 @@ class MOON(AddOn):
 
     @property
     def off(self) -> bool:
-        """No contrast."""
+        """Whether mu is 0: then there is no contrast, and it is not installed."""
         return self.mu == 0
 
     def loss(self, step: Step) -> Tensor | None:
-        """mu * l_con."""
+        """The term mu * l_con (Eq. 3) of the batch; none before the client has a previous model."""
         local = step.local
         if local.previous is None:
             return None

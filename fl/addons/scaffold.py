@@ -42,24 +42,28 @@ class SCAFFOLD(AddOn):
     drift = Entry[Tensors]("sum")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Option II reads the mean gradient off the change of the weights."""
+        """Refuse clients whose change of weights is no sum of gradients (option II reads their mean off it)."""
         if settings.optimizer == "adam":
-            raise ValueError("SCAFFOLD needs optimizer='sgd': an Adam step says little about the size of the gradient")
+            raise ValueError(
+                "SCAFFOLD needs optimizer='sgd', got 'adam': its steps do not tell the size of the gradient"
+            )
         if settings.optimizer_state == "client":
-            raise ValueError("SCAFFOLD needs optimizer_state='round': old momentum is in the change of the weights too")
+            raise ValueError("SCAFFOLD needs optimizer_state='round', got 'client': old momentum is in the change too")
         if len(settings.networks.names) > 1:
-            raise ValueError("SCAFFOLD needs one architecture: c is the mean of all clients' variates")
+            raise ValueError(
+                f"SCAFFOLD needs one architecture, got {list(settings.networks.names)}: c is all clients' mean"
+            )
 
     def start(self, server: AveragingServer) -> None:
-        """c = 0."""
+        """The server's variate c begins at zero, as no tensor at all."""
         server.state[self.control] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """The server's variate."""
+        """Send the server's variate c beside the weights (line 4)."""
         message[self.control] = server.state[self.control]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """One tensor for each tensor of the update."""
+        """The reply holds a change of c_i for every tensor of the update."""
         schema[self.drift.key] = schema[FedAvg.update.key]
 
     def begin(self, local: Local) -> None:
@@ -73,13 +77,13 @@ class SCAFFOLD(AddOn):
         scratch["shift"] = {n: scratch["c"][n] - scratch["own"][n] for n in zeros}
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:
-        """The corrected gradient, g - c_i + c."""
+        """Make g the corrected gradient, g - c_i + c (line 10)."""
         for name, shift in step.local.scratch(self)["shift"].items():
             if name in grads:
                 grads[name] = grads[name] + shift
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Line 12, option II; the change of c_i goes out."""
+        """The new c_i by line 12, option II, into the memory; its change into the reply."""
         c, own = local.scratch(self)["c"], local.scratch(self)["own"]
         drift = {
             n: -c[n] - delta / local.paths[n] if local.paths[n] > 0 else torch.zeros_like(delta)

@@ -37,14 +37,15 @@ class SharedImage(Shared):
     Args:
         image: uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients' images.
         keep, count: crops in a round, and crops to select them from; equal: no selection.
-        seed, size: of the crops; size None: that of the clients' images, which must be square then.
+        seed: of the crops; everybody renders the same ones.
+        size: side of a crop in pixels; None: that of the clients' images, which must be square then.
         rate: share of rounds with FedAvg initialisation, in [0, 1], evenly spaced; the paper has 1, 0.5 and 0.2.
         warm_rounds: that many first rounds have it too.
-        steps, batch, lr: Adam on the server (the release's batch: 32 in Tables 1, 3 and 4, else 512).
+        steps, batch, lr: of Adam on the server (the release's batch: 32 in Tables 1, 3 and 4, else 512).
         least_steps: the steps fall along half a cosine to this and begin anew in the rounds that have FedAvg
             initialisation (Table 4: 250; `falling_steps`).
         clip: norm of the students' logits (`losses.clip_logit_norm`), or None.
-        returns: "last" or "best".
+        returns: the "last" weights of the distillation, or the "best" on `server.data["validation"]`.
         crops: further options of `generate.Patches` (the paper: rotation=35, flip=0.5).
         selection: options of `select.select`, in place of {"kmeans_share": 0}: pruning alone, which section 4.1's "we
             remove 90 % of the training examples" by entropy leaves of k-means at 5,000 of 50,000, in the release too.

@@ -32,7 +32,7 @@ class SharedPool(Shared):
 
     Args:
         pool: a set, brought to 8-bit pixels; or pictures uint8 [N, C, H, W]; C, H and W as the clients' images.
-        keep: images in a round.
+        keep: images that are selected for a round.
         rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: as in `SharedImage`. The
             rates of Table 6 are 1, 0.5 and 0.2.
 
@@ -60,9 +60,10 @@ class SharedPool(Shared):
         self._hold(pixels, Pool(len(pixels)), digest.hexdigest())
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a pool that clients cannot read; select for the first round."""
+        """Refuse a pool of another shape than the clients' images; select the images of the first round."""
         if tuple(self.held.shape[1:]) != tuple(server.shape):
             raise ValueError(
-                f"the pool has images {tuple(self.held.shape[1:])}, the clients have {tuple(server.shape)}"
+                f"the pool has images {tuple(self.held.shape[1:])}, the clients have {tuple(server.shape)}: resize the "
+                "pool's"
             )
         super().start(server)

@@ -27,8 +27,8 @@ class VFA(AddOn):
     `align_feature_loss` in loss_fn/losses.py, the means in trainers/normal_trainer.py).
 
     Args:
-        weight: with 0 it is not installed.
-        std: of the features around their means.
+        weight: of the term, at least 0; with 0 it is not installed.
+        std: of the features around their means, at least 0.
         per_class: features of each class a step; default: B // K + 1.
         temperature: of the contrastive loss.
         empty: "drop", or "zero" as released: see `supervised_contrastive`.
@@ -53,11 +53,11 @@ class VFA(AddOn):
 
     @property
     def off(self) -> bool:
-        """No term."""
+        """Whether the weight is 0: then there is no term, and it is not installed."""
         return self.weight == 0
 
     def start(self, server: AveragingServer) -> None:
-        """The means [K, d] of each architecture's feature space."""
+        """Draw the means mu_k, [K, d], of each architecture's feature space."""
         networks, drawn = server.settings.networks, dict[str, Tensor]()
         for architecture in networks.names:
             net = server.network(architecture).eval()
@@ -70,18 +70,18 @@ class VFA(AddOn):
         server.state[self.means] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """The means for this client's architecture, once."""
+        """Send the means of this client's architecture; they travel once to each client."""
         networks = server.settings.networks
         architecture = networks.architecture(client)
         message[self.means] = networks.named(server.weights(architecture, of=server.state[self.means]), architecture)
 
     def begin(self, local: Local) -> None:
-        """This training's own stream of features."""
+        """Set up this training's own draws of features around the means."""
         means = local.part(local.message[self.means])["mean"]
         local.scratch(self).update(means=means.cpu(), generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:
-        """SupCon over real and drawn features."""
+        """The term `weight` times SupCon over [real features; features drawn around the means]."""
         real, labels = step.output().embedding, step.batch.labels
         means, generator = (step.local.scratch(self)[key] for key in ("means", "generator"))
         each = self.per_class or len(labels) // len(means) + 1

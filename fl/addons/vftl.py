@@ -31,8 +31,8 @@ class VFTL(AddOn):
 
     Args:
         epochs: passes over the virtual set; with 0 it is not installed.
-        lr, momentum, batch: SGD on the server.
-        source, classes, per_class, options: the virtual set, as in `VHL`; no more classes than the task has.
+        lr, momentum, batch: of SGD on the server; `batch` in images a step.
+        source, classes, per_class, options: of the virtual set, as in `VHL`; no more classes than the task has.
     """
 
     key = "VFTL"
@@ -59,13 +59,16 @@ class VFTL(AddOn):
 
     @property
     def off(self) -> bool:
-        """No pretraining."""
+        """Whether there are no epochs: then nothing is pretrained, and it is not installed."""
         return self.epochs == 0
 
     def start(self, server: AveragingServer) -> None:
-        """Pretrain every architecture."""
+        """Make the virtual set, and train the first weights of every architecture on it."""
         if self.classes > server.task.num_classes:
-            raise ValueError(f"VFTL: {self.classes} virtual classes, but outputs for {server.task.num_classes} only")
+            raise ValueError(
+                f"VFTL: {self.classes} virtual classes, but outputs for {server.task.num_classes} only: give "
+                f"classes={server.task.num_classes} or fewer"
+            )
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         networks, trained = server.settings.networks, dict[str, Tensor]()
         for architecture in networks.names:

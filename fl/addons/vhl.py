@@ -51,7 +51,8 @@ class VHL(AddOn):
             set of images in the clients' normalisation and shape.
         classes: virtual classes (10; 100 for CIFAR-100).
         per_class: images of each class of noise; the release leaves open whether 200 or 5,000.
-        cross_entropy, calibration, contrast: the weights. If all are 0 it is not installed.
+        cross_entropy, calibration, contrast: the weights of the three terms, at least 0; with all at 0 it is not
+            installed.
         batch: virtual images a step; default: the method's `batch`, as in the paper.
         augment: of the virtual images: "method" for what the method does to the real ones, an augmentation of their
             own, or None. `CropFlip` pads them with the black of their own normalisation, whichever it was told.
@@ -98,27 +99,29 @@ class VHL(AddOn):
 
     @property
     def extra_outputs(self) -> int:  # type: ignore[override]
-        """The virtual classes."""
+        """One output for each virtual class."""
         return self.classes
 
     @property
     def layers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The inner layer, if one is calibrated."""
+        """The inner layer whose outputs are compared, if `layer` names one."""
         return () if self.layer is None else (self.layer,)
 
     @property
     def off(self) -> bool:
-        """No term at all."""
+        """Whether all three weights are 0: then it is not installed."""
         return self.cross_entropy == self.calibration == self.contrast == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """One virtual set."""
+        """Refuse a second virtual set: `VHL` beside `NaiveVHL`."""
         several = [a.name for a in addons if isinstance(a, VHL)]
         if len(several) > 1:
-            raise ValueError(f"{' and '.join(several)} cannot be combined: both are VHL with other weights")
+            raise ValueError(
+                f"{' and '.join(several)} cannot be combined: both are VHL with other weights; leave one out"
+            )
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set; try the layer on it."""
+        """Make the virtual set, and try on it whether the layer's outputs can be compared."""
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():
             net = server.network(architecture).eval()
@@ -131,18 +134,18 @@ class VHL(AddOn):
         server.state[self.noise] = noise
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """The virtual set; its body travels once to each client."""
+        """Send the virtual set; its body travels once to each client."""
         message[self.noise] = server.state[self.noise]
 
     def own_batches(self, local: Local) -> Iterator[Batch]:
-        """Virtual batches, augmented in their own space."""
+        """Batches of the virtual set, augmented in the space of its own normalisation."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
         augment = None if change is None else in_space(change, noise.normalization)
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:
-        """The three terms."""
+        """The three terms: cross-entropy of virtual images, calibration and contrast of features."""
         real, virtual, labels = step.output(), step.output(self), step.batch_of(self).labels
         x, v = (o.embedding if self.layer is None else o.inner[self.layer] for o in (real, virtual))
         contrast = partial(supervised_contrastive, temperature=self.temperature, empty=self.empty)
@@ -157,7 +160,10 @@ class VHL(AddOn):
 
 @dataclass(frozen=True)
 class NaiveVHL(VHL):
-    """VHL's ablation "naive VHL" (section 5.3): the virtual set joins the training, without any calibration."""
+    """VHL's ablation "naive VHL" (section 5.3): the virtual set joins the training, without any calibration.
+
+    Arguments as for `VHL`, with the weights `calibration` and `contrast` at 0.
+    """
 
     key = "NaiveVHL"
     calibration: float = 0.0
