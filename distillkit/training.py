@@ -116,7 +116,10 @@ def train(
     if not len(data):
         raise ValueError("data must hold at least one image, got an empty set")
     if labels.ndim == 2 and not ((labels >= 0).all() and torch.allclose(labels.sum(1), labels.new_ones(len(labels)))):
-        raise ValueError("labels that are rows must be probabilities: not negative, each row summing to 1")
+        raise ValueError(
+            "labels that are rows must be probabilities: not negative, each row summing to 1; "
+            "logits become such by softmax(1)"
+        )
     require_space(protocol.augment, data.normalization)
     generator = as_generator(generator)
     try_network(require_network(network), images, classes=data.num_classes)
@@ -184,7 +187,8 @@ def accuracy(network: nn.Module, data: Images, *, chunk: int | None = None) -> f
     """
     data = as_set(data, name="data")
     if not len(data) or data.labels.ndim != 1:
-        raise ValueError("data must hold at least one image and have class indices as labels")
+        came = "an empty set" if not len(data) else f"rows of shape {list(data.labels.shape)}"
+        raise ValueError(f"data must hold at least one image and have class indices as labels, got {came}")
     size = chunk_size(data.images, chunk)
     try_network(require_network(network), data.images, classes=data.num_classes)
     with evaluating(network):

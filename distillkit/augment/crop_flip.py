@@ -75,7 +75,10 @@ class CropFlip:
             check.batch_of_images(images)
         h, w = images.shape[2:]
         if self.pad >= min(h, w) or self.cutout > min(h, w):
-            raise ValueError(f"pad={self.pad} and cutout={self.cutout} are too large for images of {h}x{w} pixels")
+            raise ValueError(
+                f"pad={self.pad} and cutout={self.cutout} are too large for images of {h}x{w} pixels: pad must be "
+                "below their sides, cutout at most these"
+            )
         draw = Draws(images, as_generator(generator), 1 if siamese else len(images))
         rows, columns = (draw.integers(0, 2 * self.pad + 1) - self.pad for _ in range(2))
         mirrored = draw.uniform(0, 1) < self.flip

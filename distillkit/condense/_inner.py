@@ -86,6 +86,6 @@ def matched(
             came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"target for {name} must be a tensor {list(named[name].shape)}, got {came}")
         if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"target for {name} must be finite")
+            raise ValueError(f"target for {name} must be finite, got NaN or Inf")
         targets.append(value.detach().to(named[name]))
     return [named[name] for name in target], targets

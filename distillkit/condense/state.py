@@ -164,5 +164,7 @@ def resumed(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> 
     if different:
         raise ValueError(f"resume was saved by a call with other arguments: {', '.join(different)}")
     if int(state["step"]) > steps:
-        raise ValueError(f"resume has {int(state['step'])} steps behind it, but steps={steps}")
+        raise ValueError(
+            f"resume has {int(state['step'])} steps behind it, but steps={steps}; ask for at least as many"
+        )
     return state

@@ -36,7 +36,10 @@ def share_evenly(
     for k, group in enumerate(groups):
         owners = int(owns[:, k].sum())
         if len(group) < owners:
-            raise ValueError(f"{what} {int(labels[group[0]])} has {len(group)} images for {owners} clients")
+            raise ValueError(
+                f"{what} {int(labels[group[0]])} has {len(group)} images for {owners} clients, which want one each; "
+                "take fewer clients"
+            )
         counts[owns[:, k], k] = equal(len(group), owners)
     return deal(groups, counts, labels, generator)
 

@@ -97,7 +97,9 @@ def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Se
     left = torch.tensor([len(group) for group in groups])
     size = int(left.sum()) // clients
     if size == 0:
-        raise ValueError(f"{clients} clients cannot share {int(left.sum())} images: some would hold none")
+        raise ValueError(
+            f"{clients} clients cannot share {int(left.sum())} images: some would hold none; take fewer clients"
+        )
     counts = torch.zeros(clients, len(groups), dtype=torch.long)
     for client in range(clients):
         prior = _log_gamma(alpha, (len(groups),), rng)
@@ -142,7 +144,9 @@ def _until_fair(
     min_size = check.positive_int(min_size, "min_size", least=0)
     tries = check.positive_int(tries, "tries")
     if clients * min_size > labels.numel():
-        raise ValueError(f"{labels.numel()} images cannot give {clients} clients at least {min_size} each")
+        raise ValueError(
+            f"{labels.numel()} images cannot give {clients} clients at least {min_size} each; lower min_size or clients"
+        )
     rng = as_generator(generator)
     best = 0
     for _ in range(tries):

@@ -127,7 +127,9 @@ def load_npz(
     pixels = {_PARTS[name]: to_pixels(_images(arrays, name), size, channels) for name in wanted}
     labels = {_PARTS[name]: _labels(arrays, name) for name in wanted}
     if len({found.ndim for found in labels.values()}) > 1:
-        raise ValueError(f"the splits of {path} have labels of different kinds: class indices and rows")
+        raise ValueError(
+            f"the splits of {path} have labels of different kinds: class indices and rows; store all as one of them"
+        )
     given = classes is not None
     if classes is None:
         rows = labels["train"].ndim == 2
@@ -177,7 +179,9 @@ def _read(file: Path, size: Size | None, channels: int | None) -> Tensor:
             if picture.mode.startswith("I;16"):
                 array = np.asarray(picture).astype(np.float32)[..., None] / 65535
             elif picture.mode in ("I", "F"):
-                raise ValueError(f"32-bit pixels (mode {picture.mode}) have no defined range")
+                raise ValueError(
+                    f"32-bit pixels (mode {picture.mode}) have no defined range; save the picture with 8 or 16 bits"
+                )
             else:
                 array = np.array(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
     except Exception as error:

@@ -46,7 +46,9 @@ def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
     """
     everything = torch.cat(grouped(labels, clients))
     if clients > len(everything):
-        raise ValueError(f"{clients} clients cannot share {len(everything)} images: some would hold none")
+        raise ValueError(
+            f"{clients} clients cannot share {len(everything)} images: some would hold none; take fewer clients"
+        )
     return deal([everything], equal(len(everything), clients)[:, None], labels, generator)
 
 
@@ -76,7 +78,9 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
     if check.positive_int(k, "k") > total:
         raise ValueError(f"k must be at most the number of classes, {total}, got {k}")
     if clients * k < total:
-        raise ValueError(f"{clients} clients with {k} classes each cannot own all {total} classes")
+        raise ValueError(
+            f"{clients} clients with {k} classes each cannot own all {total} classes; take more clients, or a larger k"
+        )
     owns = torch.zeros(clients, total, dtype=torch.bool)
     owns[torch.arange(clients), torch.arange(clients) % total] = True
     for client in range(clients):
@@ -114,7 +118,10 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
     if total % check.positive_int(k, "k"):
         raise ValueError(f"k must divide the number of classes, {total}, got {k}")
     if clients < total // k:
-        raise ValueError(f"{clients} clients cannot own {total // k} clusters of {k} classes, one each")
+        raise ValueError(
+            f"{clients} clients cannot own {total // k} clusters of {k} classes, one each; "
+            "take more clients, or a larger k"
+        )
     cluster = torch.arange(clients) % (total // k)
     owns = cluster[:, None] == torch.arange(total)[None, :] // k
     return share_evenly(groups, owns, labels, generator)
@@ -152,7 +159,7 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
         if dominant < int(owner.sum()):
             raise ValueError(
                 f"class {int(labels[group[0]])} has {len(group)} images; {share:g} of them is too few for its "
-                f"{int(owner.sum())} owners"
+                f"{int(owner.sum())} owners; take a larger share, or fewer clients"
             )
         counts[owner, k] = equal(dominant, int(owner.sum()))
         if not bool(owner.all()):

@@ -166,7 +166,8 @@ def _checked_targets(targets: Tensor, num_classes: int) -> Tensor:
     if targets.ndim != 2 or targets.shape[1] != num_classes:
         raise ValueError(f"targets must be rows [N, {num_classes}], got shape {list(targets.shape)}")
     if not bool(((targets >= 0) & (targets <= 1)).all()):
-        raise ValueError("targets must be rows of numbers in [0, 1]")
+        low, high = (float(v) for v in targets.aminmax())
+        raise ValueError(f"targets must be rows of numbers in [0, 1], got {low:.4g} to {high:.4g}")
     return targets
 
 

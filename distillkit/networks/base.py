@@ -105,7 +105,10 @@ class SplitNetwork(nn.Module):
         finally:
             hook.remove()
         if len(seen) != 1:
-            raise ValueError(f"classifier {self._name!r} ran {len(seen)} times in one forward, want exactly once")
+            raise ValueError(
+                f"classifier {self._name!r} ran {len(seen)} times in one forward, want exactly once; "
+                "name another module: split(network, classifier='...')"
+            )
         return seen[0].flatten(1), logits
 
     def classifier(self, embedding: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def pixel_histogram(
     require_mapping(sets, "sets", "LabeledImages")
     sets = {name: as_set(one, name=f"sets[{name!r}]") for name, one in sets.items()}
     if not sets or not all(len(s) for s in sets.values()):
-        raise ValueError("sets must hold at least one set, and none may be empty")
+        raise ValueError("sets must hold at least one set, and none may be empty: leave empty ones out")
     figure, drawn = panels(axes, len(sets), 3.2, 2.6, across=3)
     edges, low, high = torch.linspace(0, 1, bins + 1), 100.0, 0.0
     for ax, (name, one) in zip(drawn, sets.items(), strict=True):

@@ -90,7 +90,10 @@ class LabeledImages:
             raise TypeError(f"normalization must be a Normalization(mean, std), got {came}")
         c = self.images.shape[1]
         if len(normalization.mean) not in (1, c):
-            raise ValueError(f"images have {c} channels, normalization has {len(normalization.mean)}")
+            raise ValueError(
+                f"images have {c} channels, normalization has {len(normalization.mean)}; give one number a "
+                "channel, or one for all"
+            )
         self.normalization = normalization
         self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(self.images))
         self.info: dict[str, Any] = checked_info(info or {})
@@ -467,9 +470,15 @@ def confirmed(
     if num_classes is not None and not data.classes_given:
         data = data.replace(num_classes=num_classes)
     if num_classes not in (None, data.num_classes):
-        raise ValueError(f"num_classes={num_classes}, but the set has {data.num_classes}")
+        raise ValueError(
+            f"num_classes={num_classes}, but the set has {data.num_classes}; leave it out, or give "
+            "`data.replace(num_classes=...)`"
+        )
     if normalization not in (None, data.normalization):
-        raise ValueError(f"normalization is {normalization}, but the set's is {data.normalization}")
+        raise ValueError(
+            f"normalization is {normalization}, but the set's is {data.normalization}; leave "
+            "it out, or convert the set with `data.renormalized(normalization)`"
+        )
     if not math.isfinite(float(data.images.detach().sum())):
         check.batch_of_images(data.images, name)
     return data

@@ -39,7 +39,9 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
         if len(labels) != n or not bool(torch.isfinite(labels).all()):
             raise ValueError(f"labels must be {n} finite rows, one an image, got shape {list(labels.shape)}")
         if num_classes is not None and labels.shape[1] != num_classes:
-            raise ValueError(f"labels have {labels.shape[1]} columns, but num_classes={num_classes}")
+            raise ValueError(
+                f"labels have {labels.shape[1]} columns, but num_classes={num_classes}; leave num_classes out"
+            )
         num_classes = labels.shape[1]
     else:
         if num_classes is None and n == 0:
