@@ -9,12 +9,13 @@ from typing import Any
 
 from distillkit.privacy import Secret
 from fl.codec import digest
+from fl.engine.blame import Unsent
 from fl.engine.known import Known
 from fl.engine.seam import Answer, Cohort, Head, Letter, noise_of
 from fl.engine.store import Restored
 from fl.engine.threads import ServerThread
 from fl.message import sizes
-from fl.method import Method, Server
+from fl.method import Interrupted, Method, Server
 
 __all__ = ["Post", "weight"]
 
@@ -58,7 +59,12 @@ class Post:
         sent: dict[int, Letter] = {}
 
         def tell(number: int) -> Letter:
-            sent[number] = letter = self.thread.run(lambda: self._letter(number))
+            try:
+                sent[number] = letter = self.thread.run(lambda: self._letter(number))
+            except Interrupted:
+                raise
+            except Exception as error:  # it may concern this client alone, as an architecture that it has not got
+                raise Unsent from error
             return letter
 
         for answer in self.cohort.ask(head, numbers, tell):

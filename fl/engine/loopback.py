@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy.branch import carry_back, known_of
+from fl.engine.blame import reason_of
 from fl.engine.door import Roster
 from fl.engine.far import Opening, pack_holding
 from fl.engine.processes import PATIENCE, Ended, Process, give_back, pickled, take
@@ -98,7 +99,7 @@ class Processes:
         except (Interrupted, BudgetExhausted):
             raise
         except Exception as error:  # as where clients are threads: what fails for a client is its failure
-            self._done[client] = Answer(client, error=f"raised {type(error).__name__}: {error}")
+            self._done[client] = Answer(client, error=reason_of(error))
             return
         self._asked[client] = job
         self._send(client % self._workers, *frames)

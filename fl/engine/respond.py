@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from distillkit.privacy import BudgetExhausted, Ledger
+from fl.engine.blame import reason_of
 from fl.engine.holding import Holding
 from fl.engine.memories import Memories
 from fl.engine.placement import placed
@@ -75,7 +76,7 @@ def respond(site: Site, head: Head, number: int, letter: Callable[[], Letter]) -
     except (Interrupted, BudgetExhausted):
         raise
     except Exception as error:  # a client that fails in any way is counted, named and left out
-        return Answer(number, error=f"raised {type(error).__name__}: {error}", seconds=cost())
+        return Answer(number, error=reason_of(error), seconds=cost())
 
 
 def _absent(method: Method, head: Head, held: Holding) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fl import AddOn, CheckpointError, FedAvg, simulate
+from fl import AddOn, CheckpointError, FedAvg, NoUsableReply, simulate
 from fl.message import Message
 from fl.method import Method
 from fl.methods import FedProto
@@ -94,3 +96,25 @@ def test_an_entry_without_a_line_says_who_writes_it() -> None:
 
     with pytest.raises(Exception, match=r"FedAvg.last is not due: .*\(`expect` writes one\)"):
         play(FedAvg(Sends(), factory=Tiny))
+
+
+def test_a_failing_client_names_the_line_that_failed() -> None:
+    class Oops(AddOn):
+        def end(self, local: Any, update: Any, reply: Message) -> None:
+            if local.client.id == 1:
+                torch.zeros(2) @ torch.zeros(3)
+
+    row = play(FedAvg(Oops(), factory=Tiny)).rows[0]
+    line = inspect.getsourcelines(Oops.end)[1] + 2
+    assert row["failed"].keys() == {"1"}
+    assert re.match(rf"raised RuntimeError: .* \(line {line} of test_own_mistakes.py, in end\)", row["failed"]["1"])
+
+
+def test_a_send_that_fails_is_not_the_clients_fault() -> None:
+    class Lists(AddOn):
+        def send(self, server: Any, client: int, message: Message) -> None:
+            message[FedAvg.last] = [1, 2]
+
+    said = r"client 0 was told nothing, for the server's send raised TypeError: FedAvg.last must be .*, in send\)"
+    with pytest.raises(NoUsableReply, match=said):
+        play(FedAvg(Lists(), factory=Tiny))
