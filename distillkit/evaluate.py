@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from distillkit import check
-from distillkit.networks.base import NetworkFactory, build, require_factory
+from distillkit.networks.making import NetworkFactory, build, require_factory
 from distillkit.progress import bar
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, as_set
@@ -28,13 +28,13 @@ class Row:
 
     Attributes:
         data: "set", or "random real".
-        network: the architecture's name.
+        architecture: its name, the factory's key or the network's class.
         accuracies: in [0, 1], one for each network trained, last iterate.
         seconds: wall time of all of them, training and testing.
     """
 
     data: str
-    network: str
+    architecture: str
     accuracies: tuple[float, ...]
     seconds: float
 
@@ -76,10 +76,12 @@ class Evaluation:
         return {"images": self.images, "protocol": fields, "rows": rows}
 
     def __str__(self) -> str:
-        lines = [f"{'data':<12} {'network':<16} {'accuracy %':>12}  draws  seconds"]
+        lines = [f"{'data':<12} {'architecture':<16} {'accuracy %':>12}  draws  seconds"]
         for row in self.rows:
             shown = f"{100 * row.mean:.1f} ± {100 * row.std:.1f}"
-            lines.append(f"{row.data:<12} {row.network:<16} {shown:>12}  {len(row.accuracies):5}  {row.seconds:7.1f}")
+            lines.append(
+                f"{row.data:<12} {row.architecture:<16} {shown:>12}  {len(row.accuracies):5}  {row.seconds:7.1f}"
+            )
         return "\n".join(lines)
 
 

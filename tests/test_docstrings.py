@@ -14,7 +14,7 @@ import pytest
 
 ROOMS = (
     "attacks",
-    "distillkit.privacy",
+    "distillkit",
     "fl.message",
     "fl.codec",
     "fl.schema",

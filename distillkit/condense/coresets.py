@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
-from distillkit.networks.base import Network, frozen, split
+from distillkit.networks.base import Network, split
 from distillkit.networks.door import require_network, try_network
+from distillkit.networks.making import frozen
 from distillkit.normalization import Normalization
 from distillkit.plausible import look_at_counts
 from distillkit.progress import bar

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from distillkit import check
 from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
-from distillkit.networks.base import build
+from distillkit.networks.making import build
 from distillkit.normalization import Normalization
 from distillkit.progress import Bar, bar
 from distillkit.provenance import provenance

@@ -12,7 +12,7 @@ from distillkit import check
 from distillkit.chunks import chunk_size
 from distillkit.generate.objective import Divergence, Objective, judge
 from distillkit.losses import BatchNormPrior
-from distillkit.networks.base import NetworkFactory, build
+from distillkit.networks.making import NetworkFactory, build
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.progress import Bar, bar
 from distillkit.provenance import provenance

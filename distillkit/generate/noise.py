@@ -9,7 +9,7 @@ from torch import Tensor
 from distillkit import check
 from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
 from distillkit.generate.stylegan2 import StyleGAN2
-from distillkit.networks.base import build
+from distillkit.networks.making import build
 from distillkit.normalization import Normalization
 from distillkit.progress import bar
 from distillkit.provenance import provenance

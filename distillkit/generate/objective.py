@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit import check, losses
-from distillkit.networks.base import frozen
+from distillkit.networks.making import frozen
 from distillkit.networks.samplers import uses_batch_statistics
 
 __all__ = ["Divergence", "Objective", "judge"]

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit import check
-from distillkit.networks.base import NetworkFactory, build
 from distillkit.networks.convnet import ConvNet
+from distillkit.networks.making import NetworkFactory, build
 from distillkit.progress import bar
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.networks.base import Network, NetworkFactory, Redraw, build, frozen, initialize, is_as_made, split
+from distillkit.networks.base import Network, split
+from distillkit.networks.making import NetworkFactory, Redraw, build, frozen, initialize, is_as_made
 from distillkit.rng import derive
 
 __all__ = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from distillkit.networks.base import Network, NetworkFactory, Redraw, build, frozen, split
+from distillkit.networks.base import Network, split
+from distillkit.networks.making import NetworkFactory, Redraw, build, frozen
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train
 

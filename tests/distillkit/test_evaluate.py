@@ -140,7 +140,7 @@ def test_an_evaluation_has_a_row_for_random_real_images_of_each_architecture() -
     real, test = stripes(200, noise=30.0), stripes(100, seed=1)
     factories = {"small": convnet, "none": lambda: convnet("none")}
     result = evaluate(stripes(), test, factories, draws=2, protocol=SHORT, real=real)
-    assert [(r.data, r.network) for r in result.rows] == [
+    assert [(r.data, r.architecture) for r in result.rows] == [
         ("set", "small"), ("random real", "small"), ("set", "none"), ("random real", "none"),
     ]  # fmt: skip
     assert all(len(r.accuracies) == 2 and r.seconds > 0 for r in result.rows)
@@ -148,7 +148,7 @@ def test_an_evaluation_has_a_row_for_random_real_images_of_each_architecture() -
     assert result.rows[1].mean < 0.85
     assert result.accuracy == result.rows[0].mean
     assert result.images == 40
-    assert evaluate(stripes(8), test, convnet, draws=1, protocol=SHORT).rows[0].network == "ConvNet"
+    assert evaluate(stripes(8), test, convnet, draws=1, protocol=SHORT).rows[0].architecture == "ConvNet"
     record = json.loads(json.dumps(result.record()))
     assert record["protocol"]["epochs"] == SHORT.epochs
     assert record["rows"][1]["accuracies"] == list(result.rows[1].accuracies)
