@@ -53,7 +53,7 @@ class Protocol:
         check.positive_int(self.batch, "batch")
         check.real_number(self.lr, "lr", above=0.0)
         check.real_number(self.lr_drop, "lr_drop", above=0.0)
-        check.real_number(self.momentum, "momentum", least=0.0, most=1.0)
+        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
         check.real_number(self.weight_decay, "weight_decay", least=0.0)
         require_augmentation(self.augment)
 

@@ -24,9 +24,9 @@ from distillkit.data import clients, load, partition
 from distillkit.files import write_atomically
 from distillkit.networks import ConvNet
 from distillkit.rng import derive
-from fl import FedAvg, FedDM, Method, Real, read_history, simulate
+from fl import FedAvg, FedDM, Method, Real, simulate
 from fl.addons import FedProx
-from fl.engine.store import Store
+from fl.engine.store import Store, read_history
 from fl.study import Experiment, git_commit, mean_std, processes, show, spark
 
 CLIENTS = 10

@@ -7,7 +7,7 @@ are in `fl.addons`, their methods in `fl.methods`.
 from fl.addons.fedopt import ServerAdaptive
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_replied
 from fl.batches import Batch, Phase, shuffled
-from fl.engine import CheckpointError, Holding, Loopback, Run, history, read_history, simulate
+from fl.engine import CheckpointError, Holding, Loopback, Run, history, simulate
 from fl.filters import Adaptive, ClientDP, Filter, Filtered
 from fl.message import Entry, Message, Tensors
 from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
@@ -54,7 +54,6 @@ __all__ = [
     "Task",
     "Tensors",
     "history",
-    "read_history",
     "require_replied",
     "shuffled",
     "simulate",

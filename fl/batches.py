@@ -85,7 +85,17 @@ def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, st
 
     Yields:
         Places, int64 [batch or fewer].
+
+    Raises:
+        TypeError, ValueError: when the first is asked for: numbers out of range, or no generator.
     """
+    check.positive_int(count, "count", least=0)
+    check.positive_int(batch, "batch")
+    check.positive_int(epochs, "epochs", least=0)
+    if steps is not None:
+        check.positive_int(steps, "steps", least=0)
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
     done = 0
     while done < epochs if steps is None else True:
         for index in torch.randperm(count, generator=generator).split(batch):

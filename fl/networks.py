@@ -58,7 +58,7 @@ class Networks:
         extra: int = 0,
         initial: Tensors | None = None,
     ) -> None:
-        self.factories = _factories(factory, several=several)
+        self.factories = _factories(factory, several=check.switch(several, "several"))
         self.names = tuple(self.factories)
         if (len(self.names) > 1) != (assign is not None):
             raise ValueError("assign must say which client has which architecture if and only if there are several")
@@ -66,7 +66,8 @@ class Networks:
             check.callable_with(assign, "assign", ["client"], "a mapping client number -> architecture, or a function")
         if initial is not None and not isinstance(initial, Mapping):
             raise TypeError(f"initial must be a state dict, names to tensors, got {type(initial).__name__}")
-        self.assign, self.extra, self.initial = assign, extra, initial
+        self.extra = check.positive_int(extra, "extra", least=0)
+        self.assign, self.initial = assign, initial
         self._built: dict[tuple[str, int], nn.Module] = {}
         self._lock = threading.Lock()
 

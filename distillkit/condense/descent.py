@@ -44,9 +44,7 @@ class Descent:
         identity: Callable[[], Mapping[str, Any]],
     ) -> None:
         self.lr = check.real_number(lr, "lr", above=0.0)
-        self.momentum = check.real_number(momentum, "momentum", least=0.0)
-        if momentum >= 1:
-            raise ValueError(f"momentum must be below 1, got {momentum:g}")
+        self.momentum = check.real_number(momentum, "momentum", least=0.0, below=1.0)
         arguments = {**arguments, "lr": self.lr, "momentum": self.momentum, "shape": list(images.shape)}
         arguments["dtype"] = str(images.dtype)
         self.images, self.velocity = images, torch.zeros_like(images)

@@ -161,7 +161,7 @@ def fit_to_means(
     """
     check.positive_int(steps, "steps", least=0)
     check.real_number(lr, "lr", above=0.0)
-    check.real_number(momentum, "momentum", least=0.0, most=1.0)
+    check.real_number(momentum, "momentum", least=0.0, below=1.0)
     if targets.ndim != 3 or len(targets) != len(maps):
         raise ValueError(f"targets must be [{len(maps)} maps, classes, F], got shape {list(targets.shape)}")
     images = start.detach().clone().unflatten(0, (targets.shape[1], -1))

@@ -149,8 +149,8 @@ def image_sgd(
     check.positive_int(size, "size")
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
-    check.real_number(lr, "lr", least=0.0)
-    check.real_number(momentum, "momentum", least=0.0, most=1.0)
+    check.real_number(lr, "lr", above=0.0)
+    check.real_number(momentum, "momentum", least=0.0, below=1.0)
     sigma = either(epsilon, sigma, delta=delta, count=steps, rate=rate)
     real = private_set(
         images,

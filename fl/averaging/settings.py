@@ -66,7 +66,7 @@ class Settings:
     tried: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        check.real_number(self.momentum, "momentum", least=0.0, most=1.0)
+        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
         check.real_number(self.weight_decay, "weight_decay", least=0.0)
         check.real_number(self.lr_decay, "lr_decay", above=0.0)
         check.one_of(self.optimizer, "optimizer", ("sgd", "adam"))

@@ -4,6 +4,6 @@ from fl.engine.faults import Loopback
 from fl.engine.holding import Holding
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
-from fl.engine.store import CheckpointError, read_history
+from fl.engine.store import CheckpointError
 
-__all__ = ["CheckpointError", "Holding", "Loopback", "Run", "read_history", "simulate"]
+__all__ = ["CheckpointError", "Holding", "Loopback", "Run", "simulate"]

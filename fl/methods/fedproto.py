@@ -83,7 +83,7 @@ class FedProto(Method):
         self.networks = Networks(factory, assign)
         self.lam = check.real_number(lam, "lam", least=0.0)
         self.lr = learning_rate(lr, "lr")
-        self.momentum = check.real_number(momentum, "momentum", least=0.0, most=1.0)
+        self.momentum = check.real_number(momentum, "momentum", least=0.0, below=1.0)
         self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
         self.epochs, self.batch = check.positive_int(epochs, "epochs"), check.positive_int(batch, "batch")
         self.weights = check.one_of(weights, "weights", ("samples", "uniform"))

@@ -14,6 +14,7 @@ import fl.filters.filter
 import fl.methods
 from distillkit import LabeledImages
 from distillkit.privacy import Ledger
+from distillkit.rng import derive
 from fl import (
     Classification,
     ClientDP,
@@ -28,9 +29,10 @@ from fl import (
     Real,
     simulate,
 )
-from fl.batches import Phase
+from fl.batches import Phase, shuffled
 from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
+from fl.networks import Networks
 from tests.fl.small import Tiny, images, with_rows
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
 
@@ -303,6 +305,13 @@ CALLS: dict[str, Call] = {
         lambda task: finished(simulate(plain(), [with_rows(c) for c in clients()], rounds=1, task=task)),
     ),
     "Loopback": Call(Loopback, lambda: {"lose": 0.1, "repeat": 0.2, "delay": 0.3, "seed": 1}),
+    "Networks": Call(
+        Networks, lambda: {"factory": Tiny, "extra": 1}, lambda held: None if held.first("", 3, 0) else "no weights"
+    ),
+    "shuffled": Call(
+        lambda **given: list(shuffled(**given)),
+        lambda: {"count": 5, "batch": 2, "generator": derive(0), "epochs": 1, "steps": 3},
+    ),
     "Entry": Call(Entry, lambda: {"reduce": "mean"}),
     "Message": Call(message, lambda: {"values": {FedAvg.update: {"w": torch.zeros(2)}}}),
 }
@@ -331,6 +340,17 @@ NOT_CALLED = {
     "Like": "a record that methods make; `check_reply` reads it",
     "sums_like": "a record that methods make",
     "history": "a module",
+    "AveragingServer": "a record that `FedAvg` makes",
+    "Local": "a record that `FedAvg` makes",
+    "Step": "a record that `FedAvg` makes",
+    "Output": "a record that `FedAvg` makes",
+    "Settings": "a record that `FedAvg` makes of its own, checked arguments",
+    "ServerAdaptive": "an abstract base: `FedAdam` and the others are called",
+    "require_replied": "for an add-on's `check`, with what that is given",
+    "Schema": "a type",
+    "Tensors": "a type",
+    "Factory": "a type",
+    "Task": "a type",
 }
 """Public names without odd calls, and why."""
 
@@ -373,6 +393,11 @@ ACCEPTED: Listed = {
     ("ClientDP clips", "adaptive", "None"): DEFAULT,
     ("ClientDP clips", "clip", "number"): "the norm of `FedAvg.update`",
     ("Message", "values", "None"): DEFAULT,
+    ("shuffled", "count", "zero"): "a set without images has batches without images",
+    ("shuffled", "epochs", "zero"): "no pass",
+    ("Networks", "extra", "zero"): "no outputs beside the classes",
+    ("shuffled", "steps", "zero"): "no step",
+    ("shuffled", "steps", "None"): "then the passes count",
     ("*", "personal", "empty"): "no parameter is personal",
 }
 """(name, argument, corruption) -> why such a call is right."""
@@ -386,7 +411,6 @@ OTHERWISE: Listed = {
     ("SharedPool", "pool", "one row"): "`keep`, which is more than the pool then holds",
     ("FedAvg several", "factory", "class"): "`assign`: a class is one factory, and needs none",
     ("FedAvg addons", "addon", "class"): "the class; add-ons are given by position",
-    ("FedLGD", "personal", "string"): "the add-on that needs the whole model on the server",
     ("FedRep", "head", "unknown"): "`personal`, the option of `FedAvg` that the head is, and the pattern",
     ("Holding", "train", "*"): "the client, by its number",
 }
