@@ -1,4 +1,7 @@
-"""Methods that are not weight averaging, and the papers as compositions."""
+"""Methods that are not weight averaging (FedDM and its kin, FedProto), and papers that are `FedAvg` with add-ons.
+
+`FedLGD`, `FedRep` and `SingleImage` set their papers' defaults and override no verb.
+"""
 
 from fl.methods.feddm import FedDM
 from fl.methods.fedlgd import FedLGD

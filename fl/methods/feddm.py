@@ -40,18 +40,21 @@ class FedDM(Method):
 
     Args:
         factory: called with the number of classes, gives the network.
-        ipc: images per class; the paper takes 10 (5 on CIFAR-100).
+        ipc: images that a client sends for each class it owns; the paper takes 10 (5 on CIFAR-100).
         steps: T, matching steps a round; the paper takes 1,000.
         rho: radius of the ball; the paper takes 5.
-        init: "real" or "noise".
-        match: "embedding+logits" (Eq. 8) or "embedding".
+        init: what the images start from, "real" images or "noise".
+        match: what is matched, "embedding+logits" (Eq. 8) or "embedding".
         batch_real: real images per class and step.
-        lr, momentum: SGD on the images.
-        augment: differentiable Siamese augmentation, or None.
-        server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: SGD on the server.
-        project: keep the server's weights within rho of the round's start.
-        weights: "synthetic" (Eq. 9) or "samples" (Eq. 2).
+        lr, momentum: of SGD on the images.
+        augment: differentiable Siamese augmentation of real and synthetic images, or None.
+        server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: of SGD on the server.
+        project: whether the server's weights are kept within rho of the round's start.
+        weights: by what an image counts on the server, "synthetic" (Eq. 9) or "samples" (Eq. 2).
         most_samples: with "samples", the largest count that a client may claim; a reply that claims more is refused.
+
+    Raises:
+        TypeError, ValueError: an option of another kind, or out of range; it is named.
     """
 
     key = "FedDM"
@@ -101,29 +104,36 @@ class FedDM(Method):
         self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Every option but the network, of which a run's record says more."""
+        """What `repr` and the record of a run say: every option but the network, of which the record says more."""
         return (), {k: v for k, v in vars(self).items() if k != "networks"}
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """The one network."""
+        """The template of the one network, for a task of so many `classes`."""
         return self.networks.templates(classes)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try the network on noise; the augmentation must be one for the clients' images."""
+        """Try the network on noise, and refuse an augmentation that is none for the clients' images."""
         require_augmentation(self.augment, server.normalization)
         self.networks.check_run(server, features=True)
 
     def start(self, server: Server) -> None:
-        """Draw w_0."""
+        """Draw w_0, the network's first weights, from the run's seed."""
         server.state[self.model] = self.networks.all_first(server)
 
     def send(self, server: Server, client: int) -> Message:
-        """The current weights w_r."""
+        """Send the current weights w_r."""
         return Message({self.model: server.state[self.model]})
 
     @without_warnings()  # a client may own fewer images of a class than ipc, as in the paper
     def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
-        """S_k for the received network: where another way of making it goes in (REAL, a private mechanism)."""
+        """Make S_k, the set that this client sends; a subclass puts another way of making it here.
+
+        Called once a round on the client. `Real` draws images, `PrivateFedDM` fits them to noised statistics.
+
+        Args:
+            client: whose data it stands for.
+            net: the network with the received weights w_r, in eval mode.
+        """
         return distribution_matching(
             client.data.to(client.device),
             networks=NetworkBall(net, self.rho),
@@ -141,7 +151,7 @@ class FedDM(Method):
         )
 
     def local(self, client: Client, message: Message) -> Message:
-        """ClientUpdate of Algorithm 1: learn S_k and send it: pixels and labels, and nothing else about the client."""
+        """ClientUpdate of Algorithm 1: learn S_k and send its pixels and labels, and nothing else about the client."""
         net = self.networks.on(client, message[self.model])
         synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})
         reply = Message({self.images: synthetic})
@@ -150,18 +160,23 @@ class FedDM(Method):
         return reply
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """What weighs this client's images under `weights="samples"`: how many real ones it has."""
+        """What weighs this client's images under `weights="samples"`: how many real ones it has, float [1].
+
+        Args:
+            client: whose images they are.
+            synthetic: the images that it sends.
+        """
         return torch.tensor([float(len(client.data))])
 
     def blank(self, server: Server) -> LabeledImages:
-        """A set without images, in the space of the clients'."""
+        """A set without images in the clients' space, as the `server` knows it: shape, classes, normalisation."""
         dtype = next(t.dtype for t in server.state[self.model].values() if t.is_floating_point())
         nothing = torch.empty(0, *server.shape, dtype=dtype), torch.empty(0, dtype=torch.int64)
         empty = LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
         return empty.to(server.device)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """At most ipc images of every class, bare: a set's `info` would tell which classes a client lacks."""
+        """A reply holds at most ipc images a class, bare: a set's `info` would tell which classes a client lacks."""
         most = self.ipc * server.task.num_classes
         schema: Schema = {self.images.key: Like(self.blank(server), rows=most, per_class=self.ipc)}
         if self.weights == "samples":
@@ -169,7 +184,14 @@ class FedDM(Method):
         return schema
 
     def weigh(self, replies: Reduced) -> Tensor:
-        """The weight of each image of the union, float [N] with mean 1."""
+        """The weight of each image of the union, float [N] with mean 1, in the server's loss.
+
+        Args:
+            replies: hold the union, and with `weights="samples"` the clients' counts.
+
+        Raises:
+            NoUsableReply: all counts are zero.
+        """
         union = replies[self.images]
         weight = torch.ones(len(union))
         if self.weights == "samples":
@@ -183,11 +205,20 @@ class FedDM(Method):
         return weight
 
     def receive(self, server: Server, replies: Reduced) -> None:
-        """The server's half of Algorithm 1."""
+        """The server's half of Algorithm 1: weigh the images of the union, and train w_r on them."""
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; the state keeps the union."""
+        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; the state keeps both.
+
+        Args:
+            server: its state holds w_r.
+            union: all clients' images.
+            weight: of each image, float [N] with mean 1.
+
+        Raises:
+            NoUsableReply: there are no images.
+        """
         if not len(union):
             raise NoUsableReply("no reply of the round holds an image")
         net = self.networks.on(server, server.state[self.model]).train()
@@ -201,17 +232,17 @@ class FedDM(Method):
         server.notes["synthetic_images"] = len(union)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """The server's model."""
+        """The server's one model, w_r."""
         net = self.networks.on(server, server.state[self.model])
         return {"": Predictor(net.eval().requires_grad_(False))}
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """The received model on the client's own test images."""
+        """Test the received model ("global") on the client's own test images."""
         if client.test is None or not len(client.test):
             return Message()
         net = self.networks.on(client, message[self.model])
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Sums of the received model."""
+        """Sums over a client's test images, for the received model."""
         return {self.tested.key: sums_like(server.task, "global")}

@@ -42,18 +42,21 @@ class FedProto(Method):
 
     Args:
         factory: called with the number of classes, gives the network; or a mapping architecture -> such a factory.
-        assign: with several architectures, client number -> architecture.
+        assign: with several architectures, who has which: client number -> architecture (a mapping or a function).
         lam: weight of the distance, at least 0. The paper takes 1, and its released code averages the distance over
             the d dimensions of the embedding as well, which is 1 / d here: with large embeddings 1 crushes them. With 0
             the networks are trained locally only.
-        lr, momentum, weight_decay: SGD on the clients; the released code takes 0.01 and momentum 0.5.
+        lr, momentum, weight_decay: of SGD on the clients; the released code takes 0.01 and momentum 0.5.
         epochs, batch: passes over the local data in a round, and images a step.
-        weights: "samples" or "uniform".
+        weights: by what a client's prototype of a class counts: its "samples" of the class, or "uniform" for 1.
         most_samples: with "samples", the largest count of a class that a client may claim; a reply that claims more is
             refused.
-        predict: the nearest prototype ("prototype", as in the paper) or the client's own "classifier".
+        predict: what is tested: the nearest prototype ("prototype", as in the paper) or the client's own "classifier".
         condensed: `Condensed(refine_steps=0, ...)` to train on, and take prototypes of, a set that each client
             condenses once from its data: FedProto in the tables of FedLGD (Huang et al., TMLR 2024, section 5.1).
+
+    Raises:
+        TypeError, ValueError: an option of another kind, or out of range; it is named.
     """
 
     key = "FedProto"
@@ -92,15 +95,18 @@ class FedProto(Method):
         if condensed is not None and not isinstance(condensed, Condensed):
             raise TypeError(f"condensed must be a Condensed(refine_steps=0, ...), got {described(condensed)}")
         if condensed is not None and condensed.refine_steps and condensed.selected:
-            raise ValueError("FedProto has no global network to refine sets under: Condensed(refine_steps=0)")
+            raise ValueError(
+                "FedProto has no global network to refine sets under: Condensed(refine_steps=0), got "
+                f"refine_steps={condensed.refine_steps}"
+            )
         self.condensed = None if condensed is None or condensed.off else condensed
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Every option but the networks, of which a run's record says more, and who has which."""
+        """What `repr` and the record of a run say: every option but the networks, of which the record says more."""
         return (), {k: v for k, v in vars(self).items() if k != "networks"}
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """The template of every architecture."""
+        """The template of every architecture, by name, for a task of so many `classes`."""
         return self.networks.templates(classes)
 
     def assigned(self, clients: int) -> Sequence[str]:
@@ -108,15 +114,22 @@ class FedProto(Method):
         return self.networks.assigned(clients)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try every architecture on noise."""
+        """Try every architecture on noise, and look `assign` up."""
         self.networks.check_run(server, features=True)
         if self.condensed is not None:
             self.condensed.start(server)
 
     def start(self, server: Server) -> None:
-        """No prototype is known; find out how long one is."""
+        """Find out how long a prototype is; none is known yet.
+
+        Raises:
+            ValueError: a task with several classes an image, or architectures whose embeddings differ in size.
+        """
         if not server.task.single_label:
-            raise ValueError("FedProto needs one class an image: a multi-label image has no one prototype")
+            raise ValueError(
+                f"FedProto needs one class an image, which {server.task!r} does not have: such an image has no one "
+                "prototype"
+            )
         classes, blank = server.task.num_classes, torch.zeros(1, *server.shape)
         sizes = {}
         for name in self.networks.names:
@@ -124,12 +137,14 @@ class FedProto(Method):
             with torch.no_grad():
                 sizes[name] = net.features(blank).shape[1]
         if len(set(sizes.values())) > 1:
-            raise ValueError(f"the architectures' embeddings must have one size to share prototypes, got {sizes}")
+            raise ValueError(
+                f"factory: the architectures' embeddings must have one size to share prototypes, got {sizes}"
+            )
         server.state[self.prototypes] = torch.zeros(classes, max(sizes.values()), device=server.device)
         server.state[self.known] = torch.zeros(classes, dtype=torch.bool, device=server.device)
 
     def send(self, server: Server, client: int) -> Message:
-        """The global prototypes, and which of them exist."""
+        """Send the global prototypes, and which of them exist."""
         return Message({e: server.state[e] for e in (self.prototypes, self.known)})
 
     def _network(self, client: Client) -> nn.Module:
@@ -139,7 +154,7 @@ class FedProto(Method):
         return self.networks.on(client, own)
 
     def local(self, client: Client, message: Message) -> Message:
-        """LocalUpdate of Algorithm 1: train, then take the mean embedding of each class."""
+        """LocalUpdate of Algorithm 1: train the client's own network, then send the mean embedding of each class."""
         net, data = self._network(client), client.data.to(client.device)
         if self.condensed is not None:
             data = self.condensed.first(client, lambda: self._network(client)).to(client.device)
@@ -164,13 +179,13 @@ class FedProto(Method):
         return Message({self.count: weight.to(means.dtype), self.means: means})
 
     def expect(self, server: Server, client: int) -> Schema:
-        """A row for every class."""
+        """A reply holds a mean embedding and a count for every class; 0 for one that the client lacks."""
         prototypes = server.state[self.prototypes]
         most = self.most_samples if self.weights == "samples" else 1.0
         return {self.count.key: Like(prototypes[:, 0], least=0.0, most=most), self.means.key: Like(prototypes)}
 
     def receive(self, server: Server, replies: Reduced) -> None:
-        """Average each class over the clients that own it."""
+        """Average each class's prototype over the clients that own it; one that nobody owns stays."""
         means = replies[self.means].to(server.device)
         owned = (replies.weight(self.means) > 0).to(server.device)
         server.state[self.prototypes] = torch.where(owned[:, None], means, server.state[self.prototypes])
@@ -178,7 +193,7 @@ class FedProto(Method):
         server.notes["prototypes"] = int(server.state[self.known].sum())
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """The client's own network on its test images, by the nearest prototype or by its classifier."""
+        """Test the client's own network ("personal"), by the nearest prototype or by its classifier."""
         if client.test is None or not len(client.test):
             return Message()
         net = self._network(client).eval()
@@ -187,7 +202,7 @@ class FedProto(Method):
         return Message({self.tested: {"personal": Predictor(net).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Sums of the client's own network."""
+        """Sums over a client's test images, for its own network."""
         return {self.tested.key: sums_like(server.task, "personal")}
 
 

@@ -34,9 +34,9 @@ class FedRep(FedAvg):
         head: pattern of the personal parameters' names.
         head_epochs: passes over the local data for the head (tau); the paper takes 10.
         body_epochs: passes for the representation; the paper takes 1 or 5.
-        weights: "uniform" or "samples".
-        lr, momentum, batch: those of the release (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18); lr
-            None is the optimiser's own rate, as in `FedAvg`.
+        weights: a client's weight in the mean, "uniform" or by "samples".
+        lr, momentum, batch: of the clients; those of the release (github.com/lgcollins/FedRep, utils/options.py, lines
+            15 to 18); lr None is the optimiser's own rate, as in `FedAvg`.
         assign, initial, weight_decay, optimizer, optimizer_state, lr_decay, augment, objective, most_samples, buffers,
             predict: as for `FedAvg`, of which `personal`, `phases`, `epochs` and `steps` are set here.
 
@@ -62,7 +62,10 @@ class FedRep(FedAvg):
     ) -> None:
         taken = [name for name in _FIXED if name in options]
         if taken:
-            raise ValueError(f"{taken[0]} is set by FedRep itself; use head, head_epochs and body_epochs")
+            raise ValueError(
+                f"{taken[0]} is set by FedRep itself, got {taken[0]}={options[taken[0]]!r}; use head, head_epochs and "
+                "body_epochs"
+            )
         if not isinstance(head, str) or not head:
             raise TypeError(f"head must be a pattern of parameters' names, as 'classifier.*', got {head!r}")
         phases = (

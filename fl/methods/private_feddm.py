@@ -51,7 +51,7 @@ class PrivateFedDM(FedDM):
         sigma: noise standard deviation / sensitivity of each of the `draws` (or `steps`) releases of a round; from
             `privacy.plan(epsilon, delta, count=draws * rounds, spent=[(sigma_sizes, 1.0, 1)])`, with `rate=rate`
             and `count=steps * rounds` for `"image_sgd"`.
-        mechanism: see above.
+        mechanism: "class_means" or "image_sgd", see above.
         draws: how many networks are drawn, a map of each, in a round (class means only).
         sizes: public number of records per class, [classes], of every client. Or else:
         sigma_sizes: noise, in records, on a histogram that each client takes once, when it first takes part. (If that
@@ -96,9 +96,13 @@ class PrivateFedDM(FedDM):
         **options: Any,
     ) -> None:
         if options.pop("init", "noise") != "noise":
-            raise PrivateInitialization("a private set starts from noise: real images would be in the release itself")
+            raise PrivateInitialization(
+                "a private set starts from noise: real images would be in the release itself; leave init out"
+            )
         if "batch_real" in options:
-            raise ValueError("batch_real has no place here: all records take part, or each with probability `rate`")
+            raise ValueError(
+                "batch_real has no place here: all records take part, or each with probability `rate`; leave it out"
+            )
         self.mechanism = check.one_of(mechanism, "mechanism", ("class_means", "image_sgd"))
         lr = (200.0 if mechanism == "class_means" else 0.1) if lr is None else lr
         super().__init__(init="noise", steps=steps, lr=lr, **options)
@@ -122,16 +126,22 @@ class PrivateFedDM(FedDM):
         if clip is not None and not (isinstance(clip, float) and clip == math.inf):
             self.clip = check.real_number(clip, "clip", above=0.0)
         if self.clip == math.inf and self.sigma:
-            raise PrivacyError("clip must be finite: without a clip no noise is large enough")
+            raise PrivacyError("clip must be finite, got infinity: without a clip no noise is large enough")
         self.rate = check.real_number(rate, "rate", above=0.0, most=1.0)
 
     @property
     def private(self) -> bool:
-        """Always."""
+        """Whether it charges a ledger: always."""
         return True
 
     def start(self, server: Server) -> None:
-        """Draw w_0, and refuse what no client could keep private."""
+        """Draw w_0, and refuse what no client could keep private.
+
+        Raises:
+            PrivacyError: one of its kinds: a normalisation that was measured on the data, a delta too large for the
+                records, a network with batch statistics.
+            ValueError: a task with several classes an image, or `sizes` of another length.
+        """
         super().start(server)
         classes = server.task.num_classes
         if not server.task.single_label:
@@ -150,7 +160,14 @@ class PrivateFedDM(FedDM):
     def maps(
         self, net: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
     ) -> PublicMaps:
-        """The public maps of one round: networks around the received weights, centred on released images or noise."""
+        """The public maps of one round: networks around the received weights, centred on released images or noise.
+
+        Args:
+            net: the network with the received weights, in eval mode.
+            like: a set in whose space the maps work; its own images are not read.
+            generator: draws the networks.
+            around: images released before, whose mean embedding is the centre; None: noise.
+        """
         seed = int(torch.randint(2**62, (), generator=generator))
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
         if around is not None and len(around):
@@ -158,15 +175,22 @@ class PrivateFedDM(FedDM):
         return PublicMaps(NetworkBall(net, self.rho), self.draws, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, Ledger]:
-        """A client's records, if its class count is given, and the ledger that they are charged to."""
+        """The records of this `client`, checked for a private release, and the ledger that they are charged to.
+
+        Raises:
+            PrivacyError: the client has no ledger, or its set says something that is private.
+        """
         if client.ledger is None:
-            raise PrivacyError("the client has no ledger to charge; `simulate` gives it one")
+            raise PrivacyError("the client has no ledger to charge: run the method with `simulate`, which gives it one")
         options: dict[str, Any] = {"num_classes": None, "normalization": None, "delta": client.ledger.delta}
         real = private_set(client.data, None, public_statistics=self.public_statistics, **options)
         return real.to(client.device), client.ledger
 
     def sizes_of(self, client: Client) -> Tensor:
-        """Records of each class, float64 [classes]: the public ones, or this client's one noised histogram."""
+        """Records of each class, float64 [classes]: the public `sizes`, or the one noised histogram of this `client`.
+
+        The histogram is taken, and charged, where the client's memory does not hold it yet.
+        """
         if self.sizes is not None:
             return torch.tensor(self.sizes, dtype=torch.float64, device=client.device)
         if self.counts not in client.memory:
@@ -178,7 +202,7 @@ class PrivateFedDM(FedDM):
         return client.memory[self.counts].to(client.device)
 
     def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
-        """S_k from noised statistics only."""
+        """Make S_k from noised statistics only; what is drawn is charged to the client's ledger before."""
         real, ledger = self.charged(client)
         counts = self.sizes_of(client)
         chosen = self.kept(counts).repeat_interleave(self.ipc)
@@ -206,16 +230,34 @@ class PrivateFedDM(FedDM):
         return self.as_set(images, real)[chosen]
 
     def noise_images(self, like: LabeledImages, generator: torch.Generator) -> Tensor:
-        """Where the first fit starts: `ipc` images of N(0, 1) for every class."""
+        """Where the first fit starts: `ipc` images of N(0, 1) for every class, class by class.
+
+        Args:
+            like: a set in whose space they are; its own images are not read.
+            generator: draws them.
+        """
         return public_start("noise", like, ipc=self.ipc, generator=generator)[0]
 
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
-        """Which classes are sent, bool [classes]: decided by noised (or public) counts, summed over `clients`."""
+        """Which classes are sent, bool [classes]: those with at least `least` noised (or public) records.
+
+        Args:
+            counts: records of each class, [classes].
+            clients: over how many clients they are summed, each with noise of its own.
+        """
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least
 
     def fit(self, start: Tensor, maps: PublicMaps, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
-        """Post-processing: of images [classes * ipc], those of the classes kept, fitted to noised means."""
+        """Fit images to noised means, class by class; post-processing, which costs no epsilon.
+
+        Args:
+            start: images to start from, [classes * ipc, C, H, W].
+            maps: the public maps of the round.
+            sums: noised class sums under each map, [draws, classes, d].
+            counts: records of each class, public or noised, [classes].
+            kept: which classes are fitted, bool [classes]; the others stay as they are.
+        """
         images = start.unflatten(0, (len(counts), self.ipc)).clone()
         if bool(kept.any()):
             targets = (sums / counts.clamp_min(1.0).view(1, -1, 1))[:, kept]
@@ -226,16 +268,16 @@ class PrivateFedDM(FedDM):
         return images.flatten(0, 1)
 
     def as_set(self, images: Tensor, like: LabeledImages) -> LabeledImages:
-        """Images of all classes, class by class, in the space of `like`."""
+        """The set of `images` [classes * ipc, C, H, W], class by class, in the space of `like`."""
         labels = torch.arange(like.num_classes, device=like.labels.device).repeat_interleave(self.ipc)
         return like.replace(images=images, labels=labels, columns={}, info={})
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """The noised records that each image stands for, within the range of a weight."""
+        """The noised records that each image stands for, float [N], within the range of a weight."""
         return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.most_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:
-        """As FedDM; a weight for each image."""
+        """As FedDM; with `weights="samples"` a weight for each image."""
         schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
         if self.weights == "samples":
             weights = Like(torch.zeros(1), rows=rows, along=self.images, least=0.0, most=self.most_samples)
@@ -243,16 +285,16 @@ class PrivateFedDM(FedDM):
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """As FedDM, if any class of any client was large enough to be sent."""
+        """Train as FedDM does, if any class of any client was large enough to be sent."""
         if not len(union):
             raise NoUsableReply(
                 "no class of any client has enough noised records to be sent (`least`): the clients are too small "
-                "for this noise"
+                "for this noise; give less noise, larger clients or a smaller `least`"
             )
         super().train(server, union, weight)
 
     def weigh(self, replies: Reduced) -> Tensor:
-        """Equal, or by the noised counts; mean 1."""
+        """The weight of each image of the union, mean 1: equal, or by the noised counts."""
         if self.weights == "synthetic":
             return super().weigh(replies)
         weight = replies[self.samples]

@@ -16,12 +16,13 @@ __all__ = ["Real"]
 class Real(FedDM):
     """The honest control of FedDM's Table 5: each round, `ipc` random raw images per owned class travel instead.
 
-    The same bytes and the same server; the images are the private data themselves.
+    The same bytes and the same server; the images are the private data themselves. Arguments as for `FedDM`; those of
+    the matching (`steps`, `lr`, ...) have no effect.
     """
 
     key = "Real"
 
     @without_warnings()  # a client may own fewer images of a class than ipc, as everywhere in FedDM
     def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
-        """Random real images, drawn afresh in each round."""
+        """`ipc` random real images of each class that the client owns, drawn afresh in each round."""
         return random_subset(client.data, ipc=self.ipc, generator=client.generator("images"))

@@ -22,7 +22,13 @@ __all__ = ["ClippedCrossEntropy", "SingleImage"]
 
 @dataclass(frozen=True)
 class ClippedCrossEntropy:
-    """Cross-entropy of logits whose norm is clipped first (`distillkit.losses.clip_logit_norm`)."""
+    """Cross-entropy of logits whose norm is clipped first (`distillkit.losses.clip_logit_norm`).
+
+    The objective of the single image's clients: `FedAvg(objective=ClippedCrossEntropy())`.
+
+    Args:
+        max_norm: logits whose l2 norm is larger are rescaled to it; above 0.
+    """
 
     max_norm: float = 2.5
 
@@ -30,7 +36,7 @@ class ClippedCrossEntropy:
         check.real_number(self.max_norm, "max_norm", above=0.0)
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over images."""
+        """The mean cross-entropy over images, of `logits` [N, K] and class indices `labels` [N]."""
         return F.cross_entropy(clip_logit_norm(logits, self.max_norm), labels)
 
 
@@ -46,8 +52,8 @@ class SingleImage(FedAvg):
         image: see `SharedImage`.
         addons: further add-ons.
         factory: one architecture, or several and `assign`: then the server keeps a copy of each.
-        shared: options of `SharedImage`.
-        optimizer, lr, batch: as published; lr None is the optimiser's own rate, as in `FedAvg`.
+        shared: options of `SharedImage`, by name.
+        optimizer, lr, batch: of the clients, as published; lr None is the optimiser's own rate, as in `FedAvg`.
         epochs: passes over the local data in a round; default 40, unless `steps` or `phases` are given.
         objective: default: `ClippedCrossEntropy(clip)` with the clip in `shared`; the task's loss where that is None.
         assign, initial, momentum, weight_decay, optimizer_state, lr_decay, steps, phases, augment, weights,

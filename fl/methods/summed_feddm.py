@@ -38,7 +38,7 @@ class SummedFedDM(PrivateFedDM):
 
     Args:
         sigma: noise standard deviation / sensitivity of each client's own sums ("full"), or of the total ("shares").
-        noise: see above.
+        noise: who adds how much, "full" or "shares", see above.
         sizes: public number of records per class over all drawn clients. Or else:
         sigma_sizes: noise on a histogram: each client's own, once ("full"), or the total, in *every* round ("shares":
             an old share among other clients would be uncovered). So for "shares" plan with
@@ -58,12 +58,12 @@ class SummedFedDM(PrivateFedDM):
 
     def __init__(self, *, noise: Literal["full", "shares"] = "full", **options: Any) -> None:
         if options.get("mechanism", "class_means") != "class_means":
-            raise ValueError("only class means add up: leave mechanism out")
+            raise ValueError(f"mechanism={options['mechanism']!r} makes no sums: only class means add up; leave it out")
         super().__init__(**options)
         self.noise = check.one_of(noise, "noise", ("full", "shares"))
 
     def start(self, server: Server) -> None:
-        """Draw w_0; how long a sum is; what epsilon rests on."""
+        """Draw w_0, find out how long a sum is, and remark in the ledger what epsilon rests on."""
         super().start(server)
         shape = self.draws, server.task.num_classes, self.maps_of(server, server.state, self.blank(server)).dim
         server.state[self.sums] = torch.zeros(shape, dtype=torch.float64, device=server.device)
@@ -71,12 +71,18 @@ class SummedFedDM(PrivateFedDM):
             server.ledger.remark(REMARK)
 
     def maps_of(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicMaps:
-        """This round's maps, the same on either side: a function of the seed, the round and what was sent."""
+        """This round's maps, the same on either side: a function of the seed, the round and what was sent.
+
+        Args:
+            side: the server or a client, where they are made.
+            holds: the server's state or the client's message, with the weights and the images to centre on.
+            like: a set in whose space the maps work; its own images are not read.
+        """
         net = self.networks.on(side, holds[self.model])
         return self.maps(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """The current weights, how many clients share the noise, and the centre's images."""
+        """Send the current weights, how many clients share the noise, and the images around which maps are centred."""
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
         if self.around in server.state:
@@ -84,7 +90,7 @@ class SummedFedDM(PrivateFedDM):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Noised sums of v(x) for every map and class, and noised class sizes if these are not public."""
+        """Send noised sums of v(x) for every map and class, and noised class sizes if these are not public."""
         real, _ = self.charged(client)
         maps = self.maps_of(client, message, real)
         sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes)
@@ -102,13 +108,22 @@ class SummedFedDM(PrivateFedDM):
 
     @staticmethod
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
-        """As `privacy.release`, but for the client's share of the noise; charged for all of it."""
+        """Add this client's share of the noise to its sums; the ledger is charged for all of it.
+
+        Args:
+            client: is charged, and draws the noise.
+            mechanism: what is released, for the reader of the ledger.
+            sums: one release a row, [releases, ...].
+            sigma: noise standard deviation / sensitivity of the total.
+            sensitivity: the most that one record moves a row, in l2 norm.
+            share: factor of this client's standard deviation: 1, or 1 / sqrt(M).
+        """
         client.spend(mechanism, sigma, count=len(sums))
         noise = client.secret.normal(sums.shape, sigma * sensitivity * share if sigma else 0.0)
         return sums + noise.to(sums.device)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Sums of every map and class, and the class sizes."""
+        """A reply holds sums of every map and class, and the class sizes unless these are public."""
         sums = server.state[self.sums]
         schema: Schema = {self.sums.key: Like(sums)}
         if self.sizes is None:
@@ -116,7 +131,11 @@ class SummedFedDM(PrivateFedDM):
         return schema
 
     def receive(self, server: Server, replies: Reduced) -> None:
-        """Fit one set to the noised means, and train on it."""
+        """Fit one set to the noised means of everybody's records, and train on it.
+
+        Raises:
+            NoUsableReply: a reply is missing, and with it its share of the noise; or there is no image to train on.
+        """
         missing = sorted(set(server.drawn) - set(replies.clients))
         if missing and self.noise == "shares":
             raise NoUsableReply(f"the noise lacks the shares of clients {missing}, so this round's sum is not usable")
