@@ -61,7 +61,11 @@ class Networks:
         self.factories = _factories(factory, several=check.switch(several, "several"))
         self.names = tuple(self.factories)
         if (len(self.names) > 1) != (assign is not None):
-            raise ValueError("assign must say which client has which architecture if and only if there are several")
+            given = "none" if assign is None else repr(assign) if isinstance(assign, Mapping) else "a function"
+            raise ValueError(
+                "assign must say which client has which architecture if and only if there are several, got "
+                f"assign={given} for {len(self.names)} architecture{'s' * (len(self.names) > 1)}"
+            )
         if assign is not None and not isinstance(assign, Mapping):
             check.callable_with(assign, "assign", ["client"], "a mapping client number -> architecture, or a function")
         if initial is not None and not isinstance(initial, Mapping):
@@ -72,7 +76,7 @@ class Networks:
         self._lock = threading.Lock()
 
     def architecture(self, client: int) -> str:
-        """The name of a client's architecture ("" if there is only one).
+        """The name of the architecture of a `client`, by its number ("" if there is only one).
 
         Raises:
             ValueError: `assign` names none for this client, or one that there is not.
@@ -96,11 +100,18 @@ class Networks:
         return [self.architecture(client) for client in range(most)]
 
     def outputs(self, classes: int) -> int:
-        """How many outputs a network has for a task of so many classes: the classes, and what is put beside them."""
+        """How many outputs a network has for a task of so many `classes`: those, and what add-ons put beside them."""
         return classes + self.extra
 
     def template(self, name: str, classes: int) -> nn.Module:
-        """A network of an architecture to look at: names and shapes are right, its weights mean nothing."""
+        """A network to look at, for a task of so many classes: names and shapes are right, its weights mean nothing.
+
+        Made once and shared by all threads: do not change it. For one to change, see `on` and `draw`.
+
+        Args:
+            name: of the architecture; "" where there is only one.
+            classes: of the task.
+        """
         key = name, self.outputs(classes)
         with self._lock:
             if key not in self._built:
@@ -108,35 +119,49 @@ class Networks:
             return self._built[key]
 
     def templates(self, classes: int) -> dict[str, nn.Module]:
-        """The template of every architecture, by name."""
+        """The `template` of every architecture for a task of so many `classes`, by name."""
         return {name: self.template(name, classes) for name in self.names}
 
     def draw(self, name: str, classes: int, generator: torch.Generator) -> nn.Module:
-        """A new network on the CPU with weights drawn from `generator`."""
+        """A new network on the CPU with new weights.
+
+        Args:
+            name: of the architecture; "" where there is only one.
+            classes: of the task.
+            generator: the weights are drawn from it, and from nothing else.
+        """
         return build(partial(self.factories[name], self.outputs(classes)), generator)
 
     def first(self, name: str, classes: int, seed: int) -> Tensors:
-        """The state that an architecture starts from: `initial`, else drawn from the run's seed.
+        """w_0: the state that an architecture starts from, `initial`, else drawn from the run's seed.
 
         It depends on nothing else, so that all methods of one seed start from the same weights, on every side.
+
+        Args:
+            name: of the architecture; "" where there is only one.
+            classes: of the task.
+            seed: the run's.
+
+        Returns:
+            Parameters and buffers, by the network's own names, on the CPU.
         """
         net = self.draw(name, classes, derive(seed, 0, "server", f"init {name}"))
         given = self.part(self.initial or {}, name)
         return {n: given.get(n, t).detach().clone() for n, t in net.state_dict().items()}
 
     def all_first(self, server: Server) -> Tensors:
-        """The first state of every architecture, named as one group, where the server computes."""
+        """w_0 of every architecture, as one group for the state of the `server` and for messages, where it computes."""
         found: Tensors = {}
         for name in self.names:
             found |= self.named(self.first(name, server.task.num_classes, server.seed), name)
         return {n: t.to(server.device) for n, t in found.items()}
 
     def on(self, side: Server | Client, weights: Tensors, name: str | None = None) -> nn.Module:
-        """A new network with these weights and buffers, where this side computes.
+        """A new network with given weights and buffers, where this side computes; it is the caller's to change.
 
         Args:
             side: the server or a client.
-            weights: the state, under the network's own names.
+            weights: parameters and buffers, under the network's own names.
             name: which architecture; default: the client's own, or the server's only one.
         """
         if name is None:
@@ -147,7 +172,12 @@ class Networks:
 
     @staticmethod
     def part(group: Tensors, name: str) -> Tensors:
-        """Of a group of all architectures, the tensors of one, under its network's own names."""
+        """Of a group of all architectures, as messages hold it, the tensors of one, under its network's own names.
+
+        Args:
+            group: "architecture/tensor" -> tensor; with one architecture, "tensor" -> tensor.
+            name: of the architecture; "" where there is only one.
+        """
         if not name:
             return dict(group)
         prefix = f"{name}/"
@@ -155,13 +185,18 @@ class Networks:
 
     @staticmethod
     def named(tensors: Tensors, name: str) -> Tensors:
-        """The inverse of `part`: one architecture's tensors under their names in a group of all."""
+        """The inverse of `part`: one architecture's tensors under their names in a group of all.
+
+        Args:
+            tensors: under the network's own names.
+            name: of the architecture; "" where there is only one.
+        """
         return {f"{name}/{n}": t for n, t in tensors.items()} if name else tensors
 
     def check_run(self, server: Server, *, features: bool = False) -> None:
         """Try every architecture on two images of noise like the clients', and look `assign` and `initial` up.
 
-        Called before round 1. The networks are left as they are.
+        A method calls it in its own `check_run`, before round 1. The networks are left as they are.
 
         Args:
             server: knows the images' shape and dtype, and how many clients there are.
@@ -187,7 +222,10 @@ class Networks:
         given = self.initial or {}
         unknown = sorted(set(given) - set(known), key=str)
         if unknown:
-            raise ValueError(f"initial holds names that the network lacks: {', '.join(map(str, unknown[:5]))}")
+            raise ValueError(
+                f"initial holds names that the network lacks: {', '.join(map(str, unknown[:5]))}; it has "
+                f"{', '.join(list(known)[:5])}{', ...' * (len(known) > 5)}"
+            )
         for name, tensor in given.items():
             wanted = known[name]
             if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):

@@ -23,7 +23,11 @@ ROOMS = (
     "fl.batches",
     "fl.method",
     "fl.parts",
+    "fl.networks",
     "fl.averaging",
+    "fl.filters",
+    "fl.addons",
+    "fl.methods",
 )
 
 

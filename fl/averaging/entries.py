@@ -22,7 +22,7 @@ class Entries:
         own: a client's memory of the parameters and buffers that never travel.
         moments: a client's memory of its optimiser, with `optimizer_state="client"`.
         tested: sums of a test, by model.
-        key, written: what the entries' keys begin with, and how messages to a reader call them (`Keyed`).
+        key, written: what the entries' keys begin with, and the class under which code reads them.
     """
 
     key: ClassVar[str] = "FedAvg"

@@ -27,25 +27,34 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
         if entry.key not in held:
             raise PrivacyError(f"clip names {entry.name}, which {name} does not have; give clip={{entry: C}}")
         if entry.reduce not in ("mean", "sum"):
-            raise PrivacyError(f"{entry.name} cannot be noised: it is no sum over clients but {entry.reduce!r}")
+            raise PrivacyError(
+                f"{entry.name} cannot be noised: it is no sum over clients but {entry.reduce!r}; clip entries "
+                "that combine by 'mean' or 'sum'"
+            )
         if entry.key in weights:
-            raise PrivacyError(f"{entry.name} cannot be clipped: it is the weight of another entry, and becomes 1")
+            raise PrivacyError(
+                f"{entry.name} cannot be clipped: it is the weight of another entry, and becomes 1; leave it out"
+            )
     if method.private:
         raise PrivacyError(
             f"{name} protects single records already; one ledger cannot cover records and whole clients: take either"
         )
     if method.asks:
         asking = next((a.name for a in addons if a.asks), name)
-        raise PrivacyError(f"{asking} asks every client before round 1, and the answers would not be noised")
+        raise PrivacyError(
+            f"{asking} asks every client before round 1, and the answers would not be noised: leave it out"
+        )
     if isinstance(method, FedAvg) and len(method.networks.names) > 1:
         raise PrivacyError("clients with several architectures have a public denominator each: take one network")
     if isinstance(method, FedAvg) and method.settings.weights == "samples":
-        raise PrivacyError("how many images a client has is private: give weights='uniform'")
+        raise PrivacyError("how many images a client has is private: give weights='uniform', got 'samples'")
     reads = [a.name for a in addons if fills(a, "read_reply")]
     if not reads and type(method).read_reply not in (Method.read_reply, FedAvg.read_reply):
         reads = [name]
     if reads:
-        raise PrivacyError(f"{reads[0]} reads single replies on the server (read_reply), where they have no noise")
+        raise PrivacyError(
+            f"{reads[0]} reads single replies on the server (read_reply), where they have no noise: leave it out"
+        )
     for entry in held.values():
         if entry.reduce == "union":
             raise PrivacyError(
@@ -62,7 +71,9 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
     weights = {e.by.key: e.key for e in clips if e.by is not None}
     for entry in clips:
         if entry.key not in schema:
-            raise PrivacyError(f"`expect` must describe {entry.name}: noise needs a shape when nobody answers")
+            raise PrivacyError(
+                f"`expect` must describe {entry.name}, which clip names: noise needs a shape when nobody answers"
+            )
         if not _fixed(schema[entry.key]):
             raise PrivacyError(f"{entry.name} must be float32 or float64, and of a fixed shape, as noise has one")
     for key, like in schema.items():
@@ -89,4 +100,6 @@ def _fixed(like: Like) -> bool:
 
 def _unclipped(entry: Entry[Any]) -> str:
     rule = "give clip={entry: C} for it too, or leave its owner out"
-    return f"{entry.name} travels without a clip: {rule}" if entry.reduce != "max" else f"{entry.name} is a maximum"
+    if entry.reduce == "max":
+        return f"{entry.name} is a maximum, to which no noise can be added: leave its owner out"
+    return f"{entry.name} travels without a clip: {rule}"

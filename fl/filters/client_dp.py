@@ -33,7 +33,7 @@ class Adaptive:
 
     Args:
         quantile: gamma in [0, 1]; 0.5 is the median.
-        step: eta_C.
+        step: eta_C, above 0: how fast the norms move.
         sigma: sigma_b, the standard deviation of the noise on the count of bits; default: a twentieth of the clients
             expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, of which it takes a share.
     """
@@ -69,10 +69,14 @@ class ClientDP(Filter):
     estimator with the fixed denominator. The noise is the operating system's.
 
     Args:
-        sigma: noise standard deviation / sensitivity of a round; `distillkit.privacy.plan(..., rate=q, count=rounds)`.
-        rate: q in (0, 1].
+        sigma: noise standard deviation / sensitivity of a round, at least 0; for a wanted epsilon
+            `distillkit.privacy.plan(..., rate=q, count=rounds).sigma`. With 0 nothing is guaranteed.
+        rate: q in (0, 1], the probability with which a client takes part in a round.
         clip: entry -> its C, for every entry that a reply holds; a number is that of `FedAvg.update`.
-        adaptive: move the norms, from `clip` on; the updates and the bits together have `sigma`.
+        adaptive: an `Adaptive(...)` moves the norms, from `clip` on; the updates and the bits together have `sigma`.
+
+    Attributes:
+        clips: the norms to begin with, by entry, in the order of the entries' keys.
 
     Raises:
         PrivacyError, ValueError: when built or started, for a reply that no clip bounds; the entry is named.
@@ -109,7 +113,7 @@ class ClientDP(Filter):
 
     @property
     def private(self) -> bool:
-        """Yes."""
+        """Whether it charges a ledger: always."""
         return True
 
     def _split(self, clients: int) -> tuple[float, float]:
@@ -120,26 +124,38 @@ class ClientDP(Filter):
         left = self.sigma**-2 - len(self.clips) * (2 * bits) ** -2  # a bit is +-1/2
         if left <= 0:
             least = self.sigma * math.sqrt(len(self.clips)) / 2
-            raise ValueError(f"Adaptive(sigma=...) must be over {least:g}, as sigma is {self.sigma:g}; got {bits:g}")
+            raise ValueError(
+                f"Adaptive(sigma=...) must be over {least:g}, as sigma is {self.sigma:g}; got {bits:g}: "
+                "give a larger one"
+            )
         return left**-0.5, bits
 
     def check(self, method: Method) -> None:
-        """Refuse what no clip can bound."""
+        """Refuse a method of whose replies a part is bounded by no clip, or read without noise."""
         require_sums(method, self.clips)
 
     def start(self, server: Server, expected: Schema) -> None:
-        """The norms to begin with."""
+        """Refuse replies without a fixed shape, and a delta that is too large; keep the norms to begin with.
+
+        Raises:
+            PrivacyError: a reply holds what no clip bounds, or what has no fixed shape.
+            NotAccountable: delta is at least one over the number of clients.
+            ValueError: `Adaptive(sigma=...)` leaves the updates no noise.
+        """
         require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")
         if self._ledger(server).delta >= 1 / server.clients:
-            raise NotAccountable(f"delta must be below one over the number of clients, 1/{server.clients}")
+            raise NotAccountable(
+                f"delta must be below one over the number of clients, 1/{server.clients}, got "
+                f"{self._ledger(server).delta:g}; give the ledger a smaller one"
+            )
         self._split(server.clients)
         if self.adaptive is not None:
             server.state[self.norms] = torch.tensor(list(self.clips.values()), dtype=torch.float64)
 
     def _ledger(self, server: Server) -> Ledger:
         if server.ledger is None:
-            raise PrivacyError("ClientDP needs a server with a ledger")
+            raise PrivacyError("ClientDP needs a server with a ledger: run it with `simulate`, which gives it one")
         return server.ledger
 
     def _event(self, server: Server) -> Event:
@@ -147,17 +163,21 @@ class ClientDP(Filter):
         return Event("client_dp", self.sigma, self.rate, 1, EVERYONE, when, relation=CLIENT, seeded=seeded)
 
     def draw(self, server: Server) -> list[int]:
-        """Every client with probability q, if the budget allows the round."""
+        """Draw every client with probability q, on its own and in secret, if the budget allows the round.
+
+        Raises:
+            BudgetExhausted: the round would exceed it.
+        """
         self._ledger(server).check(self._event(server))
         return list(server.secret.poisson(server.clients, self.rate).tolist())
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """The norms, if they move."""
+        """Tell the client this round's clip norms, if they move (`adaptive`)."""
         if self.adaptive is not None:
             message[self.norms] = server.state[self.norms]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Weights of exactly 1; a bit for each clipped entry, if the norms move."""
+        """Replies hold weights of exactly 1; and, if the norms move, a bit (+-1/2) for each clipped entry."""
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
                 schema[entry.by.key] = Like(1.0, least=1.0, most=1.0)
@@ -165,7 +185,7 @@ class ClientDP(Filter):
             schema[self.within.key] = Like(server.state[self.norms], least=-0.5, most=0.5)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Only what is clipped leaves the client, with weight 1: how many images it has is private."""
+        """Clip the update to the norm C. Nothing else leaves the client, and its weight is 1: its size is private."""
         norms = message[self.norms].tolist() if self.adaptive is not None else self.clips.values()
         sent, within = Message(), torch.full((len(self.clips),), 0.5, dtype=torch.float64)
         for i, (entry, most) in enumerate(zip(self.clips, norms)):
@@ -179,7 +199,10 @@ class ClientDP(Filter):
         return sent
 
     def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
-        """Charge, then noise on every tensor that a reply could have held; nothing else goes on."""
+        """Charge the ledger, add N(0, (sigma C)^2) to the sum of every clipped tensor, and divide by q N.
+
+        A tensor that nobody sent is noise alone; nothing else goes on to the method.
+        """
         self._ledger(server).spend(self._event(server))
         count = self.rate * server.clients  # expected in a round: public
         update_noise, bit_noise = self._split(server.clients)

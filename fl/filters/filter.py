@@ -30,44 +30,70 @@ class Filter(Part):
 
     @classmethod
     def in_a_method(cls, part: str) -> str:
-        """Around a method."""
+        """How a method with this filter, written as `part`, is written; for the error where it is given alone."""
         return f"Filtered(FedAvg(factory=...), {part})"
 
     @property
     def private(self) -> bool:
-        """Whether it charges a ledger; see `Method.private`."""
+        """Whether it noises what the clients release and charges a ledger for it; see `Method.private`."""
         return False
 
     @property
     def draws_clients(self) -> bool:
-        """Whether `draw` says who takes part in a round."""
+        """Whether `draw` says who takes part in a round, and not the engine; yes if it writes `draw`."""
         return type(self).draw is not Filter.draw
 
     def draw(self, server: Server) -> list[int]:
-        """The clients that take part in this round; see `Method.draw`."""
-        raise LookupError(f"{self.name} leaves the draw to the engine")
+        """The clients that take part in this round, ascending; see `Method.draw`. Called on the `server`."""
+        raise LookupError(f"{self.name} leaves the draw to the engine: ask it only if `draws_clients`")
 
     def check(self, method: Method) -> None:
-        """Raise ValueError, naming the entry and what to do, if the method cannot stand inside; when it is built."""
+        """Refuse a `method` that cannot stand inside, with a ValueError that names the entry and the remedy.
+
+        Called when `Filtered(method, ...)` is built.
+        """
 
     def start(self, server: Server, expected: Schema) -> None:
-        """Prepare the filter's own state, after the method's.
+        """Prepare the filter's own state, after the method's. Called on the server, once, before round 1.
 
-        `expected` says what the method's own replies hold, before any filter (client 0's).
+        Args:
+            server: its state holds what the method put there.
+            expected: what the method's own replies hold, before any filter (client 0's).
         """
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add to what this client is told. Pure."""
+        """Add to the `message` what this `client` is told. Called on the `server`; pure, as `Method.send`."""
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Say how replies look once `out` has changed them."""
+        """Say how replies look once `out` has changed them, so that nothing else is let in. Called on the server.
+
+        Args:
+            server: its state holds what the method and the filters keep.
+            client: whose reply it is.
+            schema: what the reply holds before this filter; to change in place.
+        """
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """The client half: the reply as it goes on."""
+        """The client half: the reply as it goes on, to the next filter or to the wire. Called once a training.
+
+        Args:
+            client: where it runs; what it writes into `client.memory` is kept if the reply is used.
+            message: what the server said.
+            reply: as the method, or the filter before, gives it.
+        """
         return reply
 
     def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
-        """The server half: undo `out` on the reduced replies, or add noise to them; `expected` as in `start`."""
+        """The server half: undo `out` on the reduced replies, or add noise to them. Called once a round.
+
+        Args:
+            server: its state holds what the method and the filters keep.
+            replies: combined as their entries say, or as the filter after this one gives them.
+            expected: what the method's own replies hold, before any filter (client 0's).
+
+        Returns:
+            The replies as the filter before this one, or the method, receives them.
+        """
         return replies
 
 
@@ -102,32 +128,34 @@ class Filtered(Method):
             require_plain_options(one, Filter)
         for first, second in itertools.combinations(filters, 2):
             if type(first) is type(second):
-                raise ValueError(f"{first.name} is given twice; a filter may stand in a chain once")
+                raise ValueError(f"{first.name} is given twice; a filter may stand in a chain once: leave one out")
             if first.key == second.key:
-                raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another")
+                raise ValueError(
+                    f"{first.name} and {second.name} have the same key, {first.key!r}: state another in one"
+                )
         self.method: Method = method
         self.filters: tuple[Filter, ...] = filters
         self._links: tuple[Method | Filter, ...] = (method, *filters)
         drawing = [type(x).__name__ for x in self._links if x.draws_clients]
         if len(drawing) > 1:
-            raise ValueError(f"{' and '.join(drawing)} cannot be combined: both draw the clients")
+            raise ValueError(f"{' and '.join(drawing)} cannot be combined: both draw the clients; leave one out")
         for one in filters:
             one.check(method)
         _require_bounds_kept(filters)
         require_own_entries(self.parts)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The method and the filters."""
+        """What `repr` and the record of a run say: the method, and the filters in their order."""
         return self._links, {}
 
     @property
     def inner(self) -> Method:
-        """The method itself."""
+        """The method itself, without the filters."""
         return self.method.inner
 
     @property
     def private(self) -> bool:
-        """Whether the method is, or a filter."""
+        """Whether the method noises what is released and charges a ledger for it, or a filter does."""
         return any(x.private for x in self._links)
 
     @property
@@ -136,7 +164,7 @@ class Filtered(Method):
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
-        """The draw of the one that draws."""
+        """The clients of this round, drawn by the method or by the filter that draws."""
         return next(x for x in self._links if x.draws_clients).draw(server)
 
     @property
@@ -145,38 +173,38 @@ class Filtered(Method):
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """The method's check."""
+        """As the method does: filters have looked at it when they were put around it."""
         self.method.check_run(server, rounds)
 
     def start(self, server: Server) -> None:
-        """First the method, then the filters."""
+        """Prepare the state of the method first, then that of the filters in their order."""
         self.method.start(server)
         for one in self.filters:
             one.start(server, self.method.expect(server, 0))
 
     def send(self, server: Server, client: int) -> Message:
-        """What the method says, and the filters."""
+        """What the method tells the client, and what the filters add."""
         message = self.method.send(server, client)
         for one in self.filters:
             one.send(server, client, message)
         return message
 
     def expect(self, server: Server, client: int) -> Schema:
-        """The method's reply as the filters change it."""
+        """What a reply must look like: the method's own, as the filters change it."""
         schema = self.method.expect(server, client)
         for one in self.filters:
             one.expect(server, client, schema)
         return schema
 
     def local(self, client: Client, message: Message) -> Message:
-        """The method's reply, through the client halves in order."""
+        """The method's reply, through the filters' client halves (`out`) in their order."""
         reply = self.method.local(client, message)
         for one in self.filters:
             reply = one.out(client, message, reply)
         return reply
 
     def receive(self, server: Server, replies: Reduced) -> None:
-        """The replies, through the server halves in reverse, to the method."""
+        """Give the method the replies, through the filters' server halves (`back`) in reverse order."""
         for one in reversed(self.filters):
             replies = one.back(server, replies, self.method.expect(server, 0))
         self.method.receive(server, replies)
@@ -187,15 +215,15 @@ class Filtered(Method):
         return self.method.asks
 
     def answer(self, client: Client, message: Message) -> Message:
-        """The method's answer."""
+        """The method's answer to its question before round 1; no filter changes it."""
         return self.method.answer(client, message)
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """As the method says."""
+        """What the answer must look like, as the method says."""
         return self.method.expect_answer(server, client)
 
     def answered(self, server: Server, replies: Reduced) -> None:
-        """Give the answers to the method."""
+        """Give the clients' answers to the method; no filter sees them."""
         self.method.answered(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:
@@ -203,15 +231,15 @@ class Filtered(Method):
         return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """The method's test."""
+        """Test a client's models as the method does; no filter changes the results."""
         return self.method.evaluate(client, message)
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """As the method says."""
+        """What the results of `evaluate` must look like, as the method says."""
         return self.method.expect_evaluation(server, client)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """The method's models."""
+        """The global models of the method, to be tested and saved."""
         return self.method.predictors(server)
 
 
