@@ -10,10 +10,11 @@ from fl.batches import Batch, Phase, shuffled
 from fl.engine import CheckpointError, Holding, Loopback, Run, history, simulate
 from fl.filters import Adaptive, ClientDP, Filter, Filtered
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
+from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.methods import FedDM, Real
 from fl.networks import Factory, Networks
 from fl.reduce import Like, Reduced, Schema
+from fl.sides import Client, Server
 from fl.task import Classification, MultiLabel, Task
 
 __all__ = [

@@ -14,7 +14,7 @@ from distillkit import check
 from distillkit.networks import build, door, split
 from distillkit.rng import derive
 from fl.message import Tensors
-from fl.method import Client, Server
+from fl.sides import Client, Server
 
 __all__ = ["Factory", "Networks"]
 

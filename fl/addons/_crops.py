@@ -16,7 +16,7 @@ from distillkit.generate import Patches
 from distillkit.networks import split
 from distillkit.normalization import Normalization
 from distillkit.select import select
-from fl.method import Client, Server
+from fl.sides import Client, Server
 
 __all__ = ["Crops", "Pool", "Source", "View"]
 

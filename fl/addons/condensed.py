@@ -17,7 +17,7 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, Local
 from fl.message import Entry
-from fl.method import Client, Server
+from fl.sides import Client, Server
 
 __all__ = ["SELECTED", "Condensed"]
 

@@ -22,11 +22,12 @@ from fl.averaging.trial import require_patterns, trial_locals, try_augmentation,
 from fl.batches import Phase
 from fl.codec import digest
 from fl.message import Message, Tensors
-from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
+from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.networks import Factory, Networks
 from fl.parts import Keyed, require_own_entries
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
+from fl.sides import Client, Server
 
 __all__ = ["FedAvg"]
 

@@ -20,8 +20,8 @@ from fl.averaging.path import unit_path
 from fl.averaging.settings import Settings
 from fl.batches import Batch, Phase, rows, shuffled
 from fl.message import Message, Tensors
-from fl.method import Client
 from fl.parts import Part
+from fl.sides import Client
 
 __all__ = ["Local", "Term", "received_state"]
 

@@ -9,7 +9,8 @@ from torch import nn
 from fl.averaging.entries import Entries
 from fl.averaging.settings import Settings
 from fl.message import Message, Tensors
-from fl.method import Predictor, Server
+from fl.method import Predictor
+from fl.sides import Server
 
 __all__ = ["AveragingServer"]
 

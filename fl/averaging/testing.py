@@ -14,7 +14,8 @@ from fl.averaging.local import Local, received_state
 from fl.averaging.server import AveragingServer
 from fl.averaging.settings import Settings, floating_buffers
 from fl.message import Message, Tensors
-from fl.method import Client, Predictor
+from fl.method import Predictor
+from fl.sides import Client
 
 __all__ = ["global_models", "tested_names", "tested_sums"]
 

@@ -18,7 +18,7 @@ from fl.averaging.entries import Entries
 from fl.averaging.local import Local, received_state
 from fl.averaging.settings import Settings
 from fl.message import Message
-from fl.method import Client, Server
+from fl.sides import Client, Server
 from fl.task import Task
 
 __all__ = [

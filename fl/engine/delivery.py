@@ -15,7 +15,8 @@ from fl.engine.seam import Answer, Cohort, Head, Letter, noise_of
 from fl.engine.store import Restored
 from fl.engine.threads import ServerThread
 from fl.message import sizes
-from fl.method import Interrupted, Method, Server
+from fl.method import Method
+from fl.sides import Interrupted, Server
 
 __all__ = ["Post", "weight"]
 

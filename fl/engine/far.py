@@ -28,7 +28,8 @@ from fl.engine.respond import Site, respond
 from fl.engine.seam import Answer
 from fl.engine.wire import Bodies, Job, Lacking, pack_answer, unpack_job
 from fl.message import Entry, Message
-from fl.method import Interrupted, Method
+from fl.method import Method
+from fl.sides import Interrupted
 from fl.task import Task
 
 __all__ = ["Opening", "pack_holding", "serve"]

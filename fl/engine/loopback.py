@@ -18,7 +18,7 @@ from fl.engine.processes import PATIENCE, Ended, Process, give_back, pickled, ta
 from fl.engine.seam import Answer, Head, Tell
 from fl.engine.wire import Job, pack_job, unpack_answer
 from fl.message import sizes
-from fl.method import Interrupted
+from fl.sides import Interrupted
 
 __all__ = ["Processes"]
 

@@ -15,7 +15,8 @@ from fl.engine.holding import Holding
 from fl.engine.memories import Memories
 from fl.engine.placement import placed
 from fl.engine.seam import Answer, Head, Letter, noise_of
-from fl.method import Client, Interrupted, Method
+from fl.method import Method
+from fl.sides import Client, Interrupted
 from fl.task import Task
 
 __all__ = ["Site", "respond"]

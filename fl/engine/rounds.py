@@ -19,8 +19,9 @@ from fl.engine.placement import placed
 from fl.engine.seam import Answer
 from fl.engine.store import Store
 from fl.message import Entry, Message, Tensors, sizes
-from fl.method import Interrupted, Method, NoUsableReply
+from fl.method import Method, NoUsableReply
 from fl.reduce import BadReply, Like, Reduced, Reducer, Schema, check_reply
+from fl.sides import Interrupted
 
 __all__ = ["Engine"]
 

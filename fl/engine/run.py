@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fl.engine import history
-from fl.method import Server
+from fl.sides import Server
 
 __all__ = ["Run"]
 

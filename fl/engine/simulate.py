@@ -31,8 +31,9 @@ from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
 from fl.engine.threads import ServerThread
 from fl.engine.where import Where, loopback_of, open_cohort
-from fl.method import Method, Server, require_method
+from fl.method import Method, require_method
 from fl.parts import identity
+from fl.sides import Server
 from fl.task import Task
 
 __all__ = ["Holding", "Run", "simulate"]
@@ -155,7 +156,7 @@ def simulate(
         server = Server(
             task, first.shape, first.normalization, len(clients), seed,
             data={name: placed(data, device) for name, data in server_data.items()}, device=device, stop=stop,
-            method=method.inner, ledger=ledger, dtype=first.images.dtype,
+            ledger=ledger, dtype=first.images.dtype,
         )  # fmt: skip
         method.check_run(server, rounds)
         config: dict[str, Any] = {}

@@ -18,8 +18,9 @@ from fl.filters._boundable import require_shapes, require_sums
 from fl.filters._vectors import clipped, group, like
 from fl.filters.filter import Filter
 from fl.message import Entry, Message
-from fl.method import Client, Method, Server
+from fl.method import Method
 from fl.reduce import Like, Reduced, Schema
+from fl.sides import Client, Server
 
 __all__ = ["Adaptive", "ClientDP"]
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 from distillkit.privacy import PrivacyError
 from fl.message import Message
-from fl.method import Client, Method, Predictor, Server, require_method
+from fl.method import Method, Predictor, require_method
 from fl.parts import Keyed, Part, require_own_entries, require_plain_options
 from fl.reduce import Reduced, Schema
+from fl.sides import Client, Server
 
 __all__ = ["Filter", "Filtered"]
 

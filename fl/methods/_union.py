@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.batches import shuffled
-from fl.method import Server
+from fl.sides import Server
 
 __all__ = ["train_on_union"]
 

@@ -16,11 +16,12 @@ from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
 from fl.averaging.settings import learning_rate
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, Method, NoUsableReply, Predictor, Server, sums_like
+from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.methods._union import train_on_union
 from fl.networks import Factory, Networks
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
+from fl.sides import Client, Server
 
 __all__ = ["FedDM"]
 

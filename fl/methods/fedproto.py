@@ -17,11 +17,12 @@ from fl.addons.condensed import Condensed
 from fl.averaging.settings import learning_rate
 from fl.batches import shuffled
 from fl.message import Entry, Message, Tensors
-from fl.method import Client, Method, Predictor, Server, sums_like
+from fl.method import Method, Predictor, sums_like
 from fl.networks import Factory, Networks
 from fl.parts import described
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
+from fl.sides import Client, Server
 
 __all__ = ["FedProto"]
 

@@ -27,9 +27,10 @@ from distillkit.privacy import (
 from distillkit.privacy.guards import private_set, public_start, refuse_large_delta, refuse_measured
 from distillkit.sets import LabeledImages
 from fl.message import Entry
-from fl.method import Client, NoUsableReply, Server
+from fl.method import NoUsableReply
 from fl.methods.feddm import FedDM
 from fl.reduce import Like, Reduced, Schema
+from fl.sides import Client, Server
 
 __all__ = ["PrivateFedDM"]
 

@@ -7,8 +7,8 @@ from torch import nn
 from distillkit.condense import random_subset
 from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
-from fl.method import Client
 from fl.methods.feddm import FedDM
+from fl.sides import Client
 
 __all__ = ["Real"]
 

@@ -12,9 +12,10 @@ from distillkit.privacy import PublicMaps, class_sums
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message
-from fl.method import Client, NoUsableReply, Server
+from fl.method import NoUsableReply
 from fl.methods.private_feddm import PrivateFedDM
 from fl.reduce import Like, Reduced, Schema
+from fl.sides import Client, Server
 
 __all__ = ["SummedFedDM"]
 

@@ -21,8 +21,8 @@ from fl.engine.rounds import Engine
 from fl.engine.seam import Letter
 from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
-from fl.method import Client
 from fl.reduce import Reducer
+from fl.sides import Client
 from tests.fl.small import Tiny, images
 
 

@@ -16,10 +16,11 @@ from fl.addons import SCAFFOLD, FedDF, FedExP, FedGen, FedNova, FineTune
 from fl.averaging.addon import AddOn
 from fl.codec import decode, encode
 from fl.message import Entry, Message
-from fl.method import Client, Method, Server
+from fl.method import Method
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
 from fl.reduce import Reducer
 from fl.schema import BadReply, Like, Schema, check_reply
+from fl.sides import Client, Server
 from tests.fl.laws import assert_same, network
 from tests.fl.mutants import Mutant, mutants
 from tests.fl.small import Tiny, federation, images
