@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from distillkit import check
 from distillkit.plausible import warn
 from fl.averaging.addon import SLOTS, AddOn, fills
 from fl.averaging.settings import Settings, floating_buffers
@@ -26,6 +27,7 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
     Raises:
         TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none; or an option of one bears
             the name of a hook or of another attribute of `AddOn`.
+        TypeError, ValueError: an attribute of one that says something else than `AddOn` describes (`reads = "none"`).
     """
     for addon in addons:
         if isinstance(addon, type) and issubclass(addon, AddOn):
@@ -36,6 +38,7 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
             hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
             raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
         require_plain_options(addon, AddOn)
+        _require_attributes(addon)
         _warn_of_misspelt_hooks(addon)
     found = [a for a in addons if isinstance(a, AddOn) and not a.off]
     return tuple(sorted(found, key=lambda a: a.key))
@@ -132,6 +135,20 @@ def require_whole(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensor
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ValueError(f"{said}, of its shape: {name!r} must be {list(mean[name].shape)}, got {came}")
     return got
+
+
+def _require_attributes(addon: AddOn) -> None:
+    """Raise TypeError or ValueError for what an add-on says of itself, if nobody could read it so."""
+    name = addon.name
+    check.one_of(addon.reads, f"{name}.reads", ("nothing", "example", "batch"))
+    check.positive_int(addon.extra_outputs, f"{name}.extra_outputs", least=0)
+    check.positive_int(addon.first_round, f"{name}.first_round")
+    check.real_number(addon.damping, f"{name}.damping", least=0.0)
+    check.switch(addon.keeps_previous, f"{name}.keeps_previous")
+    check.switch(addon.single_label, f"{name}.single_label")
+    for layer in check.several(addon.layers, f"{name}.layers", "names of modules of the network"):
+        if not isinstance(layer, str):
+            raise TypeError(f"{name}.layers must be names of modules of the network, got {layer!r}")
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:

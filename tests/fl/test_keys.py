@@ -327,6 +327,27 @@ def test_what_is_said_without_annotation_or_by_a_property_is_no_option() -> None
     assert FedAvg(Mine(begins=4), factory=Tiny).addons[0].first_round == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("reads", "none", r"Mine.reads must be one of 'nothing', 'example', 'batch', got 'none'"),
+        ("extra_outputs", -1, "Mine.extra_outputs must be at least 0"),
+        ("extra_outputs", 1.5, "Mine.extra_outputs must be an int"),
+        ("first_round", 0, "Mine.first_round must be at least 1"),
+        ("damping", -0.1, "Mine.damping must be at least 0"),
+        ("keeps_previous", 1, "Mine.keeps_previous must be True or False"),
+        ("single_label", "yes", "Mine.single_label must be True or False"),
+        ("layers", "body", "Mine.layers must be .*names of modules"),
+        ("layers", (3,), "Mine.layers must be names of modules of the network, got 3"),
+    ],
+)
+def test_what_an_add_on_says_of_itself_is_read_when_it_is_installed(name: str, value: Any, error: str) -> None:
+    """A misspelt `reads` would be no "batch", so that DP-SGD would let the add-on in and leave its term out."""
+    mine = type("Mine", (AddOn,), {name: value})()
+    with pytest.raises((TypeError, ValueError), match=error):
+        FedAvg(mine, factory=Tiny)
+
+
 class Scaffold(AddOn):
     """A user's add-on whose name is the key of one of ours, and one of its entries too."""
 
