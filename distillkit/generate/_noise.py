@@ -40,12 +40,12 @@ def around_class_means(
 
 @torch.no_grad()
 def in_chunks(
-    network: Callable[..., Tensor], chunk: int, device: torch.device | str, shown: Bar, *inputs: Tensor
+    function: Callable[..., Tensor], chunk: int, device: torch.device | str, shown: Bar, *inputs: Tensor
 ) -> Tensor:
-    """`network(*inputs)` on `device`, `chunk` rows at a time, which are counted on the bar that is `shown`."""
+    """`function(*inputs)` on `device`, `chunk` rows at a time, which are counted on the bar that is `shown`."""
     made = []
     for piece in zip(*(i.split(chunk) for i in inputs), strict=True):
-        made.append(network(*(p.to(device) for p in piece)))
+        made.append(function(*(p.to(device) for p in piece)))
         shown.update(len(piece[0]))
     return torch.cat(made)
 

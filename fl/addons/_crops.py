@@ -46,13 +46,15 @@ class Source(ABC):
     def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
         """Images [B, C, H, W], normalised, in the order of `indices` int [B]."""
 
-    def outputs(self, net: nn.Module, held: Tensor, indices: Tensor, view: View, width: int) -> tuple[Tensor, Tensor]:
+    def outputs(
+        self, network: nn.Module, held: Tensor, indices: Tensor, view: View, width: int
+    ) -> tuple[Tensor, Tensor]:
         """Embeddings [B, d] and logits [B, width] of images under a network in eval mode, without a graph."""
-        network = split(net)
+        parted = split(network)
 
         def both(images: Tensor) -> Tensor:
-            embedding = network.features(images)
-            return torch.cat([embedding, network.classifier(embedding)], dim=1)
+            embedding = parted.features(images)
+            return torch.cat([embedding, parted.classifier(embedding)], dim=1)
 
         parts = (self.images(held, part, view) for part in indices.split(500))
         together = torch.cat([out for part in parts for out in forward_chunks(both, part, chunk_size(part))])
@@ -60,7 +62,7 @@ class Source(ABC):
 
     def select(
         self,
-        net: nn.Module,
+        network: nn.Module,
         held: Tensor,
         keep: int,
         view: View,
@@ -72,7 +74,7 @@ class Source(ABC):
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
-        embeddings, logits = self.outputs(net, held, everything, view, width)
+        embeddings, logits = self.outputs(network, held, everything, view, width)
         return select(embeddings, logits, keep=keep, generator=generator, **options).int().cpu()
 
 

@@ -129,10 +129,10 @@ def distill_models(
     return found
 
 
-def validation_accuracy(server: AveragingServer, net: nn.Module) -> float:
-    """Accuracy of `net`, a network in eval mode, on `server.data["validation"]`."""
+def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
+    """Accuracy of `network`, a network in eval mode, on `server.data["validation"]`."""
     data = server.data["validation"].to(server.device)
-    return server.task.metrics(Predictor(net, server.task.num_classes).sums(data, server.task))["accuracy"]
+    return server.task.metrics(Predictor(network, server.task.num_classes).sums(data, server.task))["accuracy"]
 
 
 def due(rate: float, number: int) -> bool:

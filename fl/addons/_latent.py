@@ -23,12 +23,12 @@ class Head(nn.Module):
         names: its parameters' names in the network.
     """
 
-    def __init__(self, model: nn.Module, shape: tuple[int, int, int]) -> None:
+    def __init__(self, network: nn.Module, shape: tuple[int, int, int]) -> None:
         super().__init__()
-        self.model = model.eval().requires_grad_()
-        named = dict(model.named_parameters())
+        self.model = network.eval().requires_grad_()
+        named = dict(network.named_parameters())
         with torch.no_grad():
-            z = split(model).features(next(iter(named.values())).new_zeros(1, *shape))
+            z = split(network).features(next(iter(named.values())).new_zeros(1, *shape))
         self.embedding = z.shape[1]
         reached = torch.autograd.grad(self(z).sum(), list(named.values()), allow_unused=True)
         self.names = [n for n, g in zip(named, reached) if g is not None]

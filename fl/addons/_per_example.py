@@ -34,18 +34,18 @@ def unsound(addon: AddOn) -> str:
     return ""
 
 
-def refuse_mixing_parts(server: AveragingServer, draws: torch.Generator) -> None:
+def refuse_mixing_parts(server: AveragingServer, generator: torch.Generator) -> None:
     """Try augmentation and objective on public noise: neither may mix the examples of a batch.
 
     Args:
         server: knows the task, the options and the space of the images.
-        draws: the generator of the noise.
+        generator: the generator of the noise.
 
     Raises:
         BatchStatistics, NotSeparable: one of them mixes the examples of a batch.
     """
-    settings, data = server.settings, noise_set(server.task, empty_set(server), draws)
-    logits = torch.randn(len(data), server.outputs, generator=draws).to(data.images.device)
+    settings, data = server.settings, noise_set(server.task, empty_set(server), generator)
+    logits = torch.randn(len(data), server.outputs, generator=generator).to(data.images.device)
     refuse_mixing_loss(settings.objective_of(server.task), logits, data.labels)
     if settings.augment is not None:
         refuse_mixing_augmentation(settings.augment, data.images)

@@ -133,10 +133,10 @@ class FedReg(AddOn):
             found.append((pseudo, known, self._raised(model, images, labels, small), labels))
         return found
 
-    def _raised(self, model: nn.Module, images: Tensor, labels: Tensor, eta: float) -> Tensor:
+    def _raised(self, network: nn.Module, images: Tensor, labels: Tensor, eta: float) -> Tensor:
         """Signed steps up the loss."""
         for _ in range(self.iterations):
             images = images.detach().requires_grad_()
-            slope = torch.autograd.grad(F.cross_entropy(model(images), labels), images)[0]
+            slope = torch.autograd.grad(F.cross_entropy(network(images), labels), images)[0]
             images = images.detach() + eta * slope.sign()
         return images

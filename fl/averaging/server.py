@@ -75,6 +75,6 @@ class AveragingServer(Server):
         net = self.network(name, {**networks.part(state, name), **networks.part(trained, name)})
         return Predictor(net.eval(), self.settings.tested_outputs(self.task.num_classes))
 
-    def copied(self, net: nn.Module) -> Tensors:
-        """A copy of the parameters and buffers of `net`, by name, to keep in `state`."""
-        return {n: t.detach().clone() for n, t in net.state_dict().items()}
+    def copied(self, network: nn.Module) -> Tensors:
+        """A copy of the parameters and buffers of `network`, by name, to keep in `state`."""
+        return {n: t.detach().clone() for n, t in network.state_dict().items()}

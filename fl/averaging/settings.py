@@ -110,17 +110,17 @@ class Settings:
         """Whether the parameter called `name` stays with its client: whether a pattern of `personal` matches it."""
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.personal)
 
-    def kept_by_client(self, net: nn.Module) -> set[str]:
-        """Names of the parameters and buffers of `net` that stay with the client and are never sent."""
-        kept = {n for n, _ in net.named_parameters() if self.is_personal(n)}
-        return kept | (set(floating_buffers(net)) if self.buffers == "local" else set())
+    def kept_by_client(self, network: nn.Module) -> set[str]:
+        """Names of the parameters and buffers of `network` that stay with the client and are never sent."""
+        kept = {n for n, _ in network.named_parameters() if self.is_personal(n)}
+        return kept | (set(floating_buffers(network)) if self.buffers == "local" else set())
 
-    def sent_buffers(self, net: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
-        """Which buffers of `net` travel back, by entry: floats for the mean, integers for the maximum."""
+    def sent_buffers(self, network: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
+        """Which buffers of `network` travel back, by entry: floats for the mean, integers for the maximum."""
         if self.buffers == "drop":
             return []
-        floating = floating_buffers(net) if self.buffers == "mean" else []
-        integer = [n for n, b in net.named_buffers() if not b.is_floating_point()]
+        floating = floating_buffers(network) if self.buffers == "mean" else []
+        integer = [n for n, b in network.named_buffers() if not b.is_floating_point()]
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
 
     def first_output(self, addon: Part, classes: int) -> int:
@@ -132,9 +132,9 @@ class Settings:
         return classes if self.predict == "real" else None
 
 
-def floating_buffers(net: nn.Module) -> list[str]:
-    """Names of the buffers of `net` that have a mean: batch-norm statistics, but not their counters."""
-    return [n for n, b in net.named_buffers() if b.is_floating_point()]
+def floating_buffers(network: nn.Module) -> list[str]:
+    """Names of the buffers of `network` that have a mean: batch-norm statistics, but not their counters."""
+    return [n for n, b in network.named_buffers() if b.is_floating_point()]
 
 
 def learning_rate(value: float, name: str) -> float:

@@ -85,12 +85,12 @@ def tested_sums(
 
 
 @torch.no_grad()
-def _estimate_statistics(net: nn.Module, images: Tensor) -> None:
+def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
     """Estimate a network's batch-norm statistics anew on these images: the cumulative mean over chunks of 64."""
-    norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None
-    net.train()
+    network.train()
     for chunk in images.split(64):
-        net(chunk)
+        network(chunk)

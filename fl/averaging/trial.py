@@ -176,18 +176,18 @@ def empty_set(server: Server) -> LabeledImages:
     return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
 
 
-def noise_set(task: Task, like: LabeledImages, draws: torch.Generator) -> LabeledImages:
+def noise_set(task: Task, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
     """Six images of noise with labels, for a trial: public, whatever a client holds.
 
     Args:
         task: what the labels mean.
         like: a set in whose space, shape and dtype the images shall be; its own images are not looked at.
-        draws: the generator of the noise.
+        generator: the generator of the noise.
     """
     classes = task.num_classes
     labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes
     if not task.single_label:
         labels = F.one_hot(labels, classes).float()
     return LabeledImages(
-        public_trial(len(labels), like, draws), labels, num_classes=classes, normalization=like.normalization
+        public_trial(len(labels), like, generator), labels, num_classes=classes, normalization=like.normalization
     )

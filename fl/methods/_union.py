@@ -15,7 +15,7 @@ __all__ = ["train_on_union"]
 
 def train_on_union(
     server: Server,
-    net: nn.Module,
+    network: nn.Module,
     union: LabeledImages,
     weight: Tensor,
     optimizer: torch.optim.Optimizer,
@@ -24,20 +24,20 @@ def train_on_union(
     *,
     radius: float | None,
 ) -> None:
-    """Train `net` in place: shuffled passes over the set, cross-entropy weighted image by image.
+    """Train `network` in place: shuffled passes over the set, cross-entropy weighted image by image.
 
     Args:
         weight: float [N], with mean 1.
         radius: after every step the parameters are projected to the ball of this radius around where they began; None
             leaves them free.
     """
-    seed_dropout(net, server.generator("dropout"))
-    params = list(net.parameters())
+    seed_dropout(network, server.generator("dropout"))
+    params = list(network.parameters())
     center = [p.detach().clone() for p in params]
     for index in shuffled(len(union), batch, server.generator("train"), epochs, None):
         server.check_running()
         images, labels = union.images.index_select(0, index), union.labels.index_select(0, index)
-        losses = nn.functional.cross_entropy(net(images), labels, reduction="none")
+        losses = nn.functional.cross_entropy(network(images), labels, reduction="none")
         optimizer.zero_grad()
         (losses * weight.index_select(0, index)).mean().backward()
         optimizer.step()

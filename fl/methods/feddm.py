@@ -126,18 +126,18 @@ class FedDM(Method):
         return Message({self.model: server.state[self.model]})
 
     @without_warnings()  # a client may own fewer images of a class than ipc, as in the paper
-    def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
+    def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
         """Make S_k, the set that this client sends; a subclass puts another way of making it here.
 
         Called once a round on the client. `Real` draws images, `PrivateFedDM` fits them to noised statistics.
 
         Args:
             client: whose data it stands for.
-            net: the network with the received weights w_r, in eval mode.
+            network: the one with the received weights w_r, in eval mode.
         """
         return distribution_matching(
             client.data.to(client.device),
-            networks=NetworkBall(net, self.rho),
+            networks=NetworkBall(network, self.rho),
             ipc=self.ipc,
             steps=self.steps,
             match=self.match,

@@ -210,9 +210,9 @@ class FedProto(Method):
 class _Nearest(nn.Module):
     """Minus the squared distance of an image's embedding to each known prototype, as logits."""
 
-    def __init__(self, model: nn.Module, prototypes: Tensor, known: Tensor) -> None:
+    def __init__(self, network: nn.Module, prototypes: Tensor, known: Tensor) -> None:
         super().__init__()
-        self.network, self.prototypes, self.known = split(model), prototypes, known
+        self.network, self.prototypes, self.known = split(network), prototypes, known
 
     def forward(self, images: Tensor) -> Tensor:
         distance = torch.cdist(self.network.features(images), self.prototypes).square()

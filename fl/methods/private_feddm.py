@@ -159,12 +159,12 @@ class PrivateFedDM(FedDM):
         self.maps(net.eval(), self.blank(server), torch.Generator())
 
     def maps(
-        self, net: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
+        self, network: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
     ) -> PublicMaps:
         """The public maps of one round: networks around the received weights, centred on released images or noise.
 
         Args:
-            net: the network with the received weights, in eval mode.
+            network: the one with the received weights, in eval mode.
             like: a set in whose space the maps work; its own images are not read.
             generator: draws the networks.
             around: images released before, whose mean embedding is the centre; None: noise.
@@ -173,7 +173,7 @@ class PrivateFedDM(FedDM):
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
         if around is not None and len(around):
             options["centers"] = around
-        return PublicMaps(NetworkBall(net, self.rho), self.draws, like=like, seed=seed, **options)
+        return PublicMaps(NetworkBall(network, self.rho), self.draws, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, Ledger]:
         """The records of this `client`, checked for a private release, and the ledger that they are charged to.
@@ -202,7 +202,7 @@ class PrivateFedDM(FedDM):
             )  # fmt: skip
         return client.memory[self.counts].to(client.device)
 
-    def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
+    def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
         """Make S_k from noised statistics only; what is drawn is charged to the client's ledger before."""
         real, ledger = self.charged(client)
         counts = self.sizes_of(client)
@@ -214,14 +214,14 @@ class PrivateFedDM(FedDM):
             "sigma": self.sigma, "ledger": ledger, "client": client.id, "round": client.round, "secret": client.secret
         }  # fmt: skip
         if self.mechanism == "class_means":
-            maps = self.maps(net, real, client.generator("maps"), None if last is None else start[chosen])
+            maps = self.maps(network, real, client.generator("maps"), None if last is None else start[chosen])
             sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes)
             noised = release(sums, sensitivity=maps.sensitivity, **who)
             images = self.fit(start, maps, noised, counts, self.kept(counts))
         else:
             images = image_sgd(
                 real, size=max(1, round(float(counts.sum()))), delta=ledger.delta, ipc=self.ipc,
-                networks=NetworkBall(net, self.rho), match=self.match, augment=self.augment, clip=self.clip,
+                networks=NetworkBall(network, self.rho), match=self.match, augment=self.augment, clip=self.clip,
                 rate=self.rate, steps=self.steps, lr=self.lr, momentum=self.momentum, init=self.as_set(start, real),
                 public_statistics=True, generator=client.generator("images"),
                 callback=lambda *_: client.check_running(), **who,

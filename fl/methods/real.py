@@ -23,6 +23,6 @@ class Real(FedDM):
     key = "Real"
 
     @without_warnings()  # a client may own fewer images of a class than ipc, as everywhere in FedDM
-    def synthesize(self, client: Client, net: nn.Module) -> LabeledImages:
+    def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
         """`ipc` random real images of each class that the client owns, drawn afresh in each round."""
         return random_subset(client.data, ipc=self.ipc, generator=client.generator("images"))

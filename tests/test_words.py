@@ -1,0 +1,75 @@
+"""One word for one thing, in every signature: a module, what makes one, what draws them, and how many are drawn."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("distillkit", "attacks", "fl", "examples")
+MEANS = {
+    "network": r"nn\.Module|Network|ConvNet|object|Any",
+    "factory": r"(Network)?Factory|Callable|Any",
+    "networks": r"NetworkSampler|Networks|object",
+    "draws": r"int",
+}
+"""The word of an argument or a field, and what its annotation says."""
+ROLES = ("teacher", "student")
+"""Networks that are called by what they are for."""
+PARTS = ("module", "modules", "layer", "body", "main", "_")
+"""Modules that are parts of a network."""
+
+
+class Named(NamedTuple):
+    """An argument or a field, where it stands, and its annotation."""
+
+    where: str
+    name: str
+    annotation: str
+
+
+@cache
+def named() -> tuple[Named, ...]:
+    """Every annotated argument and field."""
+    return tuple(walked())
+
+
+def walked() -> Iterator[Named]:
+    """The same, one after the other."""
+    for path in (path for top in PACKAGES for path in sorted((ROOT / top).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text())):
+            where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.arg) and node.annotation is not None:
+                yield Named(where, node.arg, ast.unparse(node.annotation))
+            elif isinstance(node, ast.ClassDef):
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                        yield Named(where, field.target.id, ast.unparse(field.annotation))
+
+
+def wanted(annotation: str) -> tuple[str, ...]:
+    """The names that an argument of this kind may have; empty for any other kind."""
+    if re.search(r"\b(Network)?Factory\b", annotation):
+        return ("factory", "decoder")  # a decoder is made anew for every batch of an inversion
+    if re.search(r"\bNetworkSampler\b", annotation):
+        return ("networks",)
+    if re.fullmatch(r"(nn\.Module|Network|ImageNetwork)( \| (None|nn\.Module|Network))*", annotation):
+        return ("network", *ROLES, *PARTS)
+    return ()
+
+
+def test_every_word_means_one_thing() -> None:
+    found = named()
+    assert {n.name for n in found} >= set(MEANS)
+    odd = [n for n in found if n.name in MEANS and not re.search(rf"\b({MEANS[n.name]})\b", n.annotation)]
+    assert odd == []
+
+
+def test_every_thing_has_one_word() -> None:
+    found = [n for n in named() if wanted(n.annotation)]
+    assert len(found) > 50
+    assert [n for n in found if n.name not in wanted(n.annotation)] == []
