@@ -24,9 +24,19 @@ _DIGEST_BYTES = 16
 
 
 class Post:
-    """Asks clients, one exchange after the other: a round may have several.
+    """The server's half of every exchange: writes letters, has them delivered, and hands on the answers.
+
+    One for a run. A round may have several exchanges, one after the other: training, then a test, say.
+
+    Args:
+        method: says what every client is told (`send`).
+        server: its side of the run.
+        cohort: where clients run.
+        thread: where the server's side of the method runs.
+        secret: the run's seed for private noise; None: the operating system's noise.
 
     Attributes:
+        method, server, cohort, thread: as given.
         entries: what the method declares, by key.
         known: what each client has.
         resent: bytes of kept entries that travelled once more, in this round.
@@ -42,14 +52,21 @@ class Post:
         self._digests: dict[str, tuple[Any, str]] = {}
 
     def secret(self) -> Secret:
-        """Where the noise of the server comes from in this round."""
+        """Where the private noise of the server comes from in this round."""
         return noise_of(self._secret, self.server.round, "server")
 
     def exchange(
         self, verb: str, numbers: Sequence[int], *, keeps: bool
     ) -> Iterator[tuple[Answer, Letter | None, str]]:
-        """Ask these clients: their answers in this order, each with the letter that it answers, if one was written,
-        and the version of a memory that it left; `keeps` is whether it may leave one.
+        """Ask clients, and yield their answers in order.
+
+        Args:
+            verb: what is called there, by name: "answer", "local" or "evaluate".
+            numbers: which clients.
+            keeps: whether what they write into their memories is kept.
+
+        Yields:
+            The answer, the letter that it answers, if one was written, and the version of a memory that it left, or "".
 
         Raises:
             BudgetExhausted, Interrupted: see `Cohort.ask`.
@@ -73,16 +90,20 @@ class Post:
             yield answer, sent.pop(answer.client, None), head.version if answer.remembers else ""
 
     def settle(self) -> None:
-        """The round is committed."""
+        """The round is committed: what clients were told and remember counts from now on."""
         self.cohort.settle(self.known.settle())
 
     def drop(self) -> None:
-        """The round has failed."""
+        """The round has failed: what clients were told and remember in it never counts."""
         self.known.drop()
         self.cohort.drop()
 
     def restore(self, found: Restored | None) -> None:
-        """A run goes on from a checkpoint, or, if no round was ever completed, from the beginning."""
+        """A run goes on: the records of clients are what the checkpoint says, and no other memory counts.
+
+        Args:
+            found: the checkpoint; None if no round was ever completed, so that the run begins anew.
+        """
         for changes in found.changes if found is not None else ():
             self.known.restore(changes)
         self.cohort.restore(found.facts if found is not None else {}, self.known.versions())
@@ -91,7 +112,10 @@ class Post:
         message = self.method.send(self.server, client)
         unknown = [key for key, _ in message.items() if key not in self.entries]
         if unknown:
-            raise ValueError(f"{type(self.method).__name__} sends {unknown[0]}, which it does not declare")
+            raise ValueError(
+                f"{type(self.method).__name__} sends {unknown[0]}, which it does not declare: make it an Entry of the "
+                "class"
+            )
         digests = {key: self._digest(key, value) for key, value in message.items() if self.entries[key].kept}
         record = self.known.of(client)
         held = frozenset(key for key, found in digests.items() if record.bodies.get(key) == found)
@@ -105,7 +129,7 @@ class Post:
 
 
 def weight(letter: Letter | None) -> dict[str, int]:
-    """Bytes of a letter on its way: of a kept entry that the client holds, only the digest travels."""
+    """Bytes of a `letter` on its way, by entry's key: of a kept entry that the client holds, only the digest."""
     if letter is None:
         return {}
     cost = sizes(letter.message)

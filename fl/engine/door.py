@@ -32,7 +32,7 @@ __all__ = [
 
 
 def device_at(device: torch.device | str) -> torch.device:
-    """The device, if this machine can compute on it.
+    """The `device` as a `torch.device`, if this machine can compute on it.
 
     Raises:
         TypeError, ValueError: no device, or none that is here.
@@ -83,7 +83,7 @@ def _require_like(first: LabeledImages, other: LabeledImages, name: str, *, clas
     except ValueError as error:
         raise ValueError(f"{name} does not fit clients[0]: {error}") from error
     if not bool(torch.isfinite(other.images).all()):
-        raise ValueError(f"{name} holds NaN or Inf")
+        raise ValueError(f"{name} holds NaN or Inf among its pixels: leave such images out, or mend them")
     if first.images.dtype != other.images.dtype:
         raise ValueError(
             f"{name} holds {other.images.dtype} images, clients[0] {first.images.dtype}; convert with "
@@ -118,7 +118,7 @@ class Roster(Sequence[Holding]):
         ):
             raise TypeError(f"clients must be a sequence of sets, one a client, got one {type(clients).__name__}")
         if not len(clients):
-            raise ValueError("clients must hold at least one client, got none")
+            raise ValueError("clients must hold at least one client, a set each, got none")
         self.whole = isinstance(clients, list | tuple)
         self._clients, self._progress = clients, progress
         self._checked: list[Holding] = []
@@ -164,6 +164,10 @@ class Roster(Sequence[Holding]):
 def task_at(task: Task | None, first: LabeledImages) -> Task:
     """The task, by default one class an image among as many as the first client's set has.
 
+    Args:
+        task: as it was given to `simulate`, or None.
+        first: the first client's set.
+
     Raises:
         TypeError: no task.
         ValueError: a task of other labels, or of another class count, than the clients'.
@@ -193,6 +197,11 @@ def task_at(task: Task | None, first: LabeledImages) -> Task:
 def test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | None:
     """The global test set, if it fits the clients' sets.
 
+    Args:
+        test: as it was given to `simulate`; a dataset, loader or pair is read.
+        first: the first client's set.
+        progress: whether long reading shows a bar.
+
     Raises:
         TypeError, ValueError: no set, an empty one, or one in another space.
     """
@@ -208,6 +217,11 @@ def test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImage
 def server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:
     """The server's sets by name, if they are in the clients' space; their classes may be others (a proxy set's are).
 
+    Args:
+        given: `server_data` as it was given to `simulate`.
+        first: the first client's set.
+        progress: whether long reading shows a bar.
+
     Raises:
         TypeError, ValueError: no mapping of names to sets, an empty one, or one in another space.
     """
@@ -221,7 +235,7 @@ def server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progre
     }
     for name, data in sets.items():
         if not len(data):
-            raise ValueError(f"server_data[{name!r}] holds no images")
+            raise ValueError(f"server_data[{name!r}] holds no images: leave it out, or give some")
         _require_like(first, data, f"server_data[{name!r}]", classes=name == "validation")
     return sets
 
@@ -231,6 +245,12 @@ def server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progre
 
 def drawn_count(participation: float | int, clients: int, min_replies: int, *, drawn_by_method: bool) -> int:
     """How many clients take part in a round.
+
+    Args:
+        participation: a share of the clients in (0, 1], or their number, as it was given to `simulate`.
+        clients: how many there are.
+        min_replies: the fewest usable replies that a round needs.
+        drawn_by_method: whether the method draws its clients itself.
 
     Raises:
         TypeError, ValueError: no share in (0, 1] and no number of clients; fewer than `min_replies`; or anything but
@@ -261,7 +281,12 @@ def drawn_count(participation: float | int, clients: int, min_replies: int, *, d
 
 
 def panel(evaluate: object, clients: int, *, private: bool) -> str | list[int]:
-    """Whose own test images are used: "drawn", "all", "none", or clients' numbers; the default by privacy.
+    """Whose own test images are used: "drawn", "all", "none", or clients' numbers.
+
+    Args:
+        evaluate: as it was given to `simulate`; None is the default: "drawn", and "none" in a private run.
+        clients: how many there are.
+        private: whether the method is private.
 
     Raises:
         TypeError, ValueError: another word, or numbers of clients that do not exist, or twice.
@@ -286,6 +311,11 @@ def panel(evaluate: object, clients: int, *, private: bool) -> str | list[int]:
 def require_public(method: Method, first: LabeledImages, task: Task | None) -> None:
     """Refuse a private run whose images were normalised, or whose classes were counted, on the clients' own data.
 
+    Args:
+        method: what is to run; one that is not private is not looked at.
+        first: the first client's set.
+        task: as it was given to `simulate`: it says how many classes there are, or is None.
+
     Raises:
         PrivacyError: one of its kinds, with what to do.
     """
@@ -299,6 +329,10 @@ def require_public(method: Method, first: LabeledImages, task: Task | None) -> N
 
 def require_ledger(method: Method, ledger: object, secret: object, out: object) -> None:
     """Refuse a ledger or a secret that a run would not use, or a ledger that would not outlive the run's folder.
+
+    Args:
+        method: what is to run.
+        ledger, secret, out: as they were given to `simulate`.
 
     Raises:
         TypeError, ValueError: as said.

@@ -18,7 +18,12 @@ __all__ = ["on_clients", "on_server"]
 
 
 def on_server(post: Post, test: LabeledImages | None) -> dict[str, Any]:
-    """Metrics of the global models on the global test set; `accuracy` and `loss` are None without one."""
+    """Metrics of the global models on the global test set, for the round's row of the history.
+
+    Args:
+        post: knows the method, the server and where its work runs.
+        test: the test set; `accuracy` and `loss` are None without one.
+    """
     method, server = post.method, post.server
 
     def work() -> dict[str, Tensor]:
@@ -41,7 +46,10 @@ def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | Non
             found = check_reply(placed(answer, server.device), post.entries, schema)
             for _, group in found.items():
                 if not isinstance(group, dict):
-                    raise BadReply("a test's results must be groups of the task's sums")
+                    raise BadReply(
+                        f"a test's results must be groups of the task's sums, name -> `Task.sums`, got "
+                        f"{type(group).__name__}"
+                    )
                 for sums in group.values():
                     server.task.check_sums(sums)
         except Exception as error:  # what came is anything: however it fails, it is this answer that failed
@@ -52,7 +60,16 @@ def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | Non
 
 
 def on_clients(post: Post, evaluate: Any) -> dict[str, Any]:
-    """Accuracies on the own test images of the clients asked for ("drawn", "all", "none" or numbers), summarised."""
+    """Have clients tested on their own test images, and summarise it for the round's row of the history.
+
+    Args:
+        post: asks them.
+        evaluate: which clients: "drawn", "all", "none" or numbers.
+
+    Returns:
+        Mean, std and worst tenth of the clients' accuracies (`accuracy_clients`, `accuracy_personal`), bytes, and why
+        clients failed.
+    """
     if evaluate == "none":
         return {}
     server = post.server

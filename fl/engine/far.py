@@ -43,7 +43,7 @@ class _Data:
 
 
 def pack_holding(held: Holding) -> bytes:
-    """A client's data as bytes."""
+    """What one client holds, `held`, as bytes; the far side reads them back."""
     sets = {_Data.train: held.train} | ({} if held.test is None else {_Data.test: held.test})
     return encode(Message(sets))
 
@@ -166,7 +166,7 @@ def _work(connection: Connection, frames: queue.SimpleQueue[Frame], stop: thread
 
 
 def serve(connection: Connection) -> None:
-    """Serve until the other end is closed, or the process that holds it has ended.
+    """Serve runs until the other end of the `connection` is closed, or the process that holds it has ended.
 
     A second thread works, so that this one always reads: nobody waits for ever with a full pipe, and a word to stop is
     heard in the middle of a job. Ctrl-C reaches the whole group of processes; what it means here, the other side says.

@@ -28,7 +28,12 @@ Row = Mapping[str, Any]
 
 
 def global_metrics(sums: Mapping[str, Tensor], task: Task) -> dict[str, Any]:
-    """Metrics on the global test set: one model's own, or the mean over several, and each one's accuracy by name."""
+    """Metrics on the global test set: one model's own, or the mean over several, and each one's accuracy by name.
+
+    Args:
+        sums: of each model over all test images, see `Task.sums`.
+        task: what the labels mean.
+    """
     by_name = {name: task.metrics(s) for name, s in sums.items()}
     if not by_name:
         return {}
@@ -40,12 +45,15 @@ def global_metrics(sums: Mapping[str, Tensor], task: Task) -> dict[str, Any]:
 
 
 def accuracy_last(rows: Sequence[Row]) -> float | None:
-    """The accuracy after the last round, a fraction."""
+    """The accuracy after the last round of a history's `rows`, a fraction; None without one."""
     return rows[-1]["accuracy"] if rows else None
 
 
 def accuracy_best(rows: Sequence[Row]) -> float | None:
-    """The best accuracy after any round, a fraction. It was chosen on the test set: quote it as such."""
+    """The best accuracy after any round of a history's `rows`, a fraction; None without one.
+
+    It was chosen on the test set: quote it as such.
+    """
     known = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     return max(known, default=None)
 
@@ -96,7 +104,8 @@ def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
         ValueError: no run, no round, histories of other rounds, or a round without an accuracy.
     """
     if not runs or not runs[0]:
-        raise ValueError("runs must hold at least one history of at least one round")
+        got = f"{len(runs)} histories, the first of them empty" if runs else "none"
+        raise ValueError(f"runs must hold at least one history of at least one round, got {got}")
     numbers = [row["round"] for row in runs[0]]
     for index, rows in enumerate(runs):
         if [row["round"] for row in rows] != numbers:
@@ -115,7 +124,7 @@ _BY_CLIENT = ("bytes_by_client", "failed", "failed_evaluation")
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows with one value a column: `pandas.DataFrame(table(rows))`, or `csv.DictWriter`.
+    """The `rows` of a history with one value a column, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
 
     A mapping becomes columns of its own ("accuracy_clients.mean", "up.FedAvg.update"); of lists of clients, and of
     what is kept by client (who failed and why), the number of clients stays. Every row has all columns; what a round
@@ -137,7 +146,7 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def masked(row: Row) -> dict[str, Any]:
-    """The row of a round whose clients were drawn in secret: nobody is named, and how many failed and why stays."""
+    """The `row` of a round whose clients were drawn in secret: nobody is named, how many failed and why stays."""
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):
         if key in row:
@@ -146,7 +155,12 @@ def masked(row: Row) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
-    """The object that `summary.json` holds for one finished run; `names` are run, method, task, split, seed."""
+    """The object that `summary.json` holds for one finished run.
+
+    Args:
+        rows: of its history.
+        names: what tells it from others: run, method, task, split, seed.
+    """
     last = rows[-1] if rows else {}
     return {
         **names,

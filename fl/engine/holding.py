@@ -11,7 +11,12 @@ __all__ = ["Holding"]
 
 @dataclass(frozen=True)
 class Holding:
-    """What one client holds: training images, and (optionally) its own test images."""
+    """What one client holds, for `simulate(method, [Holding(train, test), ...])`.
+
+    Attributes:
+        train: its training images.
+        test: its own test images, if it has some.
+    """
 
     train: LabeledImages
     test: LabeledImages | None = None

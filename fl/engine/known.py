@@ -31,11 +31,17 @@ class Known:
         self._pending: dict[int, Record] = {}
 
     def of(self, client: int) -> Record:
-        """What the client has, this round included."""
+        """What the `client` has, this round included."""
         return self._pending.get(client) or self._committed.get(client, Record())
 
     def told(self, client: int, letter: Letter | None, memory: str = "") -> None:
-        """The client has got this letter, and its answer counts; `memory`: the version that it now remembers."""
+        """Note that a client has got a letter, and that its answer counts.
+
+        Args:
+            client: its number.
+            letter: what it was told; None if nothing was written.
+            memory: the version that it now remembers; "" if it wrote nothing.
+        """
         before = self.of(client)
         after = Record(memory or before.memory, {**before.bodies, **(letter.digests if letter is not None else {})})
         if after != before:
@@ -53,7 +59,7 @@ class Known:
         return versions
 
     def drop(self) -> None:
-        """The round has failed."""
+        """The round has failed: nothing that was noted in it counts."""
         self._pending.clear()
 
     def restore(self, changes: Mapping[str, Any]) -> None:

@@ -75,7 +75,10 @@ class Processes:
     # Asking.
 
     def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
-        """See `Cohort.ask`; two clients for each process are under way."""
+        """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`.
+
+        At most two for each process are under way.
+        """
         self._version = head.version
         waiting: deque[int] = deque()
         rest = iter(numbers)
@@ -192,12 +195,12 @@ class Processes:
     # Between the rounds, and the end.
 
     def settle(self, versions: Mapping[int, str]) -> None:
-        """See `Cohort.settle`."""
+        """Tell each process which `versions` of its clients' memories count; see `Cohort.settle`."""
         for index in list(self._seats):
             self._send(index, ("settle", {c: v for c, v in versions.items() if c % self._workers == index}))
 
     def drop(self) -> None:
-        """See `Cohort.drop`. What is under way is stopped, and what it has charged counts."""
+        """Stop what is under way, and forget what it wrote; what it has charged counts. See `Cohort.drop`."""
         self._rest()
         for index in list(self._seats):
             self._send(index, ("drop",), ("go",))
@@ -207,7 +210,10 @@ class Processes:
         return {}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """See `Cohort.restore`. The folder is one for all, so one process looks through it."""
+        """Delete all memories but these `versions`; there are no `facts`. See `Cohort.restore`.
+
+        The folder is one for all, so one process looks through it.
+        """
         self._send(0, ("restore", dict(versions)))
 
     def _rest(self) -> None:

@@ -70,7 +70,13 @@ class Memories:
         return self._ram[client][version].copy()
 
     def stage(self, client: int, version: str, memory: Message) -> None:
-        """Keep a pending memory beside the one that was loaded."""
+        """Keep a pending memory beside the one that was loaded.
+
+        Args:
+            client: whose it is.
+            version: its name, which a later letter or `settle` gives.
+            memory: what the client remembers.
+        """
         self._pending.append((client, version))
         if self._folder is None:
             self._ram.setdefault(client, {})[version] = memory

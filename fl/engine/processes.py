@@ -88,6 +88,9 @@ _LOCK = threading.Lock()
 def take(opening: bytes) -> Process:
     """A process with a run opened in it: an idle one, or a new one.
 
+    Args:
+        opening: what the run is begun with, see `pickled`.
+
     Raises:
         TypeError: what was sent cannot be built there.
         RuntimeError: a new process does not come up.
@@ -151,7 +154,7 @@ def _dumped(value: Any) -> bytes:
 
 
 def pickled(opening: Opening) -> bytes:
-    """What a run is opened with, as bytes.
+    """What a run is begun with, the `opening`, as bytes.
 
     Raises:
         TypeError: naming what cannot travel, such as a lambda, and what to write instead.

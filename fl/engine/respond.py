@@ -48,7 +48,11 @@ class Site:
 def respond(site: Site, head: Head, number: int, letter: Callable[[], Letter]) -> Answer:
     """A client's answer, in whatever way it comes about: one that fails is an answer with an error.
 
-    `letter` is called if there is anybody to read it, on the thread that this runs on.
+    Args:
+        site: what is at hand where the client runs.
+        head: what every client is told in this exchange.
+        number: the client's.
+        letter: gives what this client is told; called if there is anybody to read it, on the thread that this runs on.
 
     Raises:
         BudgetExhausted: what it would release, the ledger does not allow.

@@ -20,12 +20,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run.
+    """A finished run, as `simulate` returns it; a notebook shows its curve and its last rows.
 
     Attributes:
-        rows: of its history, one a round.
+        rows: of its history, one a round (round, accuracy, loss, bytes_up, bytes_down, ...).
         server: with its state after the last round.
-        models: the global models by name.
+        models: the global models by name ("" where there is one), in eval mode.
         method: what ran, in short: its class and its add-ons' names.
     """
 
@@ -36,12 +36,12 @@ class Run:
 
     @property
     def accuracy_last(self) -> float | None:
-        """Accuracy after the last round, a fraction in [0, 1]."""
+        """Accuracy after the last round, a fraction in [0, 1]; None if nothing was tested."""
         return history.accuracy_last(self.rows)
 
     @property
     def accuracy_best(self) -> float | None:
-        """Best accuracy after any round, a fraction in [0, 1] (chosen on the test set)."""
+        """Best accuracy after any round, a fraction in [0, 1] (chosen on the test set); None if nothing was tested."""
         return history.accuracy_best(self.rows)
 
     def table(self) -> list[dict[str, Any]]:

@@ -16,9 +16,12 @@ __all__ = ["Answer", "Cohort", "Head", "Letter", "Tell", "noise_of"]
 
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
-    """Where the noise of a client (its number), or of the "server", comes from in a round.
+    """Where the private noise of one side comes from in a round.
 
-    `secret` is the run's seed for it; None is the operating system's entropy.
+    Args:
+        secret: the run's seed for it; None is the operating system's entropy.
+        round_number: the round.
+        owner: a client's number, or "server".
     """
     if secret is None:
         return Secret()
@@ -106,7 +109,7 @@ class Cohort(Protocol):
     """
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Begin; the cohort itself is what `with` gives."""
         ...
 
     def __exit__(self, *_: Any) -> None:
@@ -114,9 +117,14 @@ class Cohort(Protocol):
         ...
 
     def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
-        """Ask these clients, and yield their answers in this order; few more are under way than were yielded.
+        """Ask clients, and yield their answers in order; few more are under way than were yielded.
 
         Whatever the clients charged for privacy stands in the run's ledger before the answer is yielded.
+
+        Args:
+            head: what all of them are told.
+            numbers: which clients.
+            tell: writes each one's letter, when its turn comes.
 
         Raises:
             BudgetExhausted: a client's release would exceed the ledger's budget.

@@ -28,6 +28,10 @@ class CheckpointError(RuntimeError):
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part.
 
+    Args:
+        path: of the file; its folder is made.
+        data: the whole new content.
+
     Raises:
         CheckpointError: the folder is unwritable or the disk is full; the old file is untouched.
     """
@@ -38,7 +42,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_message(path: Path) -> tuple[Message, dict[str, str]]:
-    """The message in a file, and the facts beside it.
+    """The message in the file at `path`, and the facts beside it.
 
     Raises:
         CheckpointError: it is missing, torn or altered.
@@ -52,7 +56,11 @@ def read_message(path: Path) -> tuple[Message, dict[str, str]]:
 
 
 def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
-    """The rows of a `history.jsonl`, which are rounds 1, 2, 3 and so on; `torn` lets the last line be half written.
+    """The rows of a `history.jsonl`, which are rounds 1, 2, 3 and so on.
+
+    Args:
+        path: of the file; one that does not exist has no rows.
+        torn: whether the last line may be half written; it is left out then.
 
     Raises:
         CheckpointError: a line is damaged, or the rounds do not count up by one (as when two processes wrote the file).
@@ -97,6 +105,14 @@ class Store:
     """The folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` when asked for.
 
     The manifest is replaced last: it alone decides which round is the last completed one.
+
+    Args:
+        out: the folder.
+
+    Attributes:
+        out: the folder.
+        folder: its `checkpoint/`.
+        memories: where threads keep the clients' memories.
     """
 
     def __init__(self, out: Path) -> None:
@@ -140,13 +156,17 @@ class Store:
         return (self.out / "config.json").exists() or (self.folder / "manifest.json").exists()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Start a new run's records."""
+        """Start a new run's records: write `config`, what the run was asked to do, and an empty history."""
         write_atomically(self.out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         write_atomically(self.out / "history.jsonl", b"")
         self._records.unlink(missing_ok=True)
 
     def require_same(self, config: Mapping[str, Any], free: tuple[str, ...]) -> None:
-        """Refuse to go on with a run that was made with another configuration.
+        """Refuse to go on with a run that was begun with another configuration.
+
+        Args:
+            config: what is asked for now.
+            free: names of settings that may differ.
 
         Raises:
             CheckpointError: naming the settings that differ.
@@ -174,7 +194,7 @@ class Store:
         except (OSError, json.JSONDecodeError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
         if not isinstance(found, dict) or found.get("format") != _FORMAT:
-            raise CheckpointError(f"{path} is not a checkpoint of this library")
+            raise CheckpointError(f"{path} is not a checkpoint of this library: give the folder of a run")
         return found
 
     def commit(
@@ -188,7 +208,13 @@ class Store:
     ) -> None:
         """Make a round the last completed one.
 
-        `facts` are the cohort's, `changes` what the server learned in this round of what its clients have.
+        Args:
+            round_number: the round.
+            run: the run's fingerprint, which `restore` compares.
+            state: the server's after the round.
+            models: the global models by name.
+            facts: the cohort's, see `Cohort.facts`.
+            changes: what the server learned in this round of what its clients have.
         """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
@@ -203,7 +229,7 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def restore(self, run: str) -> Restored | None:
-        """The last completed round and what was true after it, or None.
+        """The last completed round of the `run` with this fingerprint, and what was true after it, or None.
 
         Raises:
             CheckpointError: torn, foreign, or incomplete; the file is named.
@@ -214,7 +240,10 @@ class Store:
         path, number = self.folder / str(manifest["server"]), int(manifest["round"])
         state, facts = read_message(path)
         if facts.get("run") != run or manifest.get("run") != run or facts.get("round") != str(number):
-            raise CheckpointError(f"{path} belongs to another run or round than this one")
+            raise CheckpointError(
+                f"{path} belongs to another run or round than this one, so the folder's files are mixed: begin the run "
+                "again in another folder"
+            )
         return Restored(number, state, dict(manifest.get("cohort", {})), self._changes(number))
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
@@ -271,7 +300,7 @@ class Store:
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add a line to the history."""
+        """Add the `row` of a round to the history."""
         self._append(self.out / "history.jsonl", row)
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
@@ -282,13 +311,20 @@ class Store:
             raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
     def record(self, round_number: int, client: int, direction: str, message: Message) -> None:
-        """Keep a message that the server saw."""
+        """Keep a message that the server saw, in the transcript.
+
+        Args:
+            round_number: the round.
+            client: who got or sent it.
+            direction: "down" or "up".
+            message: as it travelled.
+        """
         path = self.out / "transcript" / str(round_number) / f"{client}-{direction}.safetensors"
         write_atomically(path, encode(message, {"client": str(client), "round": str(round_number)}))
 
 
 def plain(model: Message) -> bytes:
-    """A model file that any safetensors reader opens: the tensors under their own names."""
+    """The bytes of a `model` file that any safetensors reader opens: the tensors under their own names."""
     from safetensors.torch import save
 
     [(_, group)] = model.items()

@@ -27,7 +27,13 @@ def _pool(workers: int, name: str, intra: int) -> ThreadPoolExecutor:
 
 
 class ServerThread:
-    """Where the server's side of the method runs: one thread, so that nothing of it needs a lock."""
+    """Where the server's side of the method runs: one thread, so that nothing of it needs a lock.
+
+    A context: the thread ends with it.
+
+    Args:
+        threads: intra-op threads of its tensors' operations.
+    """
 
     def __init__(self, threads: int = 1) -> None:
         self._pool = _pool(1, "server", threads)
@@ -56,7 +62,10 @@ class Threads:
         self._pool = _pool(workers, "client", 1)
 
     def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
-        """See `Cohort.ask`; none starts more than two for each worker ahead of the next yield."""
+        """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`.
+
+        At most two for each worker are under way ahead of the next yield.
+        """
         waiting: deque[Future[Answer]] = deque()
         rest = iter(numbers)
 
@@ -77,11 +86,11 @@ class Threads:
         return respond(self.site, head, number, letter)
 
     def settle(self, versions: Mapping[int, str]) -> None:
-        """See `Cohort.settle`."""
+        """Keep these `versions` of the memories; see `Cohort.settle`."""
         self.site.memories.settle(versions)
 
     def drop(self) -> None:
-        """See `Cohort.drop`."""
+        """Delete what the failed round left in memories; see `Cohort.drop`."""
         self.site.memories.drop()
 
     def facts(self) -> dict[str, str]:
@@ -89,7 +98,7 @@ class Threads:
         return {}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """See `Cohort.restore`."""
+        """Delete all memories but these `versions`; there are no `facts`. See `Cohort.restore`."""
         self.site.memories.cut(versions)
 
     def __enter__(self) -> Self:

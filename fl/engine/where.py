@@ -28,6 +28,9 @@ Where = Literal["threads", "loopback"] | Loopback
 def loopback_of(where: object) -> Loopback | None:
     """The loopback that is asked for, None for threads.
 
+    Args:
+        where: as it was given to `simulate`.
+
     Raises:
         TypeError, ValueError: neither.
     """
@@ -54,6 +57,17 @@ def open_cohort(
     ledger: Ledger | None,
 ) -> Cohort:
     """The clients of a run, there where they run, as a context that ends with the run.
+
+    Args:
+        loopback: the loopback to run them in; None: threads of this process.
+        method: what runs.
+        task: what the labels mean.
+        clients: their sets.
+        workers: how many threads or processes.
+        device: where clients compute.
+        memories: the folder of what clients remember; None keeps it in RAM.
+        stop: is set when the run is being stopped.
+        ledger: of a private run.
 
     Raises:
         TypeError: the method cannot travel to another process; the part is named.

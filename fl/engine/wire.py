@@ -45,14 +45,21 @@ class Bodies:
     _values: dict[str, Value] = field(default_factory=dict)
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Hold a body that came; returns it, or the equal one that was here before."""
+        """Hold a body that came; returns it, or the equal one that was here before.
+
+        Args:
+            client: who holds it.
+            key: of its entry.
+            digest: its fingerprint.
+            value: the body.
+        """
         self._held[client, key] = digest
         kept = self._values.setdefault(digest, value)
         self._values = {d: self._values[d] for d in set(self._held.values())}
         return kept
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """A body that the client was told to have.
+        """The body that a `client` was told to have under the entry `key`, by its `digest`.
 
         Raises:
             Lacking: it has not.
@@ -75,7 +82,11 @@ def pack_job(job: Job, *, whole: bool = False) -> bytes:
 
 
 def unpack_job(data: bytes, bodies: Bodies) -> Job:
-    """A job from its bytes, with the bodies that the client holds put in.
+    """Read back what `pack_job` wrote, with the bodies that the client holds put in.
+
+    Args:
+        data: the bytes.
+        bodies: what this place holds; what came is added.
 
     Raises:
         ValueError: no job.
@@ -111,7 +122,10 @@ def pack_answer(version: str, answer: Answer, charged: Sequence[Mapping[str, Any
 
 
 def unpack_answer(data: bytes) -> tuple[str, Answer, list[dict[str, Any]]]:
-    """The version that an answer bears, the answer, and what was charged for it.
+    """Read back what `pack_answer` wrote: the version that the answer bears, the answer, and what was charged for it.
+
+    Args:
+        data: the bytes.
 
     Raises:
         ValueError: no answer.

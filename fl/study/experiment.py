@@ -22,7 +22,11 @@ __all__ = ["Experiment", "git_commit", "mean_std", "processes", "show", "spark"]
 
 
 def git_commit(folder: Path | None = None) -> str | None:
-    """The commit of the working tree, with `+` if it was changed; None outside a repository."""
+    """The commit of the working tree, with `+` if it was changed; None outside a repository.
+
+    Args:
+        folder: inside of the repository; default: where this file is.
+    """
 
     def git(*words: str) -> str:
         where = folder or Path(__file__).parent
@@ -39,12 +43,17 @@ def processes(count: int) -> ProcessPoolExecutor:
     """A pool of worker processes that end with this one, also when it is killed.
 
     (One that is killed while it starts ends when its imports are done; it has begun nothing by then.)
+
+    Args:
+        count: how many.
     """
     return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=end_with_parent)
 
 
 class Experiment:
-    """Runs methods into one folder, one sub-folder a run.
+    """Runs methods into one folder, one sub-folder a run, and lists them in `summary.json`.
+
+    A run that is finished there is not run again, so that a script may be started as often as it takes.
 
     Args:
         out: the folder.
@@ -86,7 +95,7 @@ class Experiment:
         """Run one method under `out/name` unless it is finished there; return its line of the summary.
 
         Args:
-            name: the run's name and folder.
+            name: of the run and of its folder.
             make: builds the method.
             clients: as for `simulate`.
             facts: method, task, split, seed: what tells this run from the others.
@@ -97,7 +106,10 @@ class Experiment:
         if done is not None:
             self.rows[name] = read_history(folder / "history.jsonl")
             if done["rounds"] != simulation["rounds"]:
-                raise ValueError(f"{folder} has {done['rounds']} rounds, want {simulation['rounds']}: give --out")
+                raise ValueError(
+                    f"rounds must be {done['rounds']}, as the run in {folder} has, got {simulation['rounds']}; "
+                    "give another folder (--out)"
+                )
             return done
         options = {"workers": self.workers, "device": self.device, "seed": facts["seed"], "resume": self.resume}
         run = simulate(make(), clients, out=folder, **{**options, **simulation})
@@ -110,19 +122,30 @@ class Experiment:
 
 
 def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Mean and standard deviation over seeds (n - 1) of scaled values, as text; one value has no deviation."""
+    """Mean and standard deviation over seeds (n - 1), as text "91.2 ± 0.4"; one value has no deviation.
+
+    Args:
+        values: one a seed.
+        scale: factor for all of them: 100 for fractions in per cent.
+        digits: behind the point.
+    """
     scaled = [scale * v for v in values]
     spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
     return f"{statistics.mean(scaled):.{digits}f}{spread}"
 
 
 def spark(accuracies: Sequence[float]) -> str:
-    """Accuracies in [0, 1] as one line of blocks."""
+    """A curve of `accuracies` in [0, 1] as one line of blocks, for a terminal."""
     return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * a)))] for a in accuracies)
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns line up in a terminal too; the first column left, the others right."""
+    """A Markdown table whose columns line up in a terminal too; the first column left, the others right.
+
+    Args:
+        header: the columns' names.
+        rows: the cells, as many in each row as there are names.
+    """
     widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
