@@ -12,7 +12,7 @@ from torch import Tensor
 from distillkit import check
 from distillkit.sets import LabeledImages
 
-__all__ = ["Batch", "Phase", "rows", "shuffled"]
+__all__ = ["Batch", "Phase", "pick", "rows", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,22 @@ def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, st
         done += 1
 
 
-def rows(data: LabeledImages, index: Tensor, device: torch.device) -> Batch:
+def pick(values: Tensor, index: Tensor) -> Tensor:
+    """Some rows of a tensor, where it lies; orders are drawn on the CPU, so their places are brought there.
+
+    Args:
+        values: [N, ...].
+        index: places, integers [m].
+    """
+    return values.index_select(0, index.to(values.device))
+
+
+def rows(data: LabeledImages, index: Tensor) -> Batch:
     """The images of a set at some places, with their labels and columns, as a batch.
 
     Args:
         data: the set.
         index: places, int64 [m].
-        device: where the batch shall lie.
     """
-
-    def taken(column: Tensor) -> Tensor:
-        return column.index_select(0, index.to(column.device)).to(device)
-
-    return Batch(taken(data.images), taken(data.labels), {n: taken(c) for n, c in data.columns.items()})
+    columns = {name: pick(column, index) for name, column in data.columns.items()}
+    return Batch(pick(data.images, index), pick(data.labels, index), columns)

@@ -16,6 +16,7 @@ from distillkit.generate import Patches
 from distillkit.networks import split
 from distillkit.normalization import Normalization
 from distillkit.select import select
+from fl.batches import pick
 from fl.sides import Client, Server
 
 __all__ = ["Crops", "Pool", "Source", "View"]
@@ -75,7 +76,7 @@ class Source(ABC):
         if keep == self.count:
             return everything.int()
         embeddings, logits = self.outputs(network, held, everything, view, width)
-        return select(embeddings, logits, keep=keep, generator=generator, **options).int().cpu()
+        return select(embeddings, logits, keep=keep, generator=generator, **options).int()
 
 
 class Crops(Source):
@@ -121,7 +122,7 @@ class Crops(Source):
         """Crops [B, C, size, size] of an image uint8 [C, H, W], normalised, in the order of `indices` int [B]."""
         size, where = self.side(held, view.shape), indices.long().cpu()
         with self._lock:
-            patches = self._of(held, size)
+            patches = self._of(held.cpu(), size)
             for part in where[~self._known[where]].unique().split(100):
                 view.running()
                 self._pixels[part] = (255 * patches.batch(part, progress=False)).round().to(torch.uint8)
@@ -138,5 +139,5 @@ class Pool(Source):
 
     def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
         """Pictures [B, C, H, W] of the pool, normalised as the images beside which they are used."""
-        pixels = held.index_select(0, indices.long().to(held.device)).float() / 255
+        pixels = pick(held, indices.long()).float() / 255
         return view.normalization.encode(pixels).to(view.device)

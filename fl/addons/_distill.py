@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distillkit.losses import clip_logit_norm, knowledge_distillation
 from distillkit.networks.dropout import seed_dropout
 from fl.averaging import AveragingServer
-from fl.batches import shuffled
+from fl.batches import pick, shuffled
 from fl.message import Tensors
 from fl.method import Predictor
 
@@ -67,10 +67,10 @@ def distill(
         running()
         if schedule == "cosine":
             optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
-        logits = student.train()(images.index_select(0, index.to(images.device)))
+        logits = student.train()(pick(images, index))
         if clip is not None:
             logits = clip_logit_norm(logits, clip)
-        target = teacher_logits.index_select(0, index.to(teacher_logits.device)).to(logits)
+        target = pick(teacher_logits, index).to(logits)
         optimizer.zero_grad()
         loss(logits, target).backward()
         if gradient_norm is not None:
@@ -131,7 +131,7 @@ def distill_models(
 
 def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
     """Accuracy of `network`, a network in eval mode, on `server.data["validation"]`."""
-    data = server.data["validation"].to(server.device)
+    data = server.data["validation"]
     return server.task.metrics(Predictor(network, server.task.num_classes).sums(data, server.task))["accuracy"]
 
 

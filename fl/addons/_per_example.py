@@ -56,4 +56,4 @@ def public_examples(local: Local) -> list[torch.Tensor]:
     data = noise_set(local.task, local.data, derive(local.client.seed, "trial"))
     columns = [local.data.columns[name] for name in sorted(local.data.columns)]
     ones = [c.new_ones((len(data), *c.shape[1:])) for c in columns]
-    return [t.to(local.client.device) for t in (data.images, data.labels, *ones)]
+    return [data.images, data.labels, *ones]

@@ -121,8 +121,8 @@ class Anchors(AddOn):
     def answer(self, local: Local, reply: Message) -> None:
         """Answer with mean and standard deviation of each channel in each class, and which classes it owns."""
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
-        reply[self.statistics] = torch.cat(stats, 1).cpu()
-        reply[self.owned] = (local.counts > 0).float().cpu()
+        reply[self.statistics] = torch.cat(stats, 1)
+        reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The answer holds a row of statistics for each class, and whether it is owned."""
@@ -143,7 +143,7 @@ class Anchors(AddOn):
         images = images_from_statistics(means, stds, ipc=self.ipc, size=size, generator=generator)
         labels = torch.arange(len(means)).repeat_interleave(self.ipc)
         drawn = LabeledImages(images, labels, num_classes=len(means), normalization=server.normalization)
-        server.state[self.anchors] = drawn.to(server.device)
+        server.state[self.anchors] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """Send G in the rounds in which clients read it; its body travels only when it has changed."""
@@ -157,7 +157,7 @@ class Anchors(AddOn):
         """G, to join the client's own data (Eq. 3)."""
         if not self._joins(local.round):
             return None
-        return local.message[self.anchors].to(local.data.images.device)
+        return local.message[self.anchors]
 
     def own_batches(self, local: Local) -> Iterator[Batch] | None:
         """All of G at every step of an unselected round, for the contrastive term."""
@@ -183,7 +183,7 @@ class Anchors(AddOn):
             return
         name = server.settings.networks.names[0]
         network = server.network(name, server.weights(name, of=old))
-        target = {n: (-u / server.rate).to(server.device) for n, u in replies[FedAvg.update].items()}
+        target = {n: -u / server.rate for n, u in replies[FedAvg.update].items()}
         server.state[self.anchors] = fit_to_gradient(
             network, server.state[self.anchors], target, steps=self.steps, lr=self.lr, momentum=self.momentum,
             callback=lambda _: server.check_running(), progress=False,

@@ -115,7 +115,7 @@ class Condensed(AddOn):
         self, client: Client, networks: NetworkSampler, start: str | LabeledImages, steps: int, purpose: str
     ) -> LabeledImages:
         return distribution_matching(
-            client.data.replace(columns={}).to(client.device),
+            client.data.replace(columns={}),
             networks=networks,
             ipc=self.ipc,
             steps=steps,

@@ -70,5 +70,4 @@ class Ditto(AddOn):
 
     def personal_model(self, local: Local) -> Tensors:
         """v_k as it is in the client's memory; the received model before the client was first drawn."""
-        own = local.memory.get(self.own, local.received)
-        return {n: t.to(local.client.device) for n, t in own.items()}
+        return local.memory.get(self.own, local.received)

@@ -119,7 +119,7 @@ class DPSGD(AddOn):
     def _collecting(self, local: Local, phase: Phase) -> Iterator[ExampleGradients]:
         data, settings, moved = local.data, local.settings, local.trained_parameters(phase)
         refuse_half_precision(data.images, "a client's set")
-        like = data.images[:0].to(local.client.device)
+        like = data.images[:0]
         chunk, sizes = examples_at_once(like, self.rate * self.size, self.chunk)
         names = sorted(data.columns)
 
@@ -127,7 +127,7 @@ class DPSGD(AddOn):
             batch = Batch(images, labels, dict(zip(names, columns)))
             return Step.example_loss(local, batch, moved).expand(len(images))  # n times the mean: only the sum counts
 
-        key = (self, local.architecture, phase, chunk, like.shape, like.dtype, str(like.device))
+        key = (self, local.architecture, phase, chunk, like.shape, like.type())
         with per_example_gradients(
             local.net, losses, public=public_examples(local), chunk=chunk, sizes=sizes, trained=moved,
             how=self.gradients, engine=settings.tried.get(key),
@@ -149,7 +149,7 @@ class DPSGD(AddOn):
             local.dropout.set_state(client.secret.generator().get_state())
             draws = client.secret.generator()
             for _ in range(steps):
-                batch = rows(data, client.secret.poisson(len(data), self.rate), client.device)
+                batch = rows(data, client.secret.poisson(len(data), self.rate))
                 if settings.augment is not None and len(batch.images):
                     batch = replace(batch, images=settings.augment(batch.images, draws))
                 yield batch

@@ -131,7 +131,7 @@ class FedCOG(AddOn):
         """Generate what the set to train on lacks (section 4.1), and give batches of it; None before `start_round`."""
         if local.round < self.start_round:
             return None
-        counts = local.task.counts(local.data.labels).cpu()
+        counts = local.task.counts(local.data.labels)
         full = len(counts) * float(counts.max())
         share = float(counts.sum()) / full if full else 1.0
         targets = self._targets(local.task, counts)

@@ -122,7 +122,7 @@ class FedDF(AddOn):
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Run one client's model on the proxy images, and derive its logits [N, K]."""
         net = server.trained(reply).network
-        images = server.data["proxy"].images.to(server.device)
+        images = server.data["proxy"].images
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 
     def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
@@ -133,7 +133,7 @@ class FedDF(AddOn):
         return distill_models(
             server,
             server.state[FedAvg.model] if warm else old,
-            server.data["proxy"].images.to(server.device),
+            server.data["proxy"].images,
             replies[self.logits],
             owner=self.key,
             best=self.returns == "best",

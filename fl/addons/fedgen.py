@@ -112,9 +112,9 @@ class FedGen(AddOn):
     def start(self, server: AveragingServer) -> None:
         """Draw the generator G; no class is seen yet."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
-        drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.device)
+        drawn = self._generator(classes, embedding, server.generator("FedGen init"))
         server.state[self.generator] = {n: t.detach().clone() for n, t in drawn.state_dict().items()}
-        server.state[self.seen] = torch.zeros(classes, device=server.device)
+        server.state[self.seen] = torch.zeros(classes)
         server.state[self.optimizer] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
@@ -134,7 +134,7 @@ class FedGen(AddOn):
             weights = local.message[self.generator]
             net = self._generator(local.task.num_classes, len(weights["out.bias"]))
             net.load_state_dict(weights)
-            local.scratch(self).update(net=net.to(local.client.device).eval(), draws=local.generator(self))
+            local.scratch(self).update(net=net.to(weights["out.bias"]).eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
         """alpha_t CE on generated embeddings, beta_t KL towards what is said of the generated twin of each image."""
@@ -151,7 +151,7 @@ class FedGen(AddOn):
                             "twin": scratch["net"](labels, noise[1])}  # fmt: skip
         classifier = local.network.classifier
         agreed = F.cross_entropy(classifier(scratch["z"]), scratch["drawn"])
-        known = local.message[self.seen].to(labels.device)[labels]
+        known = local.message[self.seen][labels]
         said = knowledge_distillation(step.output().logits, classifier(scratch["twin"]).detach(), reduction="none")
         return factor * (self.alpha * agreed + self.beta * (known * said).mean())
 
@@ -169,19 +169,19 @@ class FedGen(AddOn):
             return
         name = server.settings.networks.names[0]
         old, update = server.weights(name), server.weights(name, of=reply[FedAvg.update])
-        out[self.head] = {n: (old[n] + update[n].to(server.device))[None] for n in self._head(server).names}
+        out[self.head] = {n: (old[n] + update[n])[None] for n in self._head(server).names}
 
     def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
         """Train G on the round's classifiers; the history's rows show its loss as "generator_loss"."""
         if self.head not in replies:
             return
-        counts = replies[self.counts].to(server.device)
+        counts = replies[self.counts]
         shares, held = counts / counts.sum(0).clamp_min(1), (counts.amax(0) > 1).float()
         if not held.any():
             return
         state, head, heads = server.state, self._head(server), replies[self.head]
-        net = self._generator(server.task.num_classes, head.embedding).to(server.device).train()
         weights: Tensors = state[self.generator]
+        net = self._generator(server.task.num_classes, head.embedding).to(weights["out.bias"]).train()
         net.load_state_dict(weights)
         rate = self.lr * self.decay ** (server.round - 1)
         optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=self.weight_decay, foreach=False)
@@ -190,8 +190,8 @@ class FedGen(AddOn):
         draws = server.generator("FedGen")
         for _ in range(self.steps):
             server.check_running()
-            y = torch.multinomial(held.cpu(), self.batch, replacement=True, generator=draws).to(server.device)
-            noise = torch.randn(self.batch, self.noise, generator=draws).to(server.device)
+            y = torch.multinomial(held.cpu(), self.batch, replacement=True, generator=draws).to(held.device)
+            noise = torch.randn(self.batch, self.noise, generator=draws).to(held)
             z = net(y, noise)
             loss = self.diversity_weight * diversity(noise, z)
             for k, share in enumerate(shares):

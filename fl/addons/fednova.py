@@ -60,4 +60,4 @@ class FedNova(AddOn):
     def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
         """Move by tau_eff sum_i p_i d_i: the mean of the d_i times the mean of the |a_i|_1."""
         tau = replies[self.tau]
-        return {n: m * tau[n].to(m.device) for n, m in mean.items()}
+        return {n: m * tau[n] for n, m in mean.items()}

@@ -13,7 +13,7 @@ from distillkit import check
 from distillkit.networks.dropout import seed_dropout
 from fl.averaging import AddOn, Local, Settings, Step
 from fl.averaging.addon import fills
-from fl.batches import shuffled
+from fl.batches import rows, shuffled
 from fl.message import Tensors
 
 __all__ = ["FedReg"]
@@ -125,8 +125,8 @@ class FedReg(AddOn):
         found: list[tuple[Tensor, ...]] = []
         for index in shuffled(len(data), local.settings.batch, local.generator(self, "order"), 1, None):
             local.client.check_running()
-            images = data.images.index_select(0, index).to(local.client.device)
-            labels = data.labels.index_select(0, index).to(local.client.device)
+            batch = rows(data, index)
+            images, labels = batch.images, batch.labels
             pseudo = self._raised(model, images, labels, self.eta)
             with torch.no_grad():
                 known = model(pseudo).softmax(1)

@@ -69,7 +69,7 @@ class LocalAccuracy(AddOn):
         if server.round % self.every or FedAvg.update not in reply:
             return
         predictor = server.trained(reply)
-        sums = predictor.sums(server.data[self.on].to(server.device), server.task)
+        sums = predictor.sums(server.data[self.on], server.task)
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:

@@ -72,8 +72,8 @@ class SCAFFOLD(AddOn):
         own: Tensors = local.memory.get(self.own, {})
         zeros = {n: torch.zeros_like(p) for n, p in local.start.items()}
         scratch = local.scratch(self)
-        scratch["c"] = {n: c[n].to(z.device) if n in c else z for n, z in zeros.items()}
-        scratch["own"] = {n: own[n].to(z.device) if n in own else z for n, z in zeros.items()}
+        scratch["c"] = {n: c.get(n, z) for n, z in zeros.items()}
+        scratch["own"] = {n: own.get(n, z) for n, z in zeros.items()}
         scratch["shift"] = {n: scratch["c"][n] - scratch["own"][n] for n in zeros}
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:

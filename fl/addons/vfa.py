@@ -78,17 +78,17 @@ class VFA(AddOn):
     def begin(self, local: Local) -> None:
         """Set up this training's own draws of features around the means."""
         means = local.part(local.message[self.means])["mean"]
-        local.scratch(self).update(means=means.cpu(), generator=local.generator(self))
+        local.scratch(self).update(means=means, generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:
         """The term `weight` times SupCon over [real features; features drawn around the means]."""
         real, labels = step.output().embedding, step.batch.labels
         means, generator = (step.local.scratch(self)[key] for key in ("means", "generator"))
         each = self.per_class or len(labels) // len(means) + 1
-        noise = torch.randn(each * len(means), means.shape[1], generator=generator)
+        noise = torch.randn(each * len(means), means.shape[1], generator=generator).to(means)
         drawn = means.repeat(each, 1) + self.std * noise
         contrast = supervised_contrastive(
-            real, labels, drawn.to(real), torch.arange(len(means), device=labels.device).repeat(each),
+            real, labels, drawn.to(real), torch.arange(len(means)).to(labels).repeat(each),
             temperature=self.temperature, empty=self.empty,
         )  # fmt: skip
         return self.weight * contrast

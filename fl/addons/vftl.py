@@ -15,7 +15,7 @@ from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, FedAvg
-from fl.batches import shuffled
+from fl.batches import rows, shuffled
 from fl.message import Tensors
 
 __all__ = ["VFTL"]
@@ -82,8 +82,8 @@ class VFTL(AddOn):
         order = server.generator(f"{self.key} order {architecture}")
         for index in shuffled(len(noise), self.batch, order, self.epochs, None):
             server.check_running()
-            index = index.to(server.device)
-            loss = F.cross_entropy(net(noise.images.index_select(0, index)), noise.labels.index_select(0, index))
+            batch = rows(noise, index)
+            loss = F.cross_entropy(net(batch.images), batch.labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

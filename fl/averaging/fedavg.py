@@ -317,7 +317,7 @@ class FedAvg(Entries, Method):
             mean = require_whole(slot, "rescale", slot.rescale(seen, replies, mean), mean) if slot else mean
             slot = self._slot("server_step")
             step = require_whole(slot, "server_step", slot.server_step(seen, mean), mean) if slot else mean
-            new = {**old, **{n: old[n] + step[n].to(old[n].device) for n in step}}
+            new = {**old, **{n: old[n] + step[n] for n in step}}
             for entry in (self.buffers, self.counters):
                 replaced: Tensors = replies.get(entry, {})
                 new.update(replaced)

@@ -180,9 +180,9 @@ class Local:
         """
         if not len(data):
             return
-        generator, augment, device = self.client.generator(purpose), self.settings.augment, self.client.device
+        generator, augment = self.client.generator(purpose), self.settings.augment
         for index in shuffled(len(data), self.settings.batch, generator, phase.epochs, phase.steps):
-            batch = rows(data, index, device)
+            batch = rows(data, index)
             yield batch if augment is None else replace(batch, images=augment(batch.images, generator))
 
     def stream(
@@ -209,7 +209,7 @@ class Local:
         generator = self.generator(addon, "stream")
         while True:
             for index in shuffled(len(data), batch or self.settings.batch, generator, 1, None):
-                part = replace(rows(data, index, self.client.device), joint=joint)
+                part = replace(rows(data, index), joint=joint)
                 yield part if augment is None else replace(part, images=augment(part.images, generator))
 
     def fit(
@@ -302,4 +302,4 @@ def received_state(settings: Settings, client: Client, message: Message) -> Tens
     if kept:
         own = client.memory.get(Entries.own) or networks.first(name, classes, client.seed)
         state |= {n: own[n] for n in kept}
-    return {n: t.to(client.device) for n, t in state.items()}
+    return state

@@ -68,9 +68,10 @@ class AveragingServer(Server):
         An add-on that asks for it calls `fl.averaging.composition.require_replied` in its `check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
-        trained = {n: state[n] + d.to(self.device) for n, d in update.items()}
+        trained = {n: state[n] + d for n, d in update.items()}
         for entry in (Entries.buffers, Entries.counters):
-            trained |= {n: t.to(self.device) for n, t in reply.get(entry, {}).items()}
+            replaced: Tensors = reply.get(entry, {})
+            trained |= replaced
         name = next(n for n in networks.names if networks.part(update, n))
         net = self.network(name, {**networks.part(state, name), **networks.part(trained, name)})
         return Predictor(net.eval(), self.settings.tested_outputs(self.task.num_classes))

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from distillkit.privacy import Secret
+from distillkit.privacy import BudgetExhausted, Secret
 from fl.codec import digest
 from fl.engine.blame import Unsent
 from fl.engine.known import Known
@@ -79,7 +79,7 @@ class Post:
         def tell(number: int) -> Letter:
             try:
                 sent[number] = letter = self.thread.run(lambda: self._letter(number))
-            except Interrupted:
+            except (Interrupted, BudgetExhausted):
                 raise
             except Exception as error:  # it may concern this client alone, as an architecture that it has not got
                 raise Unsent from error

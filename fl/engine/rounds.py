@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ class Engine:
         self.say: Callable[[str], object] = lambda words: None
         self.test = placed(test, self.server.device)
 
+    def start(self) -> None:
+        """Prepare the server's state before the first round."""
+        self._act(lambda: self.method.start(self.server))
+
     # The setup round, and a round.
 
     def ask_setup(self, numbers: Sequence[int], min_replies: int) -> None:
@@ -71,7 +76,7 @@ class Engine:
             elif answer.reply is not None:
                 bytes_up.update({key: bytes_up.get(key, 0) + n for key, n in sizes(answer.reply).items()})
         self._enough(reducer, failed, min_replies)
-        self.thread.run(lambda: self.method.answered(self.server, reducer.result()))
+        self._act(lambda: self.method.answered(self.server, reducer.result()))
         self.server.notes["setup"] = {"bytes_up": sum(bytes_up.values()), "up": bytes_up, "failed": failed}
 
     def _fold(self, reducer: Reducer, answer: Answer, setup: bool = False) -> str | None:
@@ -145,7 +150,7 @@ class Engine:
             hidden = self.method.draws_clients
             server.drawn = self.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
             replies, row = self._exchange(0 if hidden else min_replies)
-            row["server_seconds"] = self._receive(replies)
+            row["server_seconds"] = self._act(partial(self.method.receive, server, replies))
             del replies
             row |= evaluation.on_server(self.post, self.test)
             row |= evaluation.on_clients(self.post, evaluate) | self._spent()
@@ -167,15 +172,16 @@ class Engine:
         self._commit(number, row)
         return row
 
-    def _receive(self, replies: Reduced) -> float:
-        """Let the method take the reduced replies; returns the server thread's CPU seconds."""
+    def _act(self, work: Callable[[], None]) -> float:
+        """Let the method change the server's state, and put it on the server's device; returns CPU seconds."""
 
-        def work() -> float:
+        def act() -> float:
             began = time.thread_time()
-            self.method.receive(self.server, replies)
+            work()
+            self.server.state = placed(self.server.state, self.server.device)
             return time.thread_time() - began
 
-        return self.thread.run(work)
+        return self.thread.run(act)
 
     def _commit(self, number: int, row: dict[str, Any]) -> None:
         if self.store is not None:

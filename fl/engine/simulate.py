@@ -184,7 +184,7 @@ def simulate(
                 rows = store.history(server.round)
                 _require_whole(ledger, rows[-1])
         if not rows:
-            thread.run(lambda: method.start(server))
+            engine.start()
             if store is not None:
                 if " at 0x" in config["method"]:
                     warn(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
-from fl.batches import shuffled
+from fl.batches import pick, rows, shuffled
 from fl.sides import Server
 
 __all__ = ["train_on_union"]
@@ -36,10 +36,10 @@ def train_on_union(
     center = [p.detach().clone() for p in params]
     for index in shuffled(len(union), batch, server.generator("train"), epochs, None):
         server.check_running()
-        images, labels = union.images.index_select(0, index), union.labels.index_select(0, index)
-        losses = nn.functional.cross_entropy(network(images), labels, reduction="none")
+        part = rows(union, index)
+        losses = nn.functional.cross_entropy(network(part.images), part.labels, reduction="none")
         optimizer.zero_grad()
-        (losses * weight.index_select(0, index)).mean().backward()
+        (losses * pick(weight, index)).mean().backward()
         optimizer.step()
         if radius is not None:
             _project(params, center, radius)

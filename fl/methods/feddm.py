@@ -136,7 +136,7 @@ class FedDM(Method):
             network: the one with the received weights w_r, in eval mode.
         """
         return distribution_matching(
-            client.data.to(client.device),
+            client.data,
             networks=NetworkBall(network, self.rho),
             ipc=self.ipc,
             steps=self.steps,
@@ -171,10 +171,9 @@ class FedDM(Method):
 
     def blank(self, server: Server) -> LabeledImages:
         """A set without images in the clients' space, as the `server` knows it: shape, classes, normalisation."""
-        dtype = next(t.dtype for t in server.state[self.model].values() if t.is_floating_point())
-        nothing = torch.empty(0, *server.shape, dtype=dtype), torch.empty(0, dtype=torch.int64)
-        empty = LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
-        return empty.to(server.device)
+        like = next(t for t in server.state[self.model].values() if t.is_floating_point())
+        nothing = like.new_empty(0, *server.shape), like.new_empty(0, dtype=torch.int64)
+        return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
 
     def expect(self, server: Server, client: int) -> Schema:
         """A reply holds at most ipc images a class, bare: a set's `info` would tell which classes a client lacks."""
@@ -194,7 +193,7 @@ class FedDM(Method):
             NoUsableReply: all counts are zero.
         """
         union = replies[self.images]
-        weight = torch.ones(len(union))
+        weight = union.labels.new_ones(len(union), dtype=torch.float32)
         if self.weights == "samples":
             client = union.columns["client"]
             for number, count in zip(replies.clients, replies[self.samples].tolist()):

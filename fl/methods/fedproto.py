@@ -15,7 +15,7 @@ from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
 from fl.addons.condensed import Condensed
 from fl.averaging.settings import learning_rate
-from fl.batches import shuffled
+from fl.batches import rows, shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, Predictor, sums_like
 from fl.networks import Factory, Networks
@@ -141,8 +141,8 @@ class FedProto(Method):
             raise ValueError(
                 f"factory: the architectures' embeddings must have one size to share prototypes, got {sizes}"
             )
-        server.state[self.prototypes] = torch.zeros(classes, max(sizes.values()), device=server.device)
-        server.state[self.known] = torch.zeros(classes, dtype=torch.bool, device=server.device)
+        server.state[self.prototypes] = torch.zeros(classes, max(sizes.values()))
+        server.state[self.known] = torch.zeros(classes, dtype=torch.bool)
 
     def send(self, server: Server, client: int) -> Message:
         """Send the global prototypes, and which of them exist."""
@@ -156,17 +156,17 @@ class FedProto(Method):
 
     def local(self, client: Client, message: Message) -> Message:
         """LocalUpdate of Algorithm 1: train the client's own network, then send the mean embedding of each class."""
-        net, data = self._network(client), client.data.to(client.device)
+        net, data = self._network(client), client.data
         if self.condensed is not None:
-            data = self.condensed.first(client, lambda: self._network(client)).to(client.device)
+            data = self.condensed.first(client, lambda: self._network(client))
         seed_dropout(net, client.generator("dropout"))
         network, prototypes, known = split(net), message[self.prototypes], message[self.known]
         optimizer = torch.optim.SGD(net.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay)
         net.train()
         for index in shuffled(len(data), self.batch, client.generator("batches"), self.epochs, None):
             client.check_running()
-            labels = data.labels.index_select(0, index)
-            z = network.features(data.images.index_select(0, index))
+            batch = rows(data, index)
+            labels, z = batch.labels, network.features(batch.images)
             distance = prototype_distance(z, labels, prototypes, known)
             loss = client.task.loss(network.classifier(z), labels) + self.lam * distance
             optimizer.zero_grad()
@@ -187,8 +187,8 @@ class FedProto(Method):
 
     def receive(self, server: Server, replies: Reduced) -> None:
         """Average each class's prototype over the clients that own it; one that nobody owns stays."""
-        means = replies[self.means].to(server.device)
-        owned = (replies.weight(self.means) > 0).to(server.device)
+        means = replies[self.means]
+        owned = replies.weight(self.means) > 0
         server.state[self.prototypes] = torch.where(owned[:, None], means, server.state[self.prototypes])
         server.state[self.known] = server.state[self.known] | owned
         server.notes["prototypes"] = int(server.state[self.known].sum())

@@ -185,7 +185,7 @@ class PrivateFedDM(FedDM):
             raise PrivacyError("the client has no ledger to charge: run the method with `simulate`, which gives it one")
         options: dict[str, Any] = {"num_classes": None, "normalization": None, "delta": client.ledger.delta}
         real = private_set(client.data, None, public_statistics=self.public_statistics, **options)
-        return real.to(client.device), client.ledger
+        return real, client.ledger
 
     def sizes_of(self, client: Client) -> Tensor:
         """Records of each class, float64 [classes]: the public `sizes`, or the one noised histogram of this `client`.
@@ -193,14 +193,14 @@ class PrivateFedDM(FedDM):
         The histogram is taken, and charged, where the client's memory does not hold it yet.
         """
         if self.sizes is not None:
-            return torch.tensor(self.sizes, dtype=torch.float64, device=client.device)
+            return client.data.images.new_tensor(self.sizes, dtype=torch.float64)
         if self.counts not in client.memory:
             real, ledger = self.charged(client)
             client.memory[self.counts] = private_histogram(
                 real.labels, num_classes=real.num_classes, sigma=self.sigma_sizes,
                 ledger=ledger, client=client.id, round=client.round, secret=client.secret,
             )  # fmt: skip
-        return client.memory[self.counts].to(client.device)
+        return client.memory[self.counts]
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
         """Make S_k from noised statistics only; what is drawn is charged to the client's ledger before."""
@@ -270,7 +270,7 @@ class PrivateFedDM(FedDM):
 
     def as_set(self, images: Tensor, like: LabeledImages) -> LabeledImages:
         """The set of `images` [classes * ipc, C, H, W], class by class, in the space of `like`."""
-        labels = torch.arange(like.num_classes, device=like.labels.device).repeat_interleave(self.ipc)
+        labels = torch.arange(like.num_classes).to(like.labels).repeat_interleave(self.ipc)
         return like.replace(images=images, labels=labels, columns={}, info={})
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:

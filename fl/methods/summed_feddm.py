@@ -67,7 +67,7 @@ class SummedFedDM(PrivateFedDM):
         """Draw w_0, find out how long a sum is, and remark in the ledger what epsilon rests on."""
         super().start(server)
         shape = self.draws, server.task.num_classes, self.maps_of(server, server.state, self.blank(server)).dim
-        server.state[self.sums] = torch.zeros(shape, dtype=torch.float64, device=server.device)
+        server.state[self.sums] = torch.zeros(shape, dtype=torch.float64)
         if self.noise == "shares" and server.ledger is not None:
             server.ledger.remark(REMARK)
 
@@ -141,9 +141,8 @@ class SummedFedDM(PrivateFedDM):
         if missing and self.noise == "shares":
             raise NoUsableReply(f"the noise lacks the shares of clients {missing}, so this round's sum is not usable")
         like = self.blank(server)
-        sums = server.state[self.sums] = replies[self.sums].to(server.device)
-        counts = replies[self.total] if self.sizes is None else torch.tensor(self.sizes, dtype=torch.float64)
-        counts = counts.to(server.device)
+        sums = server.state[self.sums] = replies[self.sums]
+        counts = replies[self.total] if self.sizes is None else sums.new_tensor(self.sizes, dtype=torch.float64)
         kept = self.kept(counts, len(server.drawn) if self.noise == "full" else 1)
         last = server.state.get(self.last)
         start = last if last is not None else self.noise_images(like, server.generator("start"))
@@ -151,5 +150,6 @@ class SummedFedDM(PrivateFedDM):
         union = self.as_set(images, like)[kept.repeat_interleave(self.ipc)]
         if self.warm:
             server.state[self.last], server.state[self.around] = images, union.images
-        weight = torch.ones(len(union)) if self.weights == "synthetic" else counts[union.labels].float()
+        alike = union.labels.new_ones(len(union), dtype=torch.float32)
+        weight = alike if self.weights == "synthetic" else counts[union.labels].float()
         self.train(server, union, weight / weight.mean() if len(weight) else weight)

@@ -1,0 +1,38 @@
+"""Every pair of add-ons through the loopback, against threads: `python -m tests.fl.loopback_pairs`, some minutes.
+
+The suite runs every add-on and every method so (`test_loopback.py`). This is the whole grid on one base, for whoever
+changes the seam, the codec or what add-ons keep: the server's last state and the history, seconds aside, must agree.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import torch
+
+from tests.fl.test_grid import PAIRS, REFUSED, addon, plain
+from tests.fl.test_loopback import assert_equal, play
+
+
+def main() -> int:
+    """Print what differs, and how many pairs agree; the exit status is 1 if any differs."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    wanted = [pair for pair in PAIRS if pair not in REFUSED]
+    different = []
+    for number, pair in enumerate(wanted, start=1):
+        runs = [play(plain(*map(addon, pair)), where=where) for where in ("threads", "loopback")]
+        try:
+            assert_equal(*runs)
+        except AssertionError as error:
+            different.append(pair)
+            print(f"{' and '.join(pair)} differ: {error}"[:300], flush=True)
+        if number % 50 == 0:
+            print(f"{number} of {len(wanted)}", flush=True)
+    print(f"{len(wanted) - len(different)} of {len(wanted)} pairs agree bit by bit; {len(REFUSED)} are refused")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
