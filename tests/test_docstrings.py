@@ -12,23 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOMS = (
-    "attacks",
-    "distillkit",
-    "fl.message",
-    "fl.codec",
-    "fl.schema",
-    "fl.reduce",
-    "fl.task",
-    "fl.batches",
-    "fl.method",
-    "fl.parts",
-    "fl.networks",
-    "fl.averaging",
-    "fl.filters",
-    "fl.addons",
-    "fl.methods",
-)
+ROOMS = ("attacks", "distillkit", "fl")
 
 
 class Documented(NamedTuple):

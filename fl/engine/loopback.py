@@ -12,9 +12,9 @@ from typing import Any, Self
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy.branch import carry_back, known_of
 from fl.engine.blame import reason_of
-from fl.engine.door import Roster
 from fl.engine.far import Opening, pack_holding
 from fl.engine.processes import PATIENCE, Ended, Process, give_back, pickled, take
+from fl.engine.roster import Roster
 from fl.engine.seam import Answer, Head, Tell
 from fl.engine.wire import Job, pack_job, unpack_answer
 from fl.message import sizes

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillkit.privacy import Ledger
 from distillkit.privacy.guards import FRESH
-from fl.engine.door import Roster
+from fl.engine.roster import Roster
 
 __all__ = ["EXACT_TESTS", "open_ledger"]
 

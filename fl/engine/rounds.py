@@ -34,6 +34,13 @@ class _Model:
 class Engine:
     """Plays rounds between one server and its clients, of whom it sees letters and answers.
 
+    Args:
+        post: delivers the letters, and knows the method and the server.
+        store: the run's folder, if it has one.
+        test: the global test set, if there is one.
+        run_id: the run's fingerprint, for its checkpoints.
+        transcript: whether every message that the server sees is kept in the folder.
+
     Attributes:
         committed: the last completed round.
         say: is told in words how far a round is; a draw that is secret is not told.
@@ -61,7 +68,15 @@ class Engine:
     # The setup round, and a round.
 
     def ask_setup(self, numbers: Sequence[int], min_replies: int) -> None:
-        """Ask every client that has images once before round 1, if the method has a question."""
+        """Ask every client that has images once before round 1, if the method has a question.
+
+        Args:
+            numbers: all clients.
+            min_replies: fewer usable answers than this end the run.
+
+        Raises:
+            NoUsableReply: there are fewer.
+        """
         if not self.method.asks:
             return
         reducer = Reducer(self.post.entries)
@@ -141,7 +156,18 @@ class Engine:
         return sorted(chosen)
 
     def round(self, number: int, participation: float | int, min_replies: int, evaluate: Any) -> dict[str, Any]:
-        """Play one round, commit it, and return its row of the history."""
+        """Play one round, commit it, and return its row of the history. If it fails, the state is that of before.
+
+        Args:
+            number: the round, from 1.
+            participation: how many clients are drawn: a number, or a share of them.
+            min_replies: fewer usable replies than this end the run.
+            evaluate: whose own test images are used: "drawn", "all", "none", or clients' numbers.
+
+        Raises:
+            NoUsableReply: a round left too little.
+            BudgetExhausted: the round's releases would exceed the ledger's budget.
+        """
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
         server.secret, self.post.resent = self.post.secret(), 0

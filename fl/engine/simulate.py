@@ -26,6 +26,7 @@ from fl.engine.delivery import Post
 from fl.engine.holding import Holding
 from fl.engine.placement import placed
 from fl.engine.private_door import open_ledger
+from fl.engine.roster import Roster
 from fl.engine.rounds import Engine
 from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
@@ -67,19 +68,22 @@ def simulate(
     on_round: Callable[[dict[str, Any]], None] | None = None,
     progress: bool = True,
 ) -> Run:
-    """Run a federated method in this process.
+    """Run a federated method: rounds between one server and its clients, each a set of images, on this machine.
+
+    Every argument is checked, and the networks are tried on noise, before the first round. Returns a `Run`: the
+    history, the server's state and the global models.
 
     The result is a function of the arguments above `where` alone: any number of workers, and any number of kills
     and resumptions, give the same bits. Only the noise of a private method is the operating system's.
 
     Args:
-        method: what to run.
+        method: what to run, as `FedAvg(factory=...)`.
         clients: one set (or `Holding`) a client; a `Dataset` or a pair of images and labels is read into one (see
             `distillkit.sets.as_set`). A list is checked whole; of another sequence only drawn clients are looked at. A
             client without images is recorded as `empty` and not asked.
         rounds: how many rounds; a resumed run may ask for more than before.
         test: the global test set, evaluated after every round.
-        task: default `Classification` with the first client's class count.
+        task: what the labels mean; default: `Classification` with the first client's class count.
         server_data: sets that only the server holds, by name.
         participation: share in (0, 1] or number of the clients drawn in a round, without replacement.
         min_replies: fewer usable replies than this end the run with `NoUsableReply` (the last round is kept). Neither
@@ -112,7 +116,7 @@ def simulate(
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
     """
     method = require_method(method)
-    clients = door.Roster(clients, getattr(task, "num_classes", None), progress)
+    clients = Roster(clients, getattr(task, "num_classes", None), progress)
     first = clients.first
     rounds, workers = check.positive_int(rounds, "rounds"), check.positive_int(workers, "workers")
     server_threads, seed = (
@@ -123,7 +127,7 @@ def simulate(
     participation = int(participation) if isinstance(participation, Integral) else float(participation)
     for name, wanted in {"transcript": transcript, "resume": resume}.items():
         if check.switch(wanted, name) and out is None:
-            raise ValueError(f"{name} needs a folder: give out")
+            raise ValueError(f"{name} needs a folder: give out, as out='runs/first'")
     if on_round is not None:
         check.callable_with(on_round, "on_round", ["row"], "a function of the round's row")
     door.require_public(method, first, task)
@@ -231,7 +235,7 @@ def _require_whole(ledger: Ledger | None, row: dict[str, Any]) -> None:
 
 def _config(
     method: Method,
-    clients: door.Roster,
+    clients: Roster,
     server: Server,
     participation: float | int,
     min_replies: int,

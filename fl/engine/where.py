@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 
 from distillkit.privacy import Ledger
-from fl.engine.door import Roster
 from fl.engine.far import Opening
 from fl.engine.faults import Loopback
 from fl.engine.loopback import Processes
 from fl.engine.memories import Memories
 from fl.engine.respond import Site
+from fl.engine.roster import Roster
 from fl.engine.seam import Cohort
 from fl.engine.threads import Threads
 from fl.method import Method
