@@ -129,7 +129,7 @@ class FedGen(AddOn):
 
     def begin(self, local: Local) -> None:
         """Begin to count the images of each class at one, and set up the received generator."""
-        local.scratch(self)["counts"] = torch.ones(local.task.num_classes)
+        local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:
             weights = local.message[self.generator]
             net = self._generator(local.task.num_classes, len(weights["out.bias"]))
@@ -157,7 +157,7 @@ class FedGen(AddOn):
 
     def after_step(self, step: Step) -> None:
         """Count the labels that the step has read."""
-        step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels).cpu()
+        step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels)
 
     def end(self, local: Local, update: Tensors, reply: Message) -> None:
         """Send the counts of each class."""

@@ -1,0 +1,161 @@
+"""Devices: the engine brings everything to where it is read, so algorithms do not speak of them.
+
+There is no accelerator here: `emulated` makes one of the CPU, with CUDA's rules on who may meet whom.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fl.addons
+import fl.methods
+from distillkit import LabeledImages
+from fl import Client, Entry, FedAvg, Message, Method, NoUsableReply, Run
+from fl.engine import threads
+from fl.engine.placement import placed
+from tests.fl.emulated import DEVICE, Mixed, second_device, there
+from tests.fl.laws import assert_same, tensors
+from tests.fl.small import images
+from tests.fl.test_grid import NAMES, Net, addon, plain
+from tests.fl.test_loopback import METHODS, play, rows
+
+ALL: dict[str, Callable[[], Method]] = {**{n: lambda n=n: plain(addon(n)) for n in NAMES}, **METHODS}  # type: ignore[misc]
+
+
+@pytest.fixture
+def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Runs a method where `cpu:1` is a device of its own, on every thread that clients and server work on."""
+    respond, run = threads.respond, threads.ServerThread.run
+
+    def client_side(*given: Any) -> Any:
+        with second_device():
+            return respond(*given)
+
+    def server_side(self: threads.ServerThread, work: Callable[[], Any]) -> Any:
+        def there_too() -> Any:
+            with second_device():
+                return work()
+
+        return run(self, there_too)
+
+    def play_there(method: Method) -> Run:
+        with monkeypatch.context() as patch, second_device():
+            patch.setattr(threads, "respond", client_side)
+            patch.setattr(threads.ServerThread, "run", server_side)
+            return play(method, device=DEVICE, evaluate="drawn")
+
+    return play_there
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_of_one_device_meets_the_other(name: str, accelerated: Callable[..., Run]) -> None:
+    """Every add-on and method runs on an accelerator, to the CPU's bits; its state ends there."""
+    run = accelerated(ALL[name]())
+    assert [(row["failed"], row.get("failed_evaluation")) for row in run.rows] == [({}, None)] * 2
+    assert all(there(t) for t in tensors(run.server.state).values())
+    wanted = play(ALL[name](), evaluate="drawn")
+    assert_same(run, wanted)
+    assert rows(run) == rows(wanted)
+
+
+class Mixing(FedAvg):
+    """Reads what nobody has brought to where it is read."""
+
+    def local(self, client: Client, message: Message) -> Message:
+        _ = client.data.images + torch.ones(8)
+        return super().local(client, message)
+
+
+def test_who_makes_a_tensor_and_forgets_where_fails_on_an_accelerator_only(accelerated: Callable[..., Run]) -> None:
+    assert play(Mixing(factory=Net), rounds=1).rows[0]["failed"] == {}
+    with pytest.raises(NoUsableReply, match=r"Mixed: aten::add takes tensors of both devices"):
+        accelerated(Mixing(factory=Net))
+
+
+def test_the_second_device_has_the_rules_of_cuda() -> None:
+    with second_device():
+        far, near = torch.zeros(3, device=DEVICE), torch.ones(3)
+        assert (far.device, (far + 1).device, near.device) == (DEVICE, DEVICE, torch.device("cpu"))
+        assert far.to(DEVICE) is far
+        assert (near.to(far).device, far.cpu().device) == (DEVICE, torch.device("cpu"))
+        assert far[torch.tensor([0])].device == DEVICE
+        assert (far + near.sum()).device == DEVICE
+        net = torch.nn.Linear(3, 2).to(DEVICE)
+        net(far).sum().backward()
+        assert net.weight.grad is not None
+        assert {net.weight.device, net.weight.grad.device, copy.deepcopy(net).weight.device} == {DEVICE}
+        for wrong in (
+            lambda: far + near,
+            lambda: near + far.sum(),
+            lambda: torch.cat([far, near]),
+            lambda: far.index_select(0, torch.tensor([1])),
+            lambda: torch.randn(3, generator=torch.Generator(), device=DEVICE),
+            lambda: far.numpy(),
+        ):
+            with pytest.raises(Mixed):
+                wrong()
+
+
+# What is brought, and by whom.
+
+
+class _Kinds:
+    tensor = Entry[torch.Tensor]()
+    group = Entry[dict[str, torch.Tensor]]()
+    images = Entry[LabeledImages]("first")
+    number = Entry[float]()
+
+
+def test_placed_moves_every_tensor_and_returns_what_lies_there_already_itself() -> None:
+    """Also of a set: images, labels, columns; what is no such value is left to whoever checks it."""
+    data = images(3, 1).replace(columns={"client": torch.zeros(3)})
+    message = Message(
+        {_Kinds.tensor: torch.ones(2), _Kinds.group: {"a": torch.ones(1)}, _Kinds.images: data, _Kinds.number: 2.0}
+    )
+    here = torch.device("cpu")
+    assert placed(message, here) is message
+    with second_device():
+        moved = placed(message, DEVICE)
+        assert placed(moved, DEVICE) is moved
+        found = moved[_Kinds.images]
+        parts = [moved[_Kinds.tensor], moved[_Kinds.group]["a"], found.images, found.labels, found.columns["client"]]
+        assert all(there(t) for t in parts)
+        assert not there(message[_Kinds.tensor])
+        assert moved[_Kinds.number] == 2.0
+        assert placed(placed(moved, here), here)[_Kinds.images].images.equal(data.images)
+    strange: list[Any] = [None, "x", 3, [torch.ones(1)], torch.ones(1, device="meta")]
+    assert all(placed(value, here) is value for value in strange)
+
+
+ALONE = {
+    "addons/_crops.py": "pictures are rendered on the CPU, or were given as an option, and go where they are looked at",
+    "addons/_per_example.py": "public noise for the trial",
+    "addons/_virtual.py": "noise images, or a set that was given as an option",
+    "addons/condensed.py": "networks of its own",
+    "addons/fedgen.py": "labels drawn for the generator",
+    "addons/shared_image.py": "a picture that was given as an option",
+    "addons/shared_pool.py": "pictures that were given as an option",
+    "addons/vfa.py": "one blank image, to see how long an embedding is",
+    "methods/summed_feddm.py": "noise that is drawn on the CPU",
+}
+"""The only files of algorithms that say where a tensor lies, and which tensors of their own they make."""
+
+
+def test_algorithms_do_not_speak_of_devices_but_where_they_make_tensors() -> None:
+    found = set()
+    for room in (fl.addons, fl.methods):
+        folder = Path(room.__path__[0])
+        for path in folder.glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and node.attr in ("device", "cpu", "cuda"):
+                    found.add(f"{folder.name}/{path.name}")
+                if isinstance(node, ast.keyword) and node.arg == "device":
+                    found.add(f"{folder.name}/{path.name}")
+    assert found == set(ALONE)
