@@ -103,7 +103,9 @@ class Crops(Source):
             ValueError: other channels than the images, or images that are not square without a size.
         """
         if len(image) != shape[0]:
-            raise ValueError(f"image must have the {shape[0]} channels of the clients' images, got {len(image)}")
+            raise ValueError(
+                f"image must have the {shape[0]} channels of the clients' images, got {len(image)}: convert it"
+            )
         if self.size is None and shape[1] != shape[2]:
             raise ValueError(f"size must be given for images that are not square, such as {shape[1]}x{shape[2]}")
         return self.size or shape[1]

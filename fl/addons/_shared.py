@@ -79,7 +79,10 @@ class Shared(AddOn):
             )
         for addon in addons if self.rate < 1 else ():
             if isinstance(addon, SCAFFOLD) or any(fills(addon, slot) for slot in _AVERAGES):
-                raise ValueError(f"{addon.name} needs weights from the clients in every round: {self.name}(rate=1)")
+                raise ValueError(
+                    f"{addon.name} needs weights from the clients in every round: {self.name}(rate=1) beside it, got "
+                    f"rate={self.rate:g}"
+                )
 
     def warm(self, number: int) -> bool:
         """Whether round `number`, from 1, has FedAvg initialisation: weights travel up in it."""

@@ -62,7 +62,10 @@ def virtual_set(
         raise ValueError(f"{owner.name}: source must be a set or one of {known}, got {source!r}")
     found = server.data[source] if isinstance(source, str) else source
     if found.num_classes != classes:
-        raise ValueError(f"{owner.name}: the virtual set has {found.num_classes} classes, but classes={classes}")
+        raise ValueError(
+            f"{owner.name}: the virtual set has {found.num_classes} classes, but classes={classes}: give "
+            f"classes={found.num_classes}"
+        )
     if found.shape != server.shape or found.normalization != server.normalization:
         raise ValueError(
             f"{owner.name}: the virtual set has images {found.shape} ({found.normalization}), the clients have "

@@ -84,7 +84,10 @@ class Anchors(AddOn):
         check.one_of(self.reduction, "reduction", ("mean", "sum"))
         check.one_of(self.regulariser, "regulariser", ("contrastive", "mmd"))
         if self.regulariser == "mmd" and (self.temperature, self.reduction) != (0.07, "mean"):
-            raise ValueError("temperature and reduction belong to regulariser='contrastive': leave them out with 'mmd'")
+            raise ValueError(
+                "temperature and reduction belong to regulariser='contrastive': leave them out with 'mmd', got "
+                f"temperature={self.temperature:g}, reduction={self.reduction!r}"
+            )
 
     @property
     def first_round(self) -> int:  # type: ignore[override]

@@ -73,7 +73,9 @@ class FedReg(AddOn):
             )
         for addon in addons:
             if fills(addon, "correct_gradient") or fills(addon, "normalise"):
-                raise ValueError(f"FedReg cannot be combined with {addon.name}: its update is not a sum of gradients")
+                raise ValueError(
+                    f"FedReg cannot be combined with {addon.name}: its update is not a sum of gradients; leave one out"
+                )
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """Step 1: the gradient at gamma w + (1 - gamma) w_t, in place of that at w."""

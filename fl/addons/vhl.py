@@ -93,7 +93,9 @@ class VHL(AddOn):
         else:
             require_augmentation(self.augment, siamese=False)
         if self.layer is not None and not (self.calibration or self.contrast):
-            raise ValueError("layer is what calibration and contrast read, but both are 0: leave it out")
+            raise ValueError(
+                f"layer is what calibration and contrast read, but both are 0: leave it out, got layer={self.layer!r}"
+            )
         check.real_number(self.temperature, "temperature", above=0.0)
         check.one_of(self.empty, "empty", ("drop", "zero"))
 

@@ -121,7 +121,9 @@ def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> 
             )
         for phase in settings.phases:
             if not any(phase.trains(n) for n in names):
-                raise ValueError(f"{phase} trains no parameter{where}: its pattern takes all of them out")
+                raise ValueError(
+                    f"{phase} trains no parameter{where}: its pattern takes all of them out; give one that leaves some"
+                )
     return known
 
 

@@ -166,7 +166,9 @@ def drawn_count(participation: float | int, clients: int, min_replies: int, *, d
     if wanted > clients:
         raise ValueError(f"participation asks for {wanted} clients, but there are {clients}")
     if min_replies > wanted:
-        raise ValueError(f"min_replies is {min_replies}, but only {wanted} clients take part in a round")
+        raise ValueError(
+            f"min_replies is {min_replies}, but only {wanted} clients take part in a round: give at most {wanted}"
+        )
     return wanted
 
 

@@ -295,7 +295,10 @@ class Store:
         path = self.out / "history.jsonl"
         rows = read_history(path, torn=True)[:upto]
         if len(rows) != upto:
-            raise CheckpointError(f"{path} holds {len(rows)} rounds, but the checkpoint is of round {upto}")
+            raise CheckpointError(
+                f"{path} holds {len(rows)} rounds, but the checkpoint is of round {upto}, so lines were lost: begin "
+                "the run again in another folder"
+            )
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
         return rows
 

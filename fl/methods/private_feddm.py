@@ -115,7 +115,7 @@ class PrivateFedDM(FedDM):
         if (sizes is None) == (sigma_sizes is None):
             raise PrivacyError(
                 "give either sizes, public numbers, or sigma_sizes, the noise of a histogram that is taken once: the "
-                "true class sizes are private"
+                f"true class sizes are private; got {'neither' if sizes is None else 'both'}"
             )
         given = () if sizes is None else check.several(sizes, "sizes", "numbers, one a class")
         self.sizes = None if sizes is None else [check.real_number(n, "sizes", above=0.0) for n in given]
