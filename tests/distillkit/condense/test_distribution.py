@@ -386,7 +386,7 @@ def test_a_networks_own_error_is_told_at_the_door() -> None:
         ({"match": "logits"}, "match must be one of 'embedding', 'embedding\\+logits'"),
         ({"init": "zeros"}, "init must be one of"),
         ({"lr": 0.0}, "lr must be greater than 0"),
-        ({"momentum": 1.0}, "momentum must be below 1"),
+        ({"momentum": 1.0}, "momentum must be less than 1"),
         ({"batch_real": 0}, "batch_real must be at least 1"),
         ({"chunk": 0}, "chunk must be at least 1"),
         ({"classes": [7]}, r"classes must be distinct and in \[0, 3\)"),

@@ -303,7 +303,7 @@ def test_any_network_any_channels() -> None:
         ({"loops": (0, 1)}, ValueError, r"loops\[0\]"),
         ({"loops": (1, -1)}, ValueError, r"loops\[1\]"),
         ({"lr": 0}, ValueError, "lr must be greater"),
-        ({"momentum": 1}, ValueError, "momentum must be below 1"),
+        ({"momentum": 1}, ValueError, "momentum must be less than 1"),
         ({"lr_net": -1}, ValueError, "lr_net must be"),
         ({"batch_net": 0}, ValueError, "batch_net must be"),
         ({"metric": "l1"}, ValueError, "metric must be one of"),

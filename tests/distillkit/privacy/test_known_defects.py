@@ -132,7 +132,7 @@ def test_opacus_the_expected_batch_is_not_truncated() -> None:
 def test_opacus_stale_weights_of_a_wrapped_network(toy_set: LabeledImages, toy_network: Factory) -> None:
     """A network in the closure of a wrapped module is deep-copied once; later weights never reach it."""
     seen: list[Tensor] = []
-    options: dict[str, Any] = {"size": 12, "sigma": 0.0, "rate": 1.0, "clip": 1.0, "ipc": 1, "lr": 0.0, "steps": 2}
+    options: dict[str, Any] = {"size": 12, "sigma": 0.0, "rate": 1.0, "clip": 1.0, "ipc": 1, "lr": 1e-300, "steps": 2}
     image_sgd(toy_set, networks=RandomNetworks(toy_network), callback=lambda step, g: seen.append(g.clone()), **options)
     assert not torch.allclose(seen[0], seen[1], rtol=1e-2)
 

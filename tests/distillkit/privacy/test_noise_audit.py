@@ -171,7 +171,7 @@ def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Steps:
         sigma=sigma,
         rate=rate,
         clip=0.1,
-        lr=0.0,
+        lr=1e-300,  # the images stay where they are
         ipc=1,
         steps=EACH,
         match="embedding",
@@ -212,7 +212,7 @@ RATE, IMAGE_SIGMA = 0.6, 0.7
 def image_sgd_sum(data: LabeledImages) -> Tensor:
     """The sum of the clipped gradients of all records, in units of the clip."""
     seen: list[Tensor] = []
-    options = {"size": 2, "sigma": 0.0, "rate": 1.0, "clip": 0.1, "lr": 0.0, "ipc": 1, "steps": 1}
+    options = {"size": 2, "sigma": 0.0, "rate": 1.0, "clip": 0.1, "lr": 1e-300, "ipc": 1, "steps": 1}
     options |= {"match": "embedding"}
     network = FixedNetwork(linear())
     image_sgd(data, networks=network, callback=lambda step, g: seen.append(g.clone()), **options)  # type: ignore[arg-type]
