@@ -11,9 +11,9 @@ from distillkit.privacy import BudgetExhausted, Secret
 from fl.codec import digest
 from fl.engine.blame import Unsent
 from fl.engine.known import Known
+from fl.engine.pools import ServerThread
 from fl.engine.seam import Answer, Cohort, Head, Letter, noise_of
 from fl.engine.store import Restored
-from fl.engine.threads import ServerThread
 from fl.message import sizes
 from fl.method import Method
 from fl.sides import Interrupted, Server

@@ -25,12 +25,12 @@ from fl.engine import door
 from fl.engine.delivery import Post
 from fl.engine.holding import Holding
 from fl.engine.placement import placed
+from fl.engine.pools import ServerThread
 from fl.engine.private_door import open_ledger
 from fl.engine.roster import Roster
 from fl.engine.rounds import Engine
 from fl.engine.run import Run
 from fl.engine.store import CheckpointError, Store
-from fl.engine.threads import ServerThread
 from fl.engine.where import Where, loopback_of, open_cohort
 from fl.method import Method, require_method
 from fl.parts import identity

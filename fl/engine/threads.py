@@ -1,52 +1,17 @@
-"""Clients as threads of this process, and the one thread that the server works on."""
+"""Clients as threads of this process."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Self
 
-import torch
-
+from fl.engine.pools import pool_of
 from fl.engine.respond import Site, respond
 from fl.engine.seam import Answer, Head, Letter, Tell
 
-__all__ = ["ServerThread", "Threads"]
-
-T = TypeVar("T")
-
-# Intra-op thread counts change results by rounding, so each pool fixes its own, and the run records them; the number of
-# workers changes nothing. PyTorch hands the count of whoever set it last to threads that first use it later, so the
-# caller's own count is pinned before a pool starts.
-
-
-def _pool(workers: int, name: str, intra: int) -> ThreadPoolExecutor:
-    torch.set_num_threads(torch.get_num_threads())
-    return ThreadPoolExecutor(workers, name, initializer=torch.set_num_threads, initargs=(intra,))
-
-
-class ServerThread:
-    """Where the server's side of the method runs: one thread, so that nothing of it needs a lock.
-
-    A context: the thread ends with it.
-
-    Args:
-        threads: intra-op threads of its tensors' operations.
-    """
-
-    def __init__(self, threads: int = 1) -> None:
-        self._pool = _pool(1, "server", threads)
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Run `work` there and return its result."""
-        return self._pool.submit(work).result()
-
-    def __enter__(self) -> ServerThread:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+__all__ = ["Threads"]
 
 
 class Threads:
@@ -59,7 +24,7 @@ class Threads:
 
     def __init__(self, site: Site, workers: int) -> None:
         self.site, self._window = site, 2 * workers
-        self._pool = _pool(workers, "client", 1)
+        self._pool = pool_of(workers, "client", 1)
 
     def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
         """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`.

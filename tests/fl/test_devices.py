@@ -20,6 +20,7 @@ from distillkit import LabeledImages
 from fl import Client, Entry, FedAvg, Message, Method, NoUsableReply, Run
 from fl.engine import threads
 from fl.engine.placement import placed
+from fl.engine.pools import ServerThread
 from tests.fl.emulated import DEVICE, Mixed, second_device, there
 from tests.fl.laws import assert_same, tensors
 from tests.fl.small import images
@@ -32,13 +33,13 @@ ALL: dict[str, Callable[[], Method]] = {**{n: lambda n=n: plain(addon(n)) for n 
 @pytest.fixture
 def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Runs a method where `cpu:1` is a device of its own, on every thread that clients and server work on."""
-    respond, run = threads.respond, threads.ServerThread.run
+    respond, run = threads.respond, ServerThread.run
 
     def client_side(*given: Any) -> Any:
         with second_device():
             return respond(*given)
 
-    def server_side(self: threads.ServerThread, work: Callable[[], Any]) -> Any:
+    def server_side(self: ServerThread, work: Callable[[], Any]) -> Any:
         def there_too() -> Any:
             with second_device():
                 return work()
@@ -48,7 +49,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     def play_there(method: Method) -> Run:
         with monkeypatch.context() as patch, second_device():
             patch.setattr(threads, "respond", client_side)
-            patch.setattr(threads.ServerThread, "run", server_side)
+            patch.setattr(ServerThread, "run", server_side)
             return play(method, device=DEVICE, evaluate="drawn")
 
     return play_there
