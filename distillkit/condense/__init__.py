@@ -2,10 +2,11 @@
 
 from distillkit.condense.coresets import herding, k_center, random_subset
 from distillkit.condense.distribution import distribution_matching
-from distillkit.condense.gradient import fit_to_gradient, gradient_matching, loops_for
+from distillkit.condense.gradient import gradient_matching, loops_for
 from distillkit.condense.initialization import class_statistics, images_from_statistics, initial_images
 from distillkit.condense.means import distance_to_means, embedding_means
 from distillkit.condense.state import Progress, load_state, save_state
+from distillkit.condense.target import fit_to_gradient
 
 __all__ = [
     "Progress",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
 from distillkit.augment import Augmentation, augmented
 from distillkit.condense.parameter_gradient import parameter_gradient
 from distillkit.networks.base import Network
@@ -62,30 +61,3 @@ def inner_epochs(
             with torch.no_grad():
                 for parameter, g in zip(parameters, gradient, strict=True):
                     parameter.sub_(g, alpha=lr)
-
-
-def matched(
-    network: nn.Module, target: Mapping[str, Tensor] | Sequence[Tensor]
-) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """The parameters to match and a target for each, which fits it."""
-    named = dict(network.named_parameters())
-    if not isinstance(target, Mapping):
-        target = check.several(target, "target", "tensors, one a parameter, if not a mapping")
-    if not len(target):
-        raise ValueError("target must hold at least one tensor, got none")
-    if not isinstance(target, Mapping):
-        target = list(target)
-        if len(target) != len(named):
-            raise ValueError(f"target must hold a tensor for each of the {len(named)} parameters, got {len(target)}")
-        target = dict(zip(named, target))
-    if unknown := sorted(set(target) - set(named)):
-        raise ValueError(f"target has entries that are no parameters of the network: {', '.join(unknown)}")
-    targets = []
-    for name, value in target.items():
-        if not isinstance(value, Tensor) or value.shape != named[name].shape:
-            came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"target for {name} must be a tensor {list(named[name].shape)}, got {came}")
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"target for {name} must be finite, got NaN or Inf")
-        targets.append(value.detach().to(named[name]))
-    return [named[name] for name in target], targets

@@ -1,26 +1,22 @@
-"""Gradient matching: DC and DSA, with an inner training of the network, and the form with a given target."""
+"""Gradient matching: DC and DSA, with an inner training of the network."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distillkit import check
 from distillkit.augment import Augmentation, augmented, require_augmentation
-from distillkit.condense._inner import fix_statistics, inner_epochs, matched, trainable
+from distillkit.condense._inner import fix_statistics, inner_epochs, trainable
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import initial_images
 from distillkit.condense.parameter_gradient import Metric, distance_to_target, parameter_gradient
 from distillkit.condense.state import Progress, Resume, identity_of, named
-from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
-from distillkit.networks.base import Network
-from distillkit.networks.door import require_network, require_sampler, try_network
+from distillkit.networks.door import require_sampler, try_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.progress import bar
@@ -29,7 +25,7 @@ from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 from distillkit.sets.classes import class_rows
 
-__all__ = ["fit_to_gradient", "gradient_matching", "loops_for"]
+__all__ = ["gradient_matching", "loops_for"]
 
 _INNER = ((1, 1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10), (100, 2))
 _STATISTICS_IMAGES = 16
@@ -232,67 +228,3 @@ def gradient_matching(
         **provenance(generator, seed=run.seed),
     }
     return start.replace(images=run.images, info=info)
-
-
-@torch.enable_grad()
-def fit_to_gradient(
-    network: nn.Module,
-    synthetic: LabeledImages,
-    target: Mapping[str, Tensor] | Sequence[Tensor],
-    *,
-    steps: int = 500,
-    lr: float = 1.0,
-    momentum: float = 0.5,
-    metric: Metric = "row_cosine",
-    chunk: int | None = None,
-    callback: Callable[[Progress], object] | None = None,
-    resume: Resume | None = None,
-    progress: bool = True,
-) -> LabeledImages:
-    """Change images until the gradient that they give a network points where a given one points: FedLGD's server, say.
-
-    All classes at once: each step minimises D(grad CE(all synthetic images), target) by SGD with momentum on the
-    pixels. The target may come from anywhere, for instance from two versions of a model, (before - after) / lr. This
-    is the server's step of Huang et al., "Federated learning on virtual heterogeneous data with local-global
-    distillation" (FedLGD, TMLR 2024), Eq. 5.
-
-    Args:
-        network: the point at which gradients are taken; used as a copy in eval mode, never changed.
-        synthetic: where to start; its labels (indices or rows) stay as they are.
-        target: a tensor per parameter of the network, in the order of `network.parameters()`, or by the names of
-            `network.named_parameters()`; a mapping may leave parameters out, which are then not matched.
-        steps: optimisation steps.
-        lr: step size on the pixels.
-        momentum: in [0, 1).
-        metric: D; see `losses.matching.gradient_distance`. The default is blind to the scale of the target.
-        chunk, callback, resume, progress: see `gradient_matching`; here `Progress` counts steps.
-
-    Returns:
-        A set with the labels of `synthetic`; its columns are left out, for they belonged to other images.
-
-    Raises:
-        TypeError, ValueError: what is wrong with which argument; a target that does not fit the network.
-        FloatingPointError: the loss is no longer finite.
-    """
-    steps = check.positive_int(steps, "steps", least=0)
-    synthetic = as_set(synthetic, name="synthetic")
-    twin = copy.deepcopy(require_network(network)).eval().requires_grad_(True)
-    if not len(synthetic):
-        raise ValueError("synthetic must hold at least one image, got an empty set")
-    try_network(twin, synthetic.images, classes=synthetic.num_classes, more=True)
-    parameters, targets = matched(twin, target)
-    arguments = {"method": "gradient matching to a target", "metric": metric}
-
-    def identity() -> dict[str, Any]:
-        data, aim = set_fingerprint(synthetic), tensor_fingerprint(targets)
-        return {"data": data, "target": aim, "network": network_identity(twin, synthetic.images)}
-
-    run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume, identity)
-    with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:
-        for _ in range(run.done, steps):
-            distance, gradient = distance_to_target(
-                cast(Network, twin), parameters, run.images, synthetic.labels, targets, metric=metric, chunk=chunk
-            )
-            run.report(callback, run.descend(distance, gradient), shown)
-    info = {**synthetic.info, **arguments, "lr": run.lr, "momentum": run.momentum, "steps": steps, **provenance()}
-    return synthetic.replace(images=run.images, columns={}, info=info)
