@@ -112,7 +112,7 @@ class Store:
     Attributes:
         out: the folder.
         folder: its `checkpoint/`.
-        memories: where threads keep the clients' memories.
+        memories: where what clients remember is kept.
     """
 
     def __init__(self, out: Path) -> None:

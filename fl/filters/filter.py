@@ -170,7 +170,7 @@ class Filtered(Method):
 
     @property
     def parts(self) -> tuple[Keyed, ...]:
-        """The method's, and the filters."""
+        """The parts of the method, and the filters: whose entries may travel or be kept."""
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
