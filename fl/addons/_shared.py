@@ -28,9 +28,10 @@ _AVERAGES = ("normalise", "rescale", "server_step", "tested_model")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shared(AddOn):
-    """Lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024).
+    """What `SharedImage` and `SharedPool` have in common: rounds in which logits on images that all hold travel up.
 
-    A subclass declares the entries, and says in `_hold` what is held and how its images are made.
+    Lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024). A
+    subclass documents the options, declares the entries, and says in `_hold` what is held and how its images are made.
     """
 
     key = "Shared"

@@ -26,6 +26,9 @@ __all__ = ["Anchors"]
 class Anchors(AddOn):
     """FedLGD's global half (Huang et al., TMLR 2024, sections 3.2 and 3.3.2, Eqs. 2-6, Algorithm 1).
 
+    All clients hold on to the same few images a class, which the server distils from their mean update, so that their
+    features agree where their data do not.
+
     The server keeps a set G of `ipc` labelled images a class. In the `selected` rounds clients train as without it
     (line 17), and the server moves G so that its gradient at the weights w of before points to (w - mean of w_k) / lr,
     whatever server step follows (Eqs. 5-6, by the cosine of each output row). In the others a client adds G to its own

@@ -29,6 +29,8 @@ SELECTED = tuple(range(1, 52, 5))
 class Condensed(AddOn):
     """Train on condensed data: FedLGD's local half (Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20).
 
+    Clients train on a small set that was condensed from their data, in place of the data themselves.
+
     When a client is drawn for the first time it condenses its data by distribution matching under random networks;
     in the `selected` rounds it refines that set under the received global network, which stays fixed meanwhile
     ("iterative distribution matching", Eq. 1). Then any method trains on the set in place of the data. With

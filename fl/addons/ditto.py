@@ -18,6 +18,8 @@ __all__ = ["Ditto"]
 class Ditto(AddOn):
     """Fair and robust federated learning through personalization (Li et al., "Ditto", ICML 2021, Algorithm 1).
 
+    Every client gets a personal model, which a pull holds near the global one.
+
     After its part of the global training a drawn client takes steps on its own model v_k, which never travels:
 
         v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w_t)),

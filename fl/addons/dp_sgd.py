@@ -29,6 +29,8 @@ __all__ = ["DPSGD"]
 class DPSGD(AddOn):
     """DP-SGD (Abadi et al., "Deep learning with differential privacy", CCS 2016, Algorithm 1) as the clients' training.
 
+    It bounds what anybody can learn of a single record from all that a client sends.
+
     In a step every record of the client takes part with probability `rate`, each one's gradient is clipped to the norm
     `clip` over all parameters in training, and the step follows
 

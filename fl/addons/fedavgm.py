@@ -16,6 +16,8 @@ __all__ = ["FedAvgM"]
 class FedAvgM(AddOn):
     """FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution", 2019, section 4.3).
 
+    The server moves with momentum over the rounds.
+
     With the mean change Delta of a round: v <- beta v + Delta, w <- w + lr v. With momentum 0 it is a plain server step
     size (SCAFFOLD's eta_g, for one); with momentum 0 and lr 1 it is not installed. Buffers have no momentum, and a
     tensor that no drawn client has (another architecture) stays where it is, v included.

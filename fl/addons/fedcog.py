@@ -27,6 +27,8 @@ __all__ = ["FedCOG"]
 class FedCOG(AddOn):
     """FedCOG (Ye et al., "Fake it till make it: federated learning with consensus-oriented generation", ICLR 2024).
 
+    Clients that lack classes generate images of them from the global model, and learn from it on these.
+
     From round `start_round` on, a client first generates up to `images` images that the global model classifies as
     what its own classes lack, max_c n_c - n_c (appendix A.1.1), and that its own last model does not (Eqs. 1-2). Then
     it trains on

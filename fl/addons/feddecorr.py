@@ -19,6 +19,8 @@ class FedDecorr(AddOn):
     """Federated learning against dimensional collapse (Shi et al., ICLR 2023, "Towards Understanding and Mitigating
     Dimensional Collapse in Heterogeneous Federated Learning").
 
+    A penalty keeps the embeddings of clients with few classes from collapsing into few dimensions.
+
     Adds beta times a penalty on the correlations between the d dimensions of the batch's embeddings (the input of the
     last linear layer). A batch of one image has no correlations and no term. With beta = 0 it is not installed.
 

@@ -25,6 +25,8 @@ __all__ = ["FedDF"]
 class FedDF(AddOn):
     """Ensemble distillation for robust model fusion (Lin et al., NeurIPS 2020, Algorithms 1 and 3).
 
+    The server fuses models by more than an average: it distils the clients' ensemble, on unlabelled images of its own.
+
     The server holds unlabelled images (`server_data={"proxy": ...}`). As each client's reply arrives it runs that
     client's model on them and keeps the running mean of the logits. Then the averaged model of each architecture is the
     student, and learns by Adam the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) || softmax(student))).

@@ -28,6 +28,8 @@ __all__ = ["FedGen"]
 class FedGen(AddOn):
     """Data-free knowledge distillation for heterogeneous federated learning (Zhu et al., ICML 2021, Algorithm 1).
 
+    Clients share what their classifiers know through a generator of embeddings; no image is needed.
+
     The server learns a generator G of embeddings z = G(y, noise) that the clients' classifiers h_k agree to call y:
 
         sum_k mean_y [a_k(y) CE(h_k(z), y)] + diversity_weight * diversity(noise, z),

@@ -19,6 +19,8 @@ __all__ = ["FedNova"]
 class FedNova(AddOn):
     """FedNova (Wang et al., "Tackling the objective inconsistency problem", NeurIPS 2020, section 4).
 
+    The updates of clients that take unequal numbers of steps are normalised before they are averaged.
+
     A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change; the
     server moves by tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. So a client that takes more steps does not
     count more, and the fixed point is that of the true objective. With equal |a_i|_1 it is FedAvg, to rounding.

@@ -17,6 +17,8 @@ __all__ = ["FedProx"]
 class FedProx(AddOn):
     """FedProx (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2).
 
+    A pull keeps every client near the weights that it received, however its data differ.
+
     Adds (mu / 2) ||w - w_t||^2 to the local objective (their h_k), over the shared parameters; buffers have no pull.
     The paper's inexactness gamma (uneven local work) is `FedAvg(steps=...)`. With mu = 0 it is not installed.
 

@@ -23,6 +23,8 @@ __all__ = ["FedReg"]
 class FedReg(AddOn):
     """FedReg (Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022).
 
+    Local steps are kept from forgetting what the global model knew, by images that each client makes for itself.
+
     From its own images a client makes, by `iterations` signed gradient steps that raise the received model's loss on
     their labels, pseudo images (large steps, into other classes; labelled with the softmax that the received model
     gives them: what it knew) and perturbed images (small steps; with the true labels). Then each local step

@@ -18,6 +18,8 @@ __all__ = ["FedSAM"]
 class FedSAM(AddOn):
     """FedSAM (Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022, Algorithm 1).
 
+    Clients look for flat minima: they minimise the loss at the worst point nearby, and not at their weights.
+
     Each local gradient is taken at w + rho g / ||g||, g being the gradient at w of the same batch and the norm that of
     all parameters in training together. The whole local loss is meant, every add-on's term and batch included; a
     correction such as SCAFFOLD's comes after it.

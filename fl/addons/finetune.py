@@ -17,6 +17,8 @@ __all__ = ["FineTune"]
 class FineTune(AddOn):
     """Fine-tuned federated averaging (Wang et al., "Federated Evaluation of On-device Personalization", 2019).
 
+    It measures what personalisation brings: each client trains the global model on for itself before it is tested.
+
     The training is the base's, bit by bit. When a client is tested it first trains the model that it received on its
     own data; the result is tested as its "personal" model (`accuracy_personal` in the history) and forgotten.
 

@@ -19,6 +19,8 @@ __all__ = ["MOON"]
 class MOON(AddOn):
     """Model-contrastive federated learning (Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021).
 
+    A client's embeddings are kept near the global model's, and away from those of its own last model.
+
     Adds mu * l_con to the local objective (Algorithm 1; l_con is Eq. 3), where z, z_glob and z_prev are the embeddings
     of the batch by the model in training, by the received one, and by this client's model after the last round in
     which it took part; the latter two are frozen and in eval mode.

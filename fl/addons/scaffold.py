@@ -18,6 +18,8 @@ __all__ = ["SCAFFOLD"]
 class SCAFFOLD(AddOn):
     """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II).
 
+    The drift of clients whose data differ is estimated by control variates, and taken out of every gradient.
+
     Every local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12)
     and the server moves c by 1/N times the sum of the changes of the clients drawn, N counting all clients (line 17):
     |S|/N of their mean. All variates begin at zero; c_i stays with its client, and moves only if the server has used

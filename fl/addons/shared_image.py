@@ -23,6 +23,8 @@ __all__ = ["SharedImage"]
 class SharedImage(Shared):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Algorithm 1.
 
+    Clients, of any architectures, teach the server by what they predict on crops of one image; weights need not travel.
+
     Everybody renders the same `count` crops of one image (section 3.1). Each round the global model selects `keep` of
     them (section 3.2). Their numbers travel down, the clients' logits up; weights only in rounds with "FedAvg
     initialisation". Each architecture's copy on the server starts from its clients' average in those rounds, else from

@@ -30,6 +30,8 @@ __all__ = ["VHL", "NaiveVHL"]
 class VHL(AddOn):
     """VHL (Tang et al., "Virtual homogeneity learning", ICML 2022, Algorithm 1, Eq. 4, appendix C).
 
+    Clients whose data differ share a set of noise images, on which their features are made to agree.
+
     The server makes a set of `classes` kinds of noise, which each client downloads once. Every step also reads a batch
     of it, forwarded together with the real one (joint batch statistics), and adds to the objective
 

@@ -27,7 +27,13 @@ def train_on_union(
     """Train `network` in place: shuffled passes over the set, cross-entropy weighted image by image.
 
     Args:
-        weight: float [N], with mean 1.
+        server: gives the draws, and says when to stop.
+        network: where the images lie.
+        union: the set.
+        weight: of each image, float [N], with mean 1.
+        optimizer: of the network's parameters.
+        epochs: passes over the set.
+        batch: images a step.
         radius: after every step the parameters are projected to the ball of this radius around where they began; None
             leaves them free.
     """

@@ -24,6 +24,9 @@ class FedLGD(FedAvg):
     """FedLGD (Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation",
     TMLR 2024, Algorithm 1): `FedAvg(Condensed(...), Anchors(...), weights="uniform")`.
 
+    Clients train on small sets that were condensed from their data, and on anchors, images that the server distils for
+    all of them.
+
     The defaults are the paper's (section 5.1): SGD with rate .01, batch 32, one local epoch, 100 rounds; see
     `Condensed` and `Anchors` for the two halves and what differs from the release. The published numbers come from
     `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet` as

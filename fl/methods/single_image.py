@@ -43,6 +43,8 @@ class ClippedCrossEntropy:
 class SingleImage(FedAvg):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), section 4.1.
 
+    Clients, of any architectures, teach the server by what they predict on crops of one image.
+
     `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's clients: Adam at 0.01, 40
     epochs; and from the release batches of 512 and, because of `shared["clip"]`, cross-entropy of clipped logits. The
     paper's FedProx clients have `FedProx(mu)` among the add-ons (the release's term is the square of a sum, with 2.0).
