@@ -65,7 +65,7 @@ class AveragingServer(Server):
     def trained(self, reply: Message) -> Predictor:
         """The model that one client trained, w + (w_k - w) of its `reply`, in eval mode; for an add-on's `read_reply`.
 
-        An add-on that asks for it calls `fl.averaging.composition.require_replied` in its `check`.
+        An add-on that asks for it calls `fl.require_replied` in its `check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d for n, d in update.items()}
