@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,34 +12,28 @@ from typing import Any, Literal
 
 import torch
 
-import distillkit
 from distillkit import check
-from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
-from distillkit.plausible import warn
+from distillkit.fingerprint import tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.progress import bar
-from distillkit.sets import Images, LabeledImages
+from distillkit.sets import Images
 from fl.engine import door
 from fl.engine.delivery import Post
 from fl.engine.holding import Holding
 from fl.engine.placement import placed
 from fl.engine.pools import ServerThread
 from fl.engine.private_door import open_ledger
+from fl.engine.record import FREE, config_of, require_whole_ledger, warn_if_not_resumable
 from fl.engine.roster import Roster
 from fl.engine.rounds import Engine
 from fl.engine.run import Run
-from fl.engine.store import CheckpointError, Store
+from fl.engine.store import Store
 from fl.engine.where import Where, loopback_of, open_cohort
 from fl.method import Method, require_method
-from fl.parts import identity
 from fl.sides import Server
 from fl.task import Task
 
 __all__ = ["Holding", "Run", "simulate"]
-
-
-_FREE = ("rounds", "versions")
-"""What a resumed run may have otherwise than before."""
 
 
 def simulate(
@@ -166,36 +158,31 @@ def simulate(
         config: dict[str, Any] = {}
         if store is not None:
             key = store.key() if method.private else b""
-            config = _config(
+            config = config_of(
                 method, clients, server, participation, min_replies, panel, server_threads, test, rounds, key
             )
             if loopback is not None and loopback.faulty:
                 config["faults"] = repr(loopback)
             if ledger is not None:
                 config["privacy"] = {"delta": ledger.delta, "secret": secret, "disjoint": ledger.disjoint}
-        run_id = tensor_fingerprint([json.dumps({k: v for k, v in config.items() if k not in _FREE})])
+        run_id = tensor_fingerprint([json.dumps({k: v for k, v in config.items() if k not in FREE})])
         post = Post(method, server, cohort, thread, secret)
         engine = Engine(post, store, test, run_id=run_id, transcript=transcript)
         rows: list[dict[str, Any]] = []
         if store is not None and store.exists():
             if not resume:
                 raise ValueError(f"{store.out} holds a run already; pass resume=True to go on, or another folder")
-            store.require_same(config, free=_FREE)
+            store.require_same(config, free=FREE)
             restored = store.restore(run_id)
             post.restore(restored)
             if restored is not None:
                 server.round, server.state = restored.round, placed(restored.state, device)
                 rows = store.history(server.round)
-                _require_whole(ledger, rows[-1])
+                require_whole_ledger(ledger, rows[-1])
         if not rows:
             engine.start()
             if store is not None:
-                if " at 0x" in config["method"]:
-                    warn(
-                        f"the run in {store.out} cannot be resumed, because nothing says what its method was built "
-                        f"with: {config['method']}. Write the options as a frozen dataclass, or return them from "
-                        "`arguments()`; fields that hold functions or networks: field(repr=False)"
-                    )
+                warn_if_not_resumable(config, store.out)
                 store.begin(config)
             engine.ask_setup(range(len(clients)), min_replies)
         remaining = range(server.round + 1, rounds + 1)
@@ -216,57 +203,3 @@ def simulate(
 def _short(method: Method) -> str:
     addons = ", ".join(a.name for a in getattr(method, "addons", ()))
     return f"{type(method).__name__}({addons})" if addons else type(method).__name__
-
-
-def _require_whole(ledger: Ledger | None, row: dict[str, Any]) -> None:
-    """Refuse to go on with a ledger that knows of less than the run has spent."""
-    if ledger is None:
-        return
-    stated = row["privacy"]
-    spent = stated["epsilon"] if stated["epsilon"] is not None else stated["nominal_epsilon"]
-    spent = math.inf if spent is None else spent
-    known = ledger.guarantee().nominal
-    if known < spent * (1 - 1e-6):
-        raise CheckpointError(
-            f"the ledger {ledger.path} knows of epsilon {known:.4g}, but the run had spent {spent:.4g} after round "
-            f"{row['round']}: go on with the ledger that it was begun with"
-        )
-
-
-def _config(
-    method: Method,
-    clients: Roster,
-    server: Server,
-    participation: float | int,
-    min_replies: int,
-    evaluate: Any,
-    server_threads: int,
-    test: LabeledImages | None,
-    rounds: int,
-    key: bytes,
-) -> dict[str, Any]:
-    def facts(data: LabeledImages | None) -> list[Any] | None:
-        return None if data is None else [len(data), set_fingerprint(data, key=key)]
-
-    held = list(clients) if clients.whole else [clients[0]]
-    architectures = method.inner.architectures(server.task.num_classes)
-    fixed = {
-        "method": identity(method),
-        "task": repr(server.task),
-        "seed": server.seed,
-        "clients": len(clients),
-        "data": tensor_fingerprint([json.dumps([[facts(h.train), facts(h.test)] for h in held])], key=key),
-        "test": facts(test),
-        "server_data": {name: facts(d) for name, d in server.data.items()},
-        "network": {n: network_identity(net, torch.empty(0, *server.shape)) for n, net in architectures.items()},
-        "participation": participation,
-        "min_replies": min_replies,
-        "evaluate": evaluate,
-        "threads": {"client": 1, "server": server_threads},
-        "device": str(server.device),
-    }
-    assigned = method.inner.assigned(len(clients))
-    if assigned:
-        fixed["assigned"] = tensor_fingerprint([json.dumps(list(assigned))])
-    versions = {"distillkit": distillkit.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    return {**fixed, "rounds": rounds, "versions": versions}

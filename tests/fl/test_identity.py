@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,7 @@ def test_without_a_folder_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> 
     def never(*_: Any, **__: Any) -> str:
         raise AssertionError
 
-    monkeypatch.setattr(sys.modules["fl.engine.simulate"], "set_fingerprint", never)
+    monkeypatch.setattr("fl.engine.record.set_fingerprint", never)
     play()
 
 
