@@ -24,6 +24,7 @@ from distillkit.privacy import BudgetExhausted, Event, Ledger, compose
 from distillkit.privacy.branch import Branch, carry_back, known_of
 from fl import (
     CheckpointError,
+    Classification,
     Client,
     Entry,
     FedAvg,
@@ -35,12 +36,17 @@ from fl import (
     Method,
     Real,
     Run,
+    Server,
     simulate,
 )
 from fl.engine import far, seam
+from fl.engine.delivery import Post
 from fl.engine.loopback import Processes
+from fl.engine.pools import ServerThread
+from fl.engine.roster import Roster
 from fl.engine.seam import Answer, Head, Letter
 from fl.engine.store import Store
+from fl.engine.where import loopback_of, open_cohort
 from fl.engine.wire import Bodies, Job, Lacking, pack_answer, pack_job, unpack_answer, unpack_job
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from tests.fl.laws import assert_same
@@ -376,6 +382,52 @@ def test_the_servers_side_never_touches_a_client() -> None:
             a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
         }
         assert not words & {"Client", "Holding", "Memories", "Site", "respond", "Threads", "Processes", "Ledger"}, name
+
+
+class Dealing(FedAvg):
+    """Has a verb of its own: counts in its memory how often it was asked, and says so."""
+
+    times = Entry[float]("first")
+
+    def deal(self, client: Client, message: Message) -> Message:
+        client.memory[self.times] = client.memory.get(self.times, 0.0) + 1.0
+        return Message({self.times: client.memory[self.times]})
+
+
+@pytest.mark.parametrize("where", ["threads", "loopback"])
+def test_a_round_may_have_several_exchanges_and_a_later_one_reads_what_counted_of_an_earlier(where: str) -> None:
+    """Client 1's first answer does not count; what a failed round has written is never read when it is run again."""
+    method, clients = Dealing(factory=Net), Roster(list(federation()))
+    server = Server(Classification(3), clients.first.shape, clients.first.normalization, len(clients), seed=3, round=1)
+    with (
+        ServerThread() as thread,
+        open_cohort(
+            loopback_of(where), method, server.task, clients, 1,
+            device=torch.device("cpu"), memories=None, stop=threading.Event(), ledger=None,
+        ) as cohort,
+    ):  # fmt: skip
+        post = Post(method, server, cohort, thread)
+        thread.run(lambda: method.start(server))
+
+        def ask(*counting: int) -> list[float]:
+            found = []
+            for answer, letter, memory in post.exchange("deal", [0, 1, 2], keeps=True):
+                assert answer.reply is not None, answer.error
+                found.append(answer.reply[Dealing.times])
+                if answer.client in counting:
+                    post.known.told(answer.client, letter, memory)
+            return found
+
+        assert ask(0, 2) == [1, 1, 1]
+        assert ask(0, 1, 2) == [2, 1, 2]
+        post.drop()
+        assert ask(0, 1) == [1, 1, 1]
+        post.settle()
+        server.round = 2
+        assert ask(0, 1, 2) == [2, 2, 1]
+        post.known.settle()  # the word of it never reaches the clients
+        server.round = 3
+        assert ask() == [3, 3, 2]
 
 
 def wide() -> Message:
