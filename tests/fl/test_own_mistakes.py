@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from distillkit.privacy import BudgetExhausted
 from fl import AddOn, CheckpointError, FedAvg, NoUsableReply, simulate
 from fl.message import Message
 from fl.method import Method
@@ -118,3 +119,16 @@ def test_a_send_that_fails_is_not_the_clients_fault() -> None:
     said = r"client 0 was told nothing, for the server's send raised TypeError: FedAvg.last must be .*, in send\)"
     with pytest.raises(NoUsableReply, match=said):
         play(FedAvg(Lists(), factory=Tiny))
+
+
+class Ends(AddOn):
+    """A send that charges what is not left; where another process finds it."""
+
+    def send(self, server: Any, client: int, message: Message) -> None:
+        raise BudgetExhausted("nothing is left", fits=0)
+
+
+@pytest.mark.parametrize("where", ["threads", "loopback"])
+def test_a_budget_that_ends_in_send_ends_the_run(where: Any) -> None:
+    with pytest.raises(BudgetExhausted, match="nothing is left; round 1 was not finished"):
+        play(FedAvg(Ends(), factory=Tiny), where=where)
