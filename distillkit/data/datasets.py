@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distillkit.data import medmnist
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import Normalization
 
@@ -66,7 +67,7 @@ _SOURCES = {
         Normalization([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
     ),
 }
-NAMES = ("digits", *_SOURCES)
+NAMES = ("digits", *_SOURCES, *medmnist.CLASSES)
 """The names that `load` knows."""
 
 _DIGITS_NORMALIZATION = Normalization([0.3050], [0.3760])
@@ -83,18 +84,21 @@ def load(
 ) -> Split:
     """Load a dataset by name, train and test, as float32 tensors in memory; unpack it as `train, test`.
 
-    Files are those of torchvision, read by its loaders.
+    Files are those of torchvision, read by its loaders, and MedMNIST's `.npz`, whose `validation` comes too.
 
     Args:
         name: `digits` (the 1,797 real 8x8 digits inside scikit-learn, no files needed), `mnist`, `fashionmnist`,
-            `usps`, `svhn`, `cifar10` or `cifar100`; case and hyphens do not matter.
-        root: the data root: `MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py` and `cifar-100-python` lie in it,
-            USPS's and SVHN's files in its `USPS` and `SVHN`. Default: the environment variable `DISTILLKIT_DATA`.
+            `usps`, `svhn`, `cifar10`, `cifar100` or one of MedMNIST's 2D sets (`pathmnist`, ...; `pathmnist_64`,
+            `_128` and `_224` are the larger pictures); case, hyphens and underscores do not matter.
+        root: the data root: `MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py`, `cifar-100-python` and
+            `pathmnist.npz` lie in it, USPS's and SVHN's files in its `USPS` and `SVHN`. Default: the environment
+            variable `DISTILLKIT_DATA`.
         size: height and width in pixels (one number: square). Default: as it is. Bilinear with antialiasing.
         channels: 1 (luma) or 3 (grey repeated). Default: as it is.
         normalization: default the published mean and standard deviation of the training split at its own size, or,
-            for RGB turned grey, measured on the training split.
-        download: fetch missing files into `root` with torchvision. Nothing is fetched unless this is asked for.
+            for RGB turned grey and for MedMNIST, measured on the training split.
+        download: fetch missing files into `root` with torchvision. Nothing is fetched unless this is asked for, and
+            nothing of MedMNIST at all.
 
     `digits` has no test split of its own: a fixed random fifth of each class (359 images) is held back, the same in
     every call. Of SVHN, `extra` is not used.
@@ -102,9 +106,11 @@ def load(
     Raises:
         ValueError: unknown name, no root, bad size or channels, or files that cannot be read or fail torchvision's
             checksum.
-        FileNotFoundError: files are missing; names them, their folder and the command that gets them.
+        FileNotFoundError: files are missing; names them, their folder and the command that gets them, or their source.
     """
     key = str(name).lower().replace("-", "").replace("_", "")
+    if file := medmnist.file_of(key):
+        return medmnist.read(_root(root, key) / file, size=size, channels=channels, normalization=normalization)
     if key not in NAMES:
         raise ValueError(
             f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; your own pictures come with "

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from distillkit.data import NAMES, load
+from distillkit.data.medmnist import CLASSES
+
+# Channels of the pictures and number of classes, after the table of Yang et al., "MedMNIST v2", Scientific Data 2023.
+TABLE = {
+    "pathmnist": (3, 9),
+    "chestmnist": (1, 14),
+    "dermamnist": (3, 7),
+    "octmnist": (1, 4),
+    "pneumoniamnist": (1, 2),
+    "retinamnist": (3, 5),
+    "breastmnist": (1, 2),
+    "bloodmnist": (3, 8),
+    "tissuemnist": (1, 8),
+    "organamnist": (1, 11),
+    "organcmnist": (1, 11),
+    "organsmnist": (1, 11),
+}
+COUNTS = {"train": 6, "val": 3, "test": 4}
+
+
+def write(root: Path, name: str, side: int = 28, without: str = "", **other: Any) -> dict[str, NDArray[Any]]:
+    """A file of the released layout: uint8 [N, side, side(, 3)], labels uint8 [N, 1] or, of chestmnist, [N, 14]."""
+    channels, classes = TABLE[name]
+    arrays: dict[str, NDArray[Any]] = {}
+    for seed, (part, n) in enumerate(COUNTS.items()):
+        rng = np.random.default_rng(seed)
+        shape = (n, side, side, 3) if channels == 3 else (n, side, side)
+        arrays[f"{part}_images"] = rng.integers(0, 256, shape, np.uint8)
+        labels = rng.integers(0, 2, (n, 14)) if name == "chestmnist" else np.arange(n)[:, None] % classes
+        arrays[f"{part}_labels"] = labels.astype(np.uint8)
+    arrays = {key: value for key, value in {**arrays, **other}.items() if key != without}
+    np.savez(root / f"{name}{'' if side == 28 else f'_{side}'}.npz", **arrays)
+    return arrays
+
+
+def test_all_of_the_table_have_names() -> None:
+    assert {name: len(classes) for name, classes in CLASSES.items()} == {name: k for name, (_, k) in TABLE.items()}
+    assert all(len(set(classes)) == len(classes) for classes in CLASSES.values())
+    assert set(TABLE) <= set(NAMES)
+    assert CLASSES["pathmnist"][8] == "colorectal adenocarcinoma epithelium"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_set_gives_its_pixels_labels_and_classes(name: str, tmp_path: Path) -> None:
+    arrays = write(tmp_path, name)
+    split = load(name, root=tmp_path)
+    channels, classes = TABLE[name]
+    assert split.validation is not None
+    for part, data in (("train", split.train), ("val", split.validation), ("test", split.test)):
+        pixels = (data.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+        assert np.array_equal(pixels.reshape(arrays[f"{part}_images"].shape), arrays[f"{part}_images"])
+        assert np.array_equal(data.labels.numpy().reshape(COUNTS[part], -1), arrays[f"{part}_labels"])
+        assert (data.shape, data.num_classes, data.classes_given) == ((channels, 28, 28), classes, True)
+        assert data.info["dataset"] == name
+    assert split.train.labels.ndim == (2 if name == "chestmnist" else 1)
+    assert split.classes == CLASSES[name]
+
+
+def test_larger_pictures_have_files_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path, "pathmnist")
+    write(tmp_path, "pathmnist", side=64)
+    assert load("pathmnist", root=tmp_path).train.shape == (3, 28, 28)
+    for name in ("pathmnist_64", "PathMNIST-64"):
+        split = load(name, root=tmp_path)
+        assert split.train.shape == (3, 64, 64)
+        assert split.train.info["dataset"] == "pathmnist_64"
+        assert split.classes == CLASSES["pathmnist"]
+    small = load("pathmnist_64", root=tmp_path, size=8, channels=1).train
+    assert small.shape == (1, 8, 8)
+    assert small.images.dtype == torch.float32
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_a_missing_file_is_named_with_its_source(download: bool, tmp_path: Path) -> None:
+    write(tmp_path, "pathmnist")
+    words = r"pathmnist_224 is not in .*: missing pathmnist_224\.npz\. Get it from https://zenodo\.org/records/10519652"
+    with pytest.raises(FileNotFoundError, match=words):
+        load("pathmnist_224", root=tmp_path, download=download)
+
+
+def test_what_is_wrong_inside_is_named(tmp_path: Path) -> None:
+    for missing, words in (("test_labels", "lacks test_labels"), ("val_images", "lacks val_images and val_labels")):
+        write(tmp_path, "bloodmnist", without=missing)
+        with pytest.raises(ValueError, match=rf"bloodmnist\.npz {words}"):
+            load("bloodmnist", root=tmp_path)
+    write(tmp_path, "bloodmnist", test_labels=np.full((4, 1), 8, np.uint8))
+    with pytest.raises(ValueError, match="labels must be below num_classes=8, got 8"):
+        load("bloodmnist", root=tmp_path)
+    file = tmp_path / "bloodmnist.npz"
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(ValueError, match=r"bloodmnist\.npz is damaged"):
+        load("bloodmnist", root=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pathmnist32", "organmnist3d", "mnist64", "pathmnist640"])
+def test_what_medmnist_has_not_in_two_dimensions_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name must be one of digits, .*pathmnist"):
+        load(name, root=tmp_path)
