@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attacks import at_threshold, bonferroni, clopper_pearson, ppv, psnr, roc, ssim
 from attacks.audit import ceiling, many_run, one_run, refutes
+from attacks.inversion import class_counts, label_of_one, linear_input, linear_inputs
 from attacks.membership import lira, loss, margin, nearest, rmia, stable_logit
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
@@ -91,6 +92,7 @@ PACKAGES = (
     "distillkit.training",
     "attacks",
     "attacks.audit",
+    "attacks.inversion",
     "attacks.membership",
 )
 
@@ -176,6 +178,11 @@ SCORES: dict[str, Any] = {"scores": lambda: normal(40), "member": torch.arange(4
 SHADOWS: dict[str, Any] = {
     "target": lambda: normal(7), "inside": lambda: torch.arange(35).reshape(5, 7) % 2 == 0,
     "shadows": lambda: normal(5, 7, seed=1),
+}  # fmt: skip
+
+SENT = torch.tensor([0.25, -0.75, 0.5])
+LAYER: dict[str, Any] = {
+    "weight_gradient": lambda: torch.outer(SENT, torch.rand(4, generator=derive(0))), "bias_gradient": SENT
 }  # fmt: skip
 
 CALLS: dict[str, Call] = {
@@ -390,6 +397,9 @@ CALLS: dict[str, Call] = {
     "lira": C(lira, **SHADOWS),
     "rmia": C(rmia, z_target=lambda: normal(6, seed=3), z_shadows=lambda: normal(5, 6, seed=4), **SHADOWS),
     "nearest": C(nearest, images=lambda: torch.rand(4, 1, 4, 4), candidates=lambda: torch.rand(3, 1, 4, 4)),
+    **{f.__name__: C(f, lambda r: finite(getattr(r, "input", r)), **LAYER) for f in (linear_input, linear_inputs)},
+    "label_of_one": C(label_of_one, weight_gradient=LAYER["weight_gradient"]),
+    "class_counts": C(class_counts, bias_gradient=SENT, count=4, predictions=lambda: torch.eye(3)),
     "at_threshold": C(at_threshold, lambda point: None, threshold=0.1, **SCORES),
     "roc": C(roc, lambda curve: None, **SCORES),
 }
@@ -399,7 +409,9 @@ NOT_CALLED = {
     **dict.fromkeys(
         ("CLASSIC", "DIGITS", "IDENTITY", "NAMES", "NATURAL", "NETWORK_NAMES", "VARIANCES", "__version__"), "a constant"
     ),
-    **dict.fromkeys(("Evaluation", "Point", "Progress", "Rate", "Recipe", "Roc", "Row", "Verdict"), "a result"),
+    **dict.fromkeys(
+        ("Evaluation", "Point", "Progress", "Rate", "Recipe", "Recovered", "Roc", "Row", "Verdict"), "a result"
+    ),
     **dict.fromkeys(("Separability", "Split"), "a result"),
     "MissingWeights": "an error",
     "ImageNetwork": "the base of the networks, which are called",
@@ -439,6 +451,7 @@ ACCEPTED: Listed = {
     ("at_threshold", "threshold", "infinite"): "nobody is called a member, or everybody",
     ("*", "*", "one row"): ROW,
     ("*", "*", "*one of them: one row"): ROW,
+    ("class_counts", "predictions", "one dimension less"): "one prediction, averaged already",
     ("augmented", "images", "empty"): "no images, none augmented",
     ("decorrelation", "images", "empty"): "no images: 0",
     ("invert", "targets", "empty"): NONE_DUE,

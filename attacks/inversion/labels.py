@@ -1,0 +1,98 @@
+"""Labels from the gradient of the last layer: which class one image has, and how many of each a batch holds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attacks.inversion._inputs import bias_row
+from distillkit import check
+
+__all__ = ["class_counts", "label_of_one"]
+
+
+def label_of_one(weight_gradient: Tensor) -> int:
+    """The class of the one image behind a gradient, by signs alone: iDLG, exact.
+
+    With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a, a the features. Only the row of
+    the true class has a negative factor, so it alone points against all others. Neither the network nor the image is
+    needed, and neither clipping nor sending the signs alone hides it. `class_counts(bias_gradient, 1)` needs the bias
+    instead and gives a best guess where there is noise; this one refuses what one image cannot have caused.
+
+    Args:
+        weight_gradient: float [K, D], of the last linear layer's weight, at least 3 classes: with two the rows are
+            opposite whatever the label is.
+
+    Returns:
+        The class, in [0, K). Several images of one class may look like one image and get their class.
+
+    Raises:
+        TypeError, ValueError: no such tensor, or no row (or more than one) that points against all others: several
+            images of several classes, noise, another loss, or all probabilities but two vanished in rounding.
+
+    Paper: Zhao, Mopuri and Bilen, "iDLG: Improved Deep Leakage from Gradients" (2020), Eq. 4 and 5: the sign of the
+    bias's gradient, or of the products of rows. We ask for a single class, where the released code takes a minimum.
+    """
+    rows = check.rows(weight_gradient, "weight_gradient").detach().double()
+    if len(rows) < 3:
+        raise ValueError(
+            f"weight_gradient must have a row for each of at least 3 classes, got {list(rows.shape)}; for two classes "
+            "call class_counts(bias_gradient, 1)"
+        )
+    rows = rows / rows.abs().amax().clamp(min=torch.finfo(torch.float64).tiny)  # so that no product underflows
+    products = (rows @ rows.T).fill_diagonal_(-1)
+    against = ((products <= 0).all(1) & rows.ne(0).any(1)).nonzero().flatten().tolist()
+    if len(against) != 1:
+        raise ValueError(
+            "weight_gradient must have exactly one row that points against all others, as one image with cross-entropy "
+            f"gives it, got {len(against)}; for a batch or a noisy gradient call class_counts(bias_gradient, count)"
+        )
+    return int(against[0])
+
+
+def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None = None) -> Tensor:
+    """How many images of each class a batch holds, from the gradient of the last layer's bias.
+
+    With softmax cross-entropy averaged over N images, entry k of that gradient is (mean probability of k) - n_k / N, so
+    n_k = N (mean probability of k - entry k). The attacker does not see the probabilities of the private images but has
+    the network: its mean prediction on any images will do early in training. The answer is the nearest counts that are
+    whole, not negative, and sum to N; it is exact while every class's mean probability is known to better than 1/(2N).
+
+    Args:
+        bias_gradient: float [K], at least two classes, of the mean loss of the batch, neither clipped nor scaled. With
+            count 1 and no predictions the answer is the class with the smallest entry, which scaling leaves alone.
+        count: N, how many images the batch has.
+        predictions: probabilities of the network, float [K] or [M, K] of M images of the attacker's (public ones, or
+            noise), then averaged; by default all classes alike, as an untrained network says.
+
+    Returns:
+        int64 [K], which sums to `count`.
+
+    Raises:
+        TypeError, ValueError: values that are not finite, shapes that do not fit, predictions that are no
+            probabilities (logits, say).
+
+    Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which estimates the probabilities
+    with dummy images too. Deviation: instead of rounding each class by itself, the nearest counts with the right sum.
+    """
+    bias = bias_row(bias_gradient, 2)
+    count = check.positive_int(count, "count")
+    expected = torch.full_like(bias, 1 / len(bias)) if predictions is None else _mean_prediction(predictions, bias)
+    wanted = count * (expected - bias)
+    found = torch.zeros_like(wanted)
+    # One at a time to the class that lacks most: that is the nearest vector of whole numbers with this sum.
+    for _ in range(count):
+        found[(wanted - found).argmax()] += 1
+    return found.long()
+
+
+def _mean_prediction(predictions: Tensor, bias: Tensor) -> Tensor:
+    one = isinstance(predictions, Tensor) and predictions.ndim == 1
+    rows = check.rows(predictions.unsqueeze(0) if one else predictions, "predictions").detach().double()
+    if rows.shape[1] != len(bias):
+        raise ValueError(f"predictions must have a column for each of {len(bias)} classes, got {list(rows.shape)}")
+    if float(rows.min()) < 0 or not bool(((rows.sum(1) - 1).abs() < 1e-3).all()):
+        raise ValueError(
+            "predictions must be probabilities that sum to 1 for every image; logits become such by logits.softmax(1)"
+        )
+    return rows.mean(0).to(bias.device)

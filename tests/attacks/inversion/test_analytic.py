@@ -1,0 +1,192 @@
+"""Labels and inputs read off a gradient by a formula: against hand-worked numbers and against autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.inversion import class_counts, label_of_one, linear_input, linear_inputs
+from distillkit.networks import ConvNet, build
+from distillkit.rng import derive
+
+SEEDS = st.integers(0, 2**16)
+
+
+def gradients(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """What one step of FedSGD sends."""
+    loss = F.cross_entropy(network(images), labels)
+    names, parameters = zip(*network.named_parameters())
+    return dict(zip(names, torch.autograd.grad(loss, parameters)))
+
+
+def mlp(inputs: int, classes: int, seed: int, scale: float = 1.0, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 32), activation(), nn.Linear(32, classes))
+    with torch.no_grad():
+        for p in network.parameters():
+            p.copy_(scale * torch.randn(p.shape, generator=derive(seed, *p.shape)) / p.shape[-1] ** 0.5)
+    return network
+
+
+# Inputs.
+
+
+def test_the_input_of_two_units_worked_by_hand() -> None:
+    """L = (z_1 - 1)^2 + z_2 at z = W x + b = 0, x = (3, 5): dL/dz = (-2, 1), and dL/dW = dL/dz x^T."""
+    found = linear_input(torch.tensor([[-6.0, -10.0], [3.0, 5.0]]), torch.tensor([-2.0, 1.0]))
+    assert found.input.tolist() == pytest.approx([3.0, 5.0], rel=1e-6)
+    assert found.residual == pytest.approx(0, abs=1e-12)
+
+
+def test_an_input_of_a_mixture_worked_by_hand() -> None:
+    """Units that saw (1, 0) and (0, 1): the nearest outer product with b = (1, 1) is x = (1/2, 1/2), half is left."""
+    found = linear_input(torch.eye(2), torch.ones(2))
+    assert found.input.tolist() == pytest.approx([0.5, 0.5])
+    assert found.residual == pytest.approx(0.5**0.5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, scale=st.sampled_from((0.3, 1.0, 3.0)), clip=st.sampled_from((1.0, 1e-3)))
+def test_one_image_comes_back_exactly_clipped_or_not(seed: int, scale: float, clip: float) -> None:
+    image = torch.rand(1, 3, 8, 8, generator=derive(seed, "x"))
+    grads = gradients(mlp(192, 10, seed, scale), image, torch.tensor([seed % 10]))
+    found = linear_input(clip * grads["1.weight"], clip * grads["1.bias"])
+    assert float((found.input.view(3, 8, 8) - image[0]).abs().max()) < 1e-5
+    assert found.residual < 1e-5
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS)
+def test_the_residual_tells_the_attacker_of_a_batch_and_of_noise(seed: int) -> None:
+    images = torch.rand(4, 3, 8, 8, generator=derive(seed, "x"))
+    network = mlp(192, 10, seed)
+    grads = gradients(network, images, torch.tensor([0, 1, 2, 3]))
+    assert linear_input(grads["1.weight"], grads["1.bias"]).residual > 0.02
+    one = gradients(network, images[:1], torch.tensor([0]))
+    weight = one["1.weight"]
+    noise = torch.randn(weight.shape, generator=derive(seed, "n")) * weight.norm() / weight.numel() ** 0.5
+    assert linear_input(weight + noise, one["1.bias"]).residual > 0.5
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS)
+def test_in_a_batch_a_unit_that_one_image_moved_gives_that_image(seed: int) -> None:
+    images = torch.rand(3, 1, 6, 6, generator=derive(seed, "x")) - 0.5
+    network = mlp(36, 5, seed)
+    grads = gradients(network, images, torch.tensor([0, 1, 2]))
+    found = linear_inputs(grads["1.weight"], grads["1.bias"])
+    active = network[1](images.flatten(1)) > 0  # type: ignore[index]
+    reacted = active[:, grads["1.bias"] != 0]
+    assert found.shape == (reacted.shape[1], 36)
+    alone = (reacted.sum(0) == 1).nonzero().flatten().tolist()
+    assert alone
+    for unit in alone:
+        image = images[int(reacted[:, unit].int().argmax())].flatten()
+        assert torch.allclose(found[unit], image, atol=1e-5)
+
+
+# Labels.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=SEEDS,
+    classes=st.integers(3, 12),
+    scale=st.sampled_from((0.1, 1.0, 3.0)),
+    activation=st.sampled_from((nn.ReLU, nn.Tanh)),
+)
+def test_one_label_whatever_the_network(seed: int, classes: int, scale: float, activation: type[nn.Module]) -> None:
+    """Behind tanh too, where features have both signs: rows are compared with one another."""
+    image, label = torch.randn(1, 1, 4, 4, generator=derive(seed)), seed % classes
+    grads = gradients(mlp(16, classes, seed, scale, activation), image, torch.tensor([label]))
+    assert label_of_one(grads["3.weight"]) == label
+    assert int(class_counts(grads["3.bias"], 1).argmax()) == label
+    assert label_of_one(1e-4 * grads["3.weight"]) == label
+    assert label_of_one(grads["3.weight"].sign()) == label
+
+
+def test_counts_worked_by_hand() -> None:
+    """All logits equal, K = 4, N = 8, counts (3, 0, 4, 1): the gradient is 1/4 - n/8."""
+    assert class_counts(torch.tensor([-0.125, 0.25, -0.25, 0.125]), 8).tolist() == [3, 0, 4, 1]
+
+
+def test_counts_are_whole_and_sum_to_the_batch() -> None:
+    """N (1/3 - g) = (2.4, -0.9, 1.5) for N = 3: of all counts that sum to 3, (2, 0, 1) is nearest."""
+    gradient = 1 / 3 - torch.tensor([2.4, -0.9, 1.5], dtype=torch.float64) / 3
+    assert class_counts(gradient, 3).tolist() == [2, 0, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, classes=st.integers(2, 6), count=st.integers(1, 5))
+def test_counts_are_the_nearest_of_all(seed: int, classes: int, count: int) -> None:
+    gradient = torch.randn(classes, generator=derive(seed), dtype=torch.float64)
+    found = class_counts(gradient, count)
+    wanted = count * (1 / classes - gradient)
+    every = torch.cartesian_prod(*[torch.arange(count + 1)] * classes)
+    every = every[every.sum(1) == count]
+    nearest = (every - wanted).square().sum(1).min()
+    assert int(found.sum()) == count
+    assert int(found.min()) >= 0
+    assert float((found - wanted).square().sum()) == pytest.approx(float(nearest))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, classes=st.integers(2, 12), count=st.integers(1, 40), scale=st.sampled_from((0.1, 1.0, 5.0)))
+def test_counts_are_exact_while_the_mean_probabilities_are_known_well(
+    seed: int, classes: int, count: int, scale: float
+) -> None:
+    logits = scale * torch.randn(count, classes, generator=derive(seed), dtype=torch.float64)
+    labels = torch.randint(classes, (count,), generator=derive(seed, "y"))
+    bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(logits + bias, labels), bias)
+    off = torch.rand(classes, generator=derive(seed, "off"), dtype=torch.float64)
+    off = off - off.mean()
+    predictions = logits.softmax(1).mean(0) + off * 0.49 / count / off.abs().max()
+    if float(predictions.min()) < 0:
+        predictions = logits.softmax(1).mean(0)
+    truth = torch.bincount(labels, minlength=classes)
+    assert torch.equal(class_counts(gradient, count, predictions), truth)
+
+
+def test_counts_of_batches_of_eight_from_an_untrained_convnet_and_noise() -> None:
+    network = build(lambda: ConvNet((1, 16, 16), 10, width=16), 0).eval()
+    noise = network(torch.randn(32, 1, 16, 16, generator=derive(0))).softmax(1)
+    right = 0
+    for batch in range(20):
+        images = torch.rand(8, 1, 16, 16, generator=derive(1, batch))
+        labels = torch.randint(10, (8,), generator=derive(2, batch))
+        sent = list(gradients(network, images, labels).values())
+        right += torch.equal(class_counts(sent[-1], 8, noise), torch.bincount(labels, minlength=10))
+    assert right == 20
+
+
+# Refusals.
+
+ROWS, BIAS = torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 2.0]]), torch.tensor([1.0, -2.0, 1.0])
+BAD: list[tuple[Any, str]] = [
+    (lambda: linear_input(ROWS, BIAS[:2]), r"weight_gradient \[O, D\] and bias_gradient \[O\] must be of one layer"),
+    (lambda: linear_input(ROWS, 0 * BIAS), "bias_gradient must not be all 0"),
+    (lambda: linear_inputs(ROWS, 0 * BIAS), "bias_gradient must not be all 0"),
+    (lambda: linear_input(ROWS, BIAS / 0), "bias_gradient must be finite"),
+    (lambda: linear_input(ROWS[None], BIAS), "weight_gradient must have two dimensions"),
+    (lambda: linear_input(ROWS, BIAS.int()), "bias_gradient must be a floating tensor .*int32"),
+    (lambda: label_of_one(ROWS[:2]), r"at least 3 classes.*class_counts\(bias_gradient, 1\)"),
+    (lambda: label_of_one(0 * ROWS), "exactly one row .* got 0"),
+    (lambda: label_of_one(ROWS.abs()), r"got 0; for a batch or a noisy gradient call class_counts"),
+    (lambda: label_of_one(torch.eye(3)), "exactly one row .* got 3"),
+    (lambda: class_counts(BIAS[:1], 2), "bias_gradient must be .* at least 2"),
+    (lambda: class_counts(BIAS, 0), "count must be at least 1"),
+    (lambda: class_counts(BIAS, 2, torch.zeros(4, 3)), r"probabilities .* logits.softmax\(1\)"),
+    (lambda: class_counts(BIAS, 2, torch.full((2,), 0.5)), "predictions must have a column for each of 3 classes"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
+def test_bad_arguments_are_named(call: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
