@@ -1,9 +1,10 @@
 """Datasets as tensors in memory, who holds what, and one set a client."""
 
 from distillkit.data import partition
+from distillkit.data.cifar10c import load_cifar10c
 from distillkit.data.datasets import NAMES, load
 from distillkit.data.files import load_folder, load_npz
 from distillkit.data.split import Split
 from distillkit.data.views import clients
 
-__all__ = ["NAMES", "Split", "clients", "load", "load_folder", "load_npz", "partition"]
+__all__ = ["NAMES", "Split", "clients", "load", "load_cifar10c", "load_folder", "load_npz", "partition"]

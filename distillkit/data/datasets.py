@@ -15,7 +15,7 @@ from distillkit.data import medmnist
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import Normalization
 
-__all__ = ["NAMES", "load"]
+__all__ = ["CIFAR10", "NAMES", "load"]
 
 _DIGITS = tuple("0123456789")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -67,6 +67,9 @@ _SOURCES = {
         Normalization([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
     ),
 }
+CIFAR10 = _SOURCES["cifar10"]
+"""For what has CIFAR-10's classes and is to be read in its space."""
+
 NAMES = ("digits", *_SOURCES, *medmnist.CLASSES)
 """The names that `load` knows."""
 

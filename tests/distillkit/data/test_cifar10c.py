@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from distillkit import Normalization
+from distillkit.data import load_cifar10c, partition
+from distillkit.data.cifar10c import CORRUPTIONS
+
+EACH = 20
+
+
+def pictures(name: str) -> NDArray[Any]:
+    return np.random.default_rng(sum(map(ord, name))).integers(0, 256, (5 * EACH, 32, 32, 3), np.uint8)
+
+
+def write(folder: Path, *names: str) -> Path:
+    """The released layout: a block of pictures for each severity, and labels that repeat."""
+    for name in names:
+        np.save(folder / f"{name}.npy", pictures(name))
+    np.save(folder / "labels.npy", np.tile(np.arange(EACH)[::-1] % 10, 5).astype(np.uint8))
+    return folder
+
+
+def test_the_release_has_nineteen_corruptions() -> None:
+    assert len(set(CORRUPTIONS)) == len(CORRUPTIONS) == 19
+    assert CORRUPTIONS[12] == "elastic_transform"  # called so by the release's script, "Elastic" in its tables
+    assert CORRUPTIONS[15:] == ("speckle_noise", "gaussian_blur", "spatter", "saturate")
+
+
+def test_a_domain_is_a_corruption_at_a_severity(tmp_path: Path, global_rng_untouched: None) -> None:
+    write(tmp_path, "fog", "snow")
+    data = load_cifar10c(tmp_path, corruptions=("snow", "fog"), severities=(5, 1))
+    assert data.info == {"dataset": "cifar10c", "domains": ["snow-5", "snow-1", "fog-5", "fog-1"]}
+    assert (data.shape, data.num_classes, data.classes_given) == ((3, 32, 32), 10, True)
+    stored = {"snow": pictures("snow"), "fog": pictures("fog")}
+    for number, domain in enumerate(data.info["domains"]):
+        name, severity = domain.split("-")
+        mine = data[data.columns["domain"] == number]
+        block = stored[name][(int(severity) - 1) * EACH : int(severity) * EACH]
+        assert np.array_equal((mine.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy(), block)
+        assert mine.labels.tolist() == [k % 10 for k in reversed(range(EACH))]
+        assert mine.columns["picture"].tolist() == list(range(EACH))
+    assert [len(part) for part in partition.by_domain(data.columns["domain"], 8)] == [EACH // 2] * 8
+
+
+def test_all_corruptions_at_the_strongest_severity_are_the_default(tmp_path: Path) -> None:
+    data = load_cifar10c(write(tmp_path, *CORRUPTIONS), size=4)
+    assert data.info["domains"] == [f"{name}-5" for name in CORRUPTIONS]
+    assert len(data) == 19 * EACH
+    assert data.shape == (3, 4, 4)
+
+
+def test_the_space_is_that_of_cifar10_unless_another_is_given(tmp_path: Path) -> None:
+    write(tmp_path, "fog")
+    published = load_cifar10c(tmp_path, corruptions=["fog"]).normalization
+    assert published == Normalization([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
+    half = Normalization([0.5], [0.5])
+    given = load_cifar10c(tmp_path, corruptions=["fog"], normalization=half)
+    assert given.normalization == half
+    torch.testing.assert_close(given.images.amin(), torch.tensor(-1.0))
+    grey = load_cifar10c(tmp_path, corruptions=["fog"], channels=1)
+    assert grey.shape == (1, 32, 32)
+    assert grey.mean == pytest.approx(Normalization.of(grey.pixels()).mean, abs=1e-6)
+
+
+def test_only_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    write(tmp_path, "fog")
+    (tmp_path / "snow.npy").write_bytes(b"damaged")
+    assert len(load_cifar10c(tmp_path, corruptions=["fog"])) == EACH
+    (tmp_path / "labels.npy").unlink()
+    words = r"lacks frost\.npy, labels\.npy; get CIFAR-10-C from https://zenodo\.org/records/2535967"
+    with pytest.raises(FileNotFoundError, match=words):
+        load_cifar10c(tmp_path, corruptions=["fog", "frost"])
+    with pytest.raises(FileNotFoundError, match=r"lacks gaussian_noise\.npy, .*, saturate\.npy, labels\.npy"):
+        load_cifar10c(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"corruptions": ["rain"]}, ValueError, "corruptions must be"),
+        ({"corruptions": []}, ValueError, "corruptions must be distinct, at least one"),
+        ({"corruptions": ["fog", "fog"]}, ValueError, "corruptions must be distinct"),
+        ({"corruptions": "fog"}, TypeError, "corruptions must be"),
+        ({"corruptions": ["fog"], "severities": [0]}, ValueError, "severities must be"),
+        ({"corruptions": ["fog"], "severities": [6]}, ValueError, "severities must be"),
+        ({"corruptions": ["fog"], "severities": [1, 1]}, ValueError, "severities must be distinct"),
+        ({"corruptions": ["fog"], "severities": 5}, TypeError, "severities must be"),
+        ({"corruptions": ["fog"], "size": 0}, ValueError, "size must be"),
+        ({"corruptions": ["fog"], "channels": 2}, ValueError, "channels must be"),
+    ],
+)
+def test_odd_options_are_refused(options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path) -> None:
+    write(tmp_path, "fog")
+    with pytest.raises(error, match=words):
+        load_cifar10c(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("file", "array", "words"),
+    [
+        (
+            "fog",
+            pictures("fog")[:-1],
+            r"fog\.npy must hold uint8 pictures \[100, H, W, 3\].*got uint8 \[99, ",
+        ),
+        ("fog", pictures("fog")[..., 0], r"fog\.npy must hold uint8 pictures .*got uint8 \[100, 32, 32\]"),
+        ("fog", pictures("fog") / 255, r"fog\.npy must hold uint8 pictures .*got float64"),
+        ("fog", np.array([None, {}], dtype=object), r"fog\.npy is damaged or not a \.npy of plain numbers"),
+        ("labels", np.zeros(99, np.uint8), r"labels\.npy must hold uint8 labels .*got uint8 \[99\]"),
+        ("labels", np.zeros(0, np.uint8), r"labels\.npy must hold uint8 labels .*got uint8 \[0\]"),
+        ("labels", np.repeat(np.arange(5, dtype=np.uint8), 20), "labels .*, the same for each of 5 severities"),
+        ("labels", np.full(100, 10, np.uint8), "labels must be below num_classes=10"),
+    ],
+)
+def test_files_of_another_layout_are_refused_by_name(
+    file: str, array: NDArray[Any], words: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "fog")
+    np.save(tmp_path / f"{file}.npy", array)
+    with pytest.raises(ValueError, match=words):
+        load_cifar10c(tmp_path, corruptions=["fog"])
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
+    whole = (write(tmp_path, "fog") / "fog.npy").read_bytes()
+    for damaged in (b"", b"hello", whole[:-1], whole[:50]):
+        (tmp_path / "fog.npy").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"fog\.npy is damaged"):
+            load_cifar10c(tmp_path, corruptions=["fog"])
