@@ -4,10 +4,11 @@ They work on plain tensors (scores, images, logits) that any model made. Here ar
 the attacks themselves are in `attacks.membership`, the audits of a differential-privacy claim in `attacks.audit`.
 """
 
+from attacks.matching import align, match
 from attacks.metrics import MissingWeights, lpips, psnr, ssim
 from attacks.stats import Point, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
 
 __all__ = [
-    "MissingWeights", "Point", "Rate", "Roc", "at_threshold", "bonferroni", "clopper_pearson", "lpips", "ppv", "psnr",
-    "roc", "ssim",
+    "MissingWeights", "Point", "Rate", "Roc", "align", "at_threshold", "bonferroni", "clopper_pearson", "lpips",
+    "match", "ppv", "psnr", "roc", "ssim",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks import at_threshold, bonferroni, clopper_pearson, ppv, psnr, roc, ssim
+from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv, psnr, roc, ssim
 from attacks.audit import ceiling, many_run, one_run, refutes
 from attacks.inversion import class_counts, label_of_one, linear_input, linear_inputs
 from attacks.membership import lira, loss, margin, nearest, rmia, stable_logit
@@ -398,6 +398,10 @@ CALLS: dict[str, Call] = {
     "rmia": C(rmia, z_target=lambda: normal(6, seed=3), z_shadows=lambda: normal(5, 6, seed=4), **SHADOWS),
     "nearest": C(nearest, images=lambda: torch.rand(4, 1, 4, 4), candidates=lambda: torch.rand(3, 1, 4, 4)),
     **{f.__name__: C(f, lambda r: finite(getattr(r, "input", r)), **LAYER) for f in (linear_input, linear_inputs)},
+    **{
+        f.__name__: C(f, images=lambda: torch.rand(3, 1, 4, 4), references=lambda: torch.rand(3, 1, 4, 4))
+        for f in (align, match)
+    },
     "label_of_one": C(label_of_one, weight_gradient=LAYER["weight_gradient"]),
     "class_counts": C(class_counts, bias_gradient=SENT, count=4, predictions=lambda: torch.eye(3)),
     "at_threshold": C(at_threshold, lambda point: None, threshold=0.1, **SCORES),

@@ -1,0 +1,85 @@
+"""Brightness, contrast and order of what an attack returned, undone to score it."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attacks import align, match, psnr
+from distillkit.rng import derive
+
+SEEDS = st.integers(0, 2**16)
+
+
+def pixels(n: int, seed: int, *purpose: str, channels: int = 3) -> torch.Tensor:
+    return torch.rand(n, channels, 4, 4, generator=derive(seed, *purpose), dtype=torch.float64)
+
+
+def test_alignment_worked_by_hand() -> None:
+    """x = (0, 0, 1, 1), target (.2, .4, .6, .8): slope .4, through the means (.5, .5)."""
+    x = torch.tensor([0.0, 0.0, 1.0, 1.0]).view(1, 1, 2, 2)
+    target = torch.tensor([0.2, 0.4, 0.6, 0.8]).view(1, 1, 2, 2)
+    assert align(x, target).flatten().tolist() == pytest.approx([0.3, 0.3, 0.7, 0.7])
+    assert align(1 - x, target).flatten().tolist() == pytest.approx([0.5] * 4)  # a negative is no contrast
+    assert align(0 * x, target).flatten().tolist() == pytest.approx([0.5] * 4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, contrast=st.floats(0.01, 5), brightness=st.floats(-3, 3))
+def test_brightness_and_contrast_are_undone(seed: int, contrast: float, brightness: float) -> None:
+    truth = pixels(3, seed)
+    assert torch.allclose(align(contrast * truth + brightness, truth), truth, atol=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS)
+def test_the_fit_is_the_least_squares_one_and_never_worse(seed: int) -> None:
+    truth, guess = pixels(1, seed), pixels(1, seed, "guess")
+    a, b = np.polyfit(guess.flatten().numpy(), truth.flatten().numpy(), 1)
+    fitted = align(guess, truth)
+    wanted = a * guess + b if a > 0 else torch.full_like(truth, float(truth.mean()))
+    assert torch.allclose(fitted, wanted.clamp(0, 1), atol=1e-9)
+    assert float(psnr(fitted, truth)) >= float(psnr(guess, truth)) - 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, n=st.integers(1, 5))
+def test_the_assignment_is_the_best_of_all_orders(seed: int, n: int) -> None:
+    truth, guess = pixels(n, seed), pixels(n, seed, "guess")
+    found = match(guess, truth)
+    assert sorted(found.tolist()) == list(range(n))
+    cost = float((guess[found] - truth).square().sum())
+    assert cost == pytest.approx(min(float((guess[list(p)] - truth).square().sum()) for p in permutations(range(n))))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, n=st.integers(1, 12))
+def test_a_shuffled_batch_is_put_back(seed: int, n: int) -> None:
+    truth = pixels(n, seed)
+    shuffled = truth[torch.randperm(n, generator=derive(seed))]
+    assert torch.equal(shuffled[match(shuffled, truth)], truth)
+
+
+def test_one_good_image_is_not_counted_twice() -> None:
+    truth = torch.stack([torch.full((1, 2, 2), v) for v in (0.5, 0.6)])
+    guess = torch.stack([torch.full((1, 2, 2), v) for v in (0.55, 0.0)])
+    assert sorted(match(guess, truth).tolist()) == [0, 1]
+
+
+IMAGES = torch.zeros(2, 1, 4, 4)
+
+
+@pytest.mark.parametrize("function", [align, match])
+def test_bad_arguments_are_named(function: Any) -> None:
+    with pytest.raises(ValueError, match="images and references must have the same shape"):
+        function(IMAGES, IMAGES[:1])
+    with pytest.raises(TypeError, match="references must be floating point"):
+        function(IMAGES, IMAGES.int())
+    with pytest.raises(ValueError, match="images must be finite"):
+        function(IMAGES / 0, IMAGES)
