@@ -20,6 +20,7 @@ START, END = "<!-- methods -->", "<!-- end of methods -->"
 KNOWN_AS = {
     "Anchors": "FedLGD's global half", "ClientDP": "DP-FedAvg", "Condensed": "FedLGD's local half", "DPSGD": "DP-SGD",
     "FineTune": "fine-tuned FedAvg", "NaiveVHL": "naive VHL",
+    "RobustMean": "median, trimmed mean and Krum",
     "PrivateFedDM": "FedDM with differential privacy", "Real": "FedDM's control",
     "SharedImage": "single shared image", "SummedFedDM": "FedDM by noised class sums",
     "SingleImage": "single shared image, as published",

@@ -21,6 +21,7 @@ from fl.addons.fedsam import FedSAM
 from fl.addons.finetune import FineTune
 from fl.addons.local_accuracy import LocalAccuracy
 from fl.addons.moon import MOON
+from fl.addons.robust_mean import RobustMean
 from fl.addons.scaffold import SCAFFOLD
 from fl.addons.shared_image import SharedImage
 from fl.addons.shared_pool import SharedPool
@@ -54,6 +55,7 @@ __all__ = [
     "FineTune",
     "LocalAccuracy",
     "NaiveVHL",
+    "RobustMean",
     "SharedImage",
     "SharedPool",
 ]

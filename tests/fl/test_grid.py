@@ -35,13 +35,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "batch": 4, "noise": 4, "hidden": 8}, "FedReg": {"iterations": 1}, "FineTune": {"steps": 1}, "FedNova": {},
     "FedProx": {}, "SCAFFOLD": {}, "FedAdagrad": {}, "FedAdam": {}, "FedAvgM": {}, "FedYogi": {},
     "SharedImage": {"image": PICTURE, **SHARED}, "SharedPool": {"pool": POOL, **POOLED},
-    "LocalAccuracy": {},
+    "LocalAccuracy": {}, "RobustMean": {"attackers": 0, "rule": "median"},
 }  # fmt: skip
 """A small setting of each public add-on: one without a line here fails the tests."""
 
 SLOT = "both fill the slot '{}'"
 STEPS = ("FedAdagrad", "FedAdam", "FedAvgM", "FedYogi")
 ROUNDS = "needs weights from the clients in every round"
+UNGUARDED = "so that one false reply would move it"
 TOGETHER, JOINS = "reads the images of a batch together", "adds images of its own"
 REFUSED: dict[tuple[str, str], str] = {
     **dict.fromkeys(itertools.combinations(STEPS, 2), SLOT.format("server_step")),
@@ -63,6 +64,10 @@ REFUSED: dict[tuple[str, str], str] = {
     ("FedGen", "FedNova"): "needs the clients' classifiers",
     ("FedNova", "FedReg"): "is not a sum of gradients",
     ("FedReg", "FedSAM"): SLOT.format("gradient"),
+    **{(name, "RobustMean"): UNGUARDED for name in ("Anchors", "FedDF", "FedGen")},
+    **{("RobustMean", name): UNGUARDED for name in ("SCAFFOLD", "SharedImage", "SharedPool")},
+    ("FedExP", "RobustMean"): SLOT.format("rescale"),
+    ("FedNova", "RobustMean"): SLOT.format("rescale"),
     ("FedReg", "SCAFFOLD"): "is not a sum of gradients",
     ("NaiveVHL", "VHL"): "both are VHL",
 }
@@ -122,13 +127,13 @@ def addon(name: str) -> AddOn:
 Make = Callable[..., FedAvg]
 
 
-def private(addons: tuple[AddOn, ...]) -> dict[str, Any]:
-    """What the core must be asked for if records are to be private."""
-    return {"weights": "uniform"} if any(a.private for a in addons) else {}
+def uniform(addons: tuple[AddOn, ...]) -> dict[str, Any]:
+    """What the core must be asked for if records are to be private, or no client is to choose its own weight."""
+    return {"weights": "uniform"} if any(a.private or a.name == "RobustMean" for a in addons) else {}
 
 
 def plain(*addons: AddOn, **options: Any) -> FedAvg:
-    return FedAvg(*addons, **{"factory": Net, "lr": 0.05, "steps": 2, "batch": 4, **private(addons), **options})
+    return FedAvg(*addons, **{"factory": Net, "lr": 0.05, "steps": 2, "batch": 4, **uniform(addons), **options})
 
 
 def play(method: FedAvg, clients: tuple[Holding, ...] | None = None, **options: Any) -> Run:
@@ -187,34 +192,49 @@ def test_the_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
 
 
 def representation(*addons: AddOn) -> FedAvg:
-    return FedRep(*addons, factory=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=4)
+    return FedRep(*addons, factory=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=4, **uniform(addons))
 
 
 def virtual(*addons: AddOn) -> FedAvg:
     steps = {"condense_steps": 2, "refine_steps": 1, "match_steps": 2}
-    return FedLGD(*addons, factory=Net, ipc=1, anchors=1, selected=(2,), augment=None, lr=0.05, batch=4, **steps)
+    return FedLGD(
+        *addons,
+        factory=Net,
+        ipc=1,
+        anchors=1,
+        selected=(2,),
+        augment=None,
+        lr=0.05,
+        batch=4,
+        **steps,
+        **uniform(addons),
+    )
 
 
 def pictured(*addons: AddOn) -> FedAvg:
     shared = {**SHARED, "rate": 1.0}
-    return SingleImage(PICTURE, *addons, shared=shared, factory=Net, epochs=1, batch=4, **private(addons))
+    return SingleImage(PICTURE, *addons, shared=shared, factory=Net, epochs=1, batch=4, **uniform(addons))
 
 
 ARCHITECTURE, SGD, AT_HOME = "one architecture", "optimizer='sgd'", "batch statistics stay at home"
 BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "FedAvg": (plain, {}),
-    "FedAvg's defaults": (lambda *a: FedAvg(*a, factory=Net, **private(a)), {}),
+    "FedAvg's defaults": (lambda *a: FedAvg(*a, factory=Net, **uniform(a)), {}),
     "with momentum": (
         lambda *a: plain(*a, momentum=0.9, weights="uniform", weight_decay=1e-3, lr_decay=0.9), {"FedReg": "plain SGD"}
     ),
     "with Adam": (lambda *a: plain(*a, optimizer="adam"), {"FedReg": "plain SGD", "SCAFFOLD": SGD, "Anchors": SGD}),
     "two architectures": (
-        lambda *a: plain(*a, **TWO), dict.fromkeys(("Anchors", "FedExP", "FedGen", "SCAFFOLD"), ARCHITECTURE)
+        lambda *a: plain(*a, **TWO),
+        dict.fromkeys(("Anchors", "FedExP", "FedGen", "RobustMean", "SCAFFOLD"), ARCHITECTURE),
     ),
-    "batch norm": (lambda *a: plain(*a, factory=normed), {"DPSGD": "without_batch_norm"}),
+    "batch norm": (
+        lambda *a: plain(*a, factory=normed), {"DPSGD": "without_batch_norm", "RobustMean": "buffers='drop'"}
+    ),
     "statistics that stay": (
         lambda *a: plain(*a, factory=normed, buffers="local"),
-        {"DPSGD": "without_batch_norm", "FedDF": AT_HOME, "LocalAccuracy": AT_HOME},
+        {"DPSGD": "without_batch_norm", "FedDF": AT_HOME, "LocalAccuracy": AT_HOME,
+         "RobustMean": "buffers='drop'"},
     ),
     "FedRep": (
         representation,
@@ -222,11 +242,14 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
          "FedGen": "no personal parameters", "SharedImage": "nothing can be personal",
          "SharedPool": "nothing can be personal", "LocalAccuracy": "nothing can be personal"},
     ),
-    "FedLGD": (virtual, {"Anchors": "given twice", "Condensed": "given twice", "DPSGD": "adds records"}),
+    "FedLGD": (
+        virtual,
+        {"Anchors": "given twice", "Condensed": "given twice", "DPSGD": "adds records", "RobustMean": UNGUARDED},
+    ),
     "single image": (
         pictured,
         {**dict.fromkeys(("FedDF", "SharedPool"), SLOT.format("refine")), "SharedImage": "given twice",
-         "FedReg": "plain SGD", "SCAFFOLD": SGD, "Anchors": SGD},
+         "FedReg": "plain SGD", "SCAFFOLD": SGD, "Anchors": SGD, "RobustMean": UNGUARDED},
     ),
 }  # fmt: skip
 """How each is built, and the add-ons that it refuses with a phrase of the reason; it runs with every other."""
@@ -252,7 +275,7 @@ def test_an_addon_runs_with_clients_that_own_one_class_one_image_or_none(name: s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_addon_runs_when_few_clients_are_drawn(name: str) -> None:
-    run = play(plain(addon(name), factory=Net if addon(name).private else normed), participation=1, workers=2)
+    run = play(plain(addon(name), factory=normed if not uniform((addon(name),)) else Net), participation=1, workers=2)
     assert [len(row["drawn"]) for row in run.rows] == [1, 1]
 
 

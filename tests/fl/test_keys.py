@@ -91,14 +91,15 @@ MADE = {
 
 KEYS = """
     Anchors Condensed DPSGD Ditto FedAvg FedCOG FedDF FedDM FedDecorr FedExP FedGen FedProto FedReg Filtered FineTune
-    ClientDP LocalAccuracy MOON NaiveVHL Nova PrivateFedDM Proximal Real SAM Scaffold ServerAdagrad ServerAdam
-    ServerAdaptive ServerMomentum ServerYogi Shared SharedImage SharedPool SummedFedDM VFA VFTL VHL
+    ClientDP LocalAccuracy MOON NaiveVHL Nova PrivateFedDM Proximal Real RobustMean SAM Scaffold ServerAdagrad
+    ServerAdam ServerAdaptive ServerMomentum ServerYogi Shared SharedImage SharedPool SummedFedDM VFA VFTL VHL
 """
 
 ENTRIES = """
     Anchors.anchors Anchors.owned Anchors.statistics Condensed.own Ditto.own FedDF.logits FedExP.norm FedExP.before
     FedGen.generator FedGen.seen FedGen.optimizer FedGen.counts FedGen.head LocalAccuracy.accuracies Nova.tau
-    Scaffold.control Scaffold.own Scaffold.drift ServerAdaptive.m ServerAdaptive.v ServerMomentum.velocity
+    RobustMean.updates Scaffold.control Scaffold.own Scaffold.drift ServerAdaptive.m ServerAdaptive.v
+    ServerMomentum.velocity
     SharedImage.picture SharedImage.index SharedImage.logits SharedPool.picture SharedPool.index SharedPool.logits
     VFA.means VHL.noise FedAvg.model FedAvg.samples FedAvg.update FedAvg.buffers FedAvg.counters FedAvg.last FedAvg.own
     FedAvg.moments FedAvg.tested ClientDP.norms ClientDP.within FedDM.model FedDM.images FedDM.samples FedDM.tested

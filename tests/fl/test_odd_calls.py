@@ -29,6 +29,7 @@ from fl import (
     Real,
     simulate,
 )
+from fl.addons import RobustMean
 from fl.batches import Phase, shuffled
 from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
@@ -72,7 +73,7 @@ def finished(run: Any) -> str | None:
 
 
 def with_addon(addon: Any) -> str | None:
-    private = {"weights": "uniform"} if addon.private else {}
+    private = {"weights": "uniform"} if addon.private or isinstance(addon, RobustMean) else {}
     return played(FedAvg(addon, factory=Tiny, lr=0.05, steps=2, batch=4, **private))
 
 
@@ -95,6 +96,7 @@ ADDONS: dict[str, dict[str, Any]] = {
     "LocalAccuracy": {},
     "MOON": {},
     "NaiveVHL": NOISE,
+    "RobustMean": {"attackers": 1, "rule": "trimmed"},
     "FedNova": {},
     "FedProx": {},
     "FedSAM": {},
@@ -372,6 +374,7 @@ ACCEPTED: Listed = {
     ("Condensed", "*steps", "zero"): AS_IT_STARTS,
     ("FedLGD", "*_steps", "zero"): AS_IT_STARTS,
     ("FedCOG", "steps", "zero"): AS_IT_STARTS,
+    ("RobustMean", "attackers", "zero"): "nobody is taken for false, and nothing is cut away",
     ("*", "warm_rounds", "zero"): "no first rounds that are otherwise",
     ("*", "seed", "zero"): "a seed like any other",
     ("*", "secret", "zero"): "a seed like any other",

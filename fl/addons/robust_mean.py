@@ -1,0 +1,129 @@
+"""RobustMean: a median, a trimmed mean or Krum in place of the mean, against clients that send poison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from distillkit import check
+from fl.addons._robust import krum_choice, mean_of, trimmed_mean
+from fl.addons.local_accuracy import LocalAccuracy
+from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
+from fl.message import Entry, Message, Tensors, declared
+from fl.method import NoUsableReply
+from fl.reduce import Reduced
+
+__all__ = ["RobustMean"]
+
+
+@dataclass(frozen=True)
+class RobustMean(AddOn):
+    """Coordinate-wise median or trimmed mean (Yin et al., "Byzantine-robust distributed learning", ICML 2018), or Krum.
+
+    A plain mean goes wherever one client wants, by one reply of the right form with large false values. Here the server
+    combines the clients' changes by a rule that a few such replies cannot move far:
+
+    * "median": of every coordinate, the middle value (the mean of the middle two if n is even); Definition 1.
+    * "trimmed": of every coordinate, the mean without the f smallest and the f largest values; Definition 2 with
+      beta = f / n.
+    * "krum": the whole change of one client, that with the smallest sum of squared distances to the n - f - 2 changes
+      closest to it (Blanchard et al., "Machine learning with adversaries", NeurIPS 2017, section 4). With `best` > 1
+      the mean of the `best` ones, their Multi-Krum. The history's rows show the clients taken as "krum_clients".
+
+    n is the number of a round's replies. While at most f are false, each coordinate of the median and of the trimmed
+    mean lies between the smallest and the largest of the honest clients. All replies count alike, as in both papers, so
+    it needs `weights="uniform"`. The server holds all updates of a round at once, n times the model.
+
+    Deviations. The papers' vectors are gradients, here they are the clients' changes after their local steps. The
+    papers' guarantees are for clients with like data: where classes are unevenly held, honest changes differ, and what
+    is cut away may be the only clients that know a class. Multi-Krum takes at most n - f, where the paper allows n.
+
+    Args:
+        attackers: f, how many of a round's replies may be false, at least 0. "median" does not compute with it; it says
+            which rounds are too small. With "trimmed" and 0 it is the plain mean, and the add-on is off.
+        rule: "median", "trimmed" or "krum".
+        best: how many changes Krum takes the mean of, at least 1.
+
+    Raises:
+        ValueError: `best` with another rule; `weights="samples"`; several architectures; buffers that travel; an add-on
+            that combines more of the replies, such as SCAFFOLD, or rescales the mean, such as FedNova; before round 1,
+            fewer clients than the rule needs: 2 f + 1, for Krum 2 f + 3 and f + `best`.
+        NoUsableReply: a round has fewer replies than that.
+    """
+
+    key = "RobustMean"
+    attackers: int
+    rule: Literal["median", "trimmed", "krum"] = "median"
+    best: int = 1
+    reads = "nothing"
+    updates = Entry[Tensors]("union")
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.attackers, "attackers", least=0)
+        check.one_of(self.rule, "rule", ("median", "trimmed", "krum"))
+        check.positive_int(self.best, "best")
+        if self.best > 1 and self.rule != "krum":
+            raise ValueError(f"best={self.best} belongs to rule='krum', got rule={self.rule!r}; leave it out")
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing is cut away: trimming by 0 is the plain mean."""
+        return self.rule == "trimmed" and self.attackers == 0
+
+    @property
+    def needed(self) -> int:
+        """How many replies a round must have."""
+        f = self.attackers
+        return max(2 * f + 3, f + self.best) if self.rule == "krum" else 2 * f + 1
+
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
+        """Refuse what one false reply would still move, and what the papers' rules do not speak of."""
+        networks, some = settings.networks, 2  # classes: buffers do not depend on how many
+        if settings.weights != "uniform":
+            raise ValueError(
+                f"RobustMean counts every reply alike: give weights='uniform', got {settings.weights!r}, with which "
+                "an attacker would choose its own weight"
+            )
+        if len(networks.names) > 1:
+            raise ValueError(
+                f"RobustMean needs one architecture, got {list(networks.names)}: it compares the changes of one model"
+            )
+        if any(settings.sent_buffers(networks.template(n, some)) for n in networks.names):
+            raise ValueError(
+                "RobustMean does not guard buffers, which one false reply would move: give buffers='drop', or a "
+                "network without batch norm (norm='instance')"
+            )
+        for addon in (a for a in addons if a is not self and not isinstance(a, LocalAccuracy)):
+            for entry in (e for e in declared(addon) if e.reduce != "first"):
+                raise ValueError(
+                    f"RobustMean does not guard {entry.name}, which combines replies by {entry.reduce!r}, so that one "
+                    f"false reply would move it: leave {addon.name} out"
+                )
+
+    def start(self, server: AveragingServer) -> None:
+        """Refuse a run that could never have enough replies."""
+        if server.clients < self.needed:
+            raise ValueError(f"{self._said()}; the run has {server.clients} clients: lower attackers, or bring more")
+
+    def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
+        """Keep one client's change as a row beside the others'."""
+        out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
+
+    def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
+        """The clients' changes, combined by the rule in place of the mean."""
+        rows, count = replies[self.updates], len(replies.clients)
+        if count < self.needed:
+            raise NoUsableReply(f"{self._said()}, this one has {count}: raise participation, or lower attackers")
+        if self.rule == "krum":
+            chosen = krum_choice(rows, self.attackers, self.best)
+            server.notes["krum_clients"] = [replies.clients[i] for i in chosen]
+            combined = {n: mean_of(rows[n], chosen) for n in mean}
+        else:
+            trim = (count - 1) // 2 if self.rule == "median" else self.attackers
+            combined = {n: trimmed_mean(rows[n], trim) for n in mean}
+        return {n: c.to(mean[n].dtype) for n, c in combined.items()}
+
+    def _said(self) -> str:
+        kept = f", best={self.best}" if self.best > 1 else ""
+        return f"RobustMean(attackers={self.attackers}, rule={self.rule!r}{kept}) needs {self.needed} replies a round"

@@ -1,0 +1,292 @@
+"""RobustMean against its papers' formulas in NumPy, and what false replies can and cannot do to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl import AddOn, ClientDP, FedAvg, Filtered, NoUsableReply, Run, simulate
+from fl.addons import SCAFFOLD, FedAvgM, FedProx, LocalAccuracy, RobustMean
+from fl.addons._robust import krum_choice, trimmed_mean
+from tests.fl import quadratic
+from tests.fl.laws import assert_lawful, assert_same, network
+from tests.fl.small import Tiny, federation, images
+
+RULES = {
+    "median": RobustMean(1),
+    "trimmed": RobustMean(1, "trimmed"),
+    "krum": RobustMean(1, "krum"),
+    "multi-krum": RobustMean(1, "krum", best=3),
+}
+
+
+def scores(vectors: Any, f: int) -> list[float]:
+    """s(i) = sum_{i -> j} |V_i - V_j|^2 over the n - f - 2 closest V_j, as the paper writes it."""
+    n = len(vectors)
+    found = []
+    for i in range(n):
+        others = sorted(float(((vectors[i] - vectors[j]) ** 2).sum()) for j in range(n) if j != i)
+        found.append(sum(others[: n - f - 2]))
+    return found
+
+
+def krum(vectors: Any, f: int, keep: int = 1) -> list[int]:
+    """The `keep` with the smallest scores, ascending by number."""
+    score = scores(vectors, f)
+    return sorted(sorted(range(len(vectors)), key=lambda i: (score[i], i))[:keep])
+
+
+def combined(vectors: Any, rule: str) -> Any:
+    """What each rule makes of the rows of `vectors`, with f = 1, in NumPy."""
+    if rule == "median":
+        return np.median(vectors, axis=0)
+    if rule == "trimmed":
+        return np.sort(vectors, axis=0)[1:-1].mean(0)
+    return vectors[krum(vectors, 1, 1 if rule == "krum" else 3)].mean(0)
+
+
+class Poison(AddOn):
+    """The named clients send `times` their change, and of the other sign."""
+
+    key = "Poison"
+
+    def __init__(self, *clients: int, times: float = -1e6) -> None:
+        self.clients, self.times = clients, times
+
+    def end(self, local: Any, update: Any, reply: Any) -> None:
+        if local.client.id in self.clients:
+            reply[FedAvg.update] = {n: self.times * u for n, u in update.items()}
+
+
+class Witness(AddOn):
+    """Keeps every change as the server gets it."""
+
+    key = "Witness"
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, Any]] = []
+
+    def read_reply(self, server: Any, reply: Any, out: Any) -> None:
+        self.seen.append({n: u.double().numpy() for n, u in reply[FedAvg.update].items()})
+
+
+def play(*addons: AddOn, rounds: int = 1, clients: Any = None, **options: Any) -> Run:
+    how = {k: options.pop(k) for k in ("participation", "test", "initial") if k in options}
+    options |= {"initial": how.pop("initial")} if "initial" in how else {}
+    method = FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "weights": "uniform", **options})
+    return simulate(method, clients or federation(), rounds=rounds, seed=5, progress=False, **how)
+
+
+def flat(group: dict[str, Any]) -> Any:
+    return np.concatenate([np.asarray(group[n], dtype=np.float64).ravel() for n in sorted(group)])
+
+
+INITIAL = Tiny(3).state_dict()
+
+
+def moved(run: Run) -> Any:
+    state = run.server.state[FedAvg.model]
+    return flat({n: (t - INITIAL[n]).numpy() for n, t in state.items()})
+
+
+@pytest.mark.golden(
+    "RobustMean", source="Yin et al., ICML 2018, Definitions 1 and 2; Blanchard et al., NeurIPS 2017, section 4"
+)
+@pytest.mark.parametrize("poisoned", [(), (2,)])
+@pytest.mark.parametrize("clients", [5, 6])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[int, ...]) -> None:
+    witness = Witness()
+    held = [images(12 + 3 * k, seed=k) for k in range(clients)]
+    run = play(RULES[rule], witness, Poison(*poisoned, times=-3.0), clients=held, initial=INITIAL)
+    vectors = np.stack([flat(u) for u in witness.seen])
+    assert moved(run) == pytest.approx(combined(vectors, rule), abs=1e-6)
+    assert moved(run) != pytest.approx(vectors.mean(0), abs=1e-4)
+    if "krum" in rule:
+        assert run.rows[0]["krum_clients"] == krum(vectors, 1, RULES[rule].best)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed"])
+def test_rounds_of_two_weights_follow_the_formula(rule: str) -> None:
+    """Local training and the rule together, in NumPy; with three clients and f = 1 both leave the middle value."""
+    run = quadratic.run(RULES[rule], rounds=8, batch=1, weights="uniform")
+    w = quadratic.START
+    for _ in range(8):
+        deltas = [quadratic.train(i, w, k, 0.1) for i, k in enumerate(quadratic.COUNTS)]
+        w = w + combined(np.stack(deltas), rule)
+    assert quadratic.weights(run) == pytest.approx(w, abs=1e-5)
+
+
+# Laws of the rules themselves.
+
+NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32)
+
+
+@st.composite
+def poisoned(draw: Any, least: int) -> tuple[Any, list[int], int]:
+    """(rows [n, 3], the numbers of the honest ones, f): n is at least 2 f + `least`; honest values are small."""
+    f = draw(st.integers(1, 3))
+    n = 2 * f + least + draw(st.integers(0, 3))
+    false = draw(st.sets(st.integers(0, n - 1), max_size=f))
+    small = st.floats(-1, 1, width=32)
+    rows = [[draw(NUMBERS if i in false else small) for _ in range(3)] for i in range(n)]
+    return torch.tensor(rows), [i for i in range(n) if i not in false], f
+
+
+@settings(max_examples=60, deadline=None)
+@given(poisoned(least=1), st.sampled_from(["median", "trimmed"]))
+def test_no_coordinate_leaves_the_hull_of_the_honest(case: tuple[Any, list[int], int], rule: str) -> None:
+    rows, honest, f = case
+    got = trimmed_mean(rows, (len(rows) - 1) // 2 if rule == "median" else f)
+    slack = 1e-12
+    assert (got >= rows[honest].min(0).values.double() - slack).all()
+    assert (got <= rows[honest].max(0).values.double() + slack).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(poisoned(least=3), st.floats(1.01, 1e6))
+def test_krum_takes_an_honest_vector_where_the_false_are_far(case: tuple[Any, list[int], int], further: float) -> None:
+    """s of an honest vector is at most (n - f - 2) d^2, of a false one that is D away at least (n - 2 f - 1) D^2."""
+    rows, honest, f = case
+    rows = rows.double()
+    n, d = len(rows), 2 * 3**0.5
+    apart = further * d * ((n - f - 2) / (n - 2 * f - 1)) ** 0.5 + 3**0.5
+    for i in set(range(n)) - set(honest):  # all false ones at one point: the best that they can do for each other
+        rows[i] = torch.tensor([apart, 0.0, 0.0])
+    assert krum_choice({"a": rows[:, :1], "b": rows[:, 1:]}, f, 1)[0] in honest
+
+
+@settings(max_examples=60, deadline=None)
+@given(poisoned(least=3), st.randoms(use_true_random=False))
+def test_the_order_of_the_clients_changes_nothing(case: tuple[Any, list[int], int], random: Any) -> None:
+    rows, _, f = case
+    order = random.sample(range(len(rows)), len(rows))
+    for trim in (0, f, (len(rows) - 1) // 2):
+        torch.testing.assert_close(trimmed_mean(rows[order], trim), trimmed_mean(rows, trim), rtol=0, atol=0)
+    score = scores(rows.double().numpy(), f)
+    for chosen in (krum_choice({"": rows}, f, 1)[0], order[krum_choice({"": rows[order]}, f, 1)[0]]):
+        assert score[chosen] == pytest.approx(min(score), rel=1e-9)
+
+
+def test_the_smaller_number_wins_a_tie() -> None:
+    assert krum_choice({"": torch.ones(5, 4)}, 1, 2) == [0, 1]
+
+
+def test_the_median_of_an_even_number_is_the_middle_of_two() -> None:
+    assert trimmed_mean(torch.tensor([[1.0], [9.0], [2.0], [4.0]]), 1).tolist() == [3.0]
+
+
+# Runs.
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_poison_that_ruins_the_mean_does_little(rule: str) -> None:
+    test = images(90, seed=9)
+    ruined = play(Poison(3), rounds=2, test=test)
+    held = play(RULES[rule], Poison(3), rounds=6, test=test)
+    assert ruined.server.state[FedAvg.model]["classifier.weight"].abs().max() > 1e3
+    assert held.server.state[FedAvg.model]["classifier.weight"].abs().max() < 10
+    assert held.accuracy_last > 0.8 > ruined.accuracy_last
+    if "krum" in rule:
+        assert all(3 not in row["krum_clients"] for row in held.rows)
+
+
+def test_trimming_by_nothing_is_the_plain_mean() -> None:
+    assert_same(play(RobustMean(0, "trimmed"), rounds=2), play(rounds=2))
+
+
+def test_clients_that_agree_are_averaged_as_ever() -> None:
+    """Five copies of one client on whole batches: every rule gives the mean, to rounding."""
+    same = [images(12, seed=1)] * 5
+    plain = play(clients=same, batch=12, initial=INITIAL)
+    for rule in RULES.values():
+        assert moved(play(rule, clients=same, batch=12, initial=INITIAL)) == pytest.approx(moved(plain), abs=1e-6)
+
+
+def test_nothing_more_travels() -> None:
+    robust, plain = play(RobustMean(1)), play()
+    assert robust.rows[0]["up"] == plain.rows[0]["up"]
+    assert robust.rows[0]["down"] == plain.rows[0]["down"]
+
+
+@pytest.mark.parametrize("rule", ["median", "multi-krum"])
+def test_laws(rule: str, tmp_path: Path, global_rng_untouched: None) -> None:
+    robust = RobustMean(1) if rule == "median" else RobustMean(0, "krum", best=2)
+    assert_lawful(lambda: [robust, FedProx(0.1), FedAvgM()], tmp_path, factory=Tiny, weights="uniform")
+
+
+def test_local_accuracy_may_look_at_the_clients() -> None:
+    method = FedAvg(RobustMean(1), LocalAccuracy(), factory=Tiny, weights="uniform")
+    run = simulate(method, federation(), rounds=1, server_data={"test": images(20, 3)}, progress=False)
+    assert 0 <= run.rows[0]["accuracy_locals"]["mean"] <= 1
+
+
+# Refusals.
+
+
+class Summed(AddOn):
+    """Sends a sum of its own."""
+
+    total = SCAFFOLD.drift
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: RobustMean(-1), r"attackers must be at least 0, got -1"),
+        (lambda: RobustMean(1, "mean"), r"rule must be one of .*'median', 'trimmed', 'krum'.*got 'mean'"),  # type: ignore[arg-type]
+        (lambda: RobustMean(1, best=2), r"best=2 belongs to rule='krum', got rule='median'"),
+        (lambda: RobustMean(1, "krum", best=0), r"best must be at least 1, got 0"),
+        (lambda: FedAvg(RobustMean(1), factory=Tiny), r"give weights='uniform', got 'samples'"),
+        (
+            lambda: FedAvg(RobustMean(1), factory={"a": Tiny, "b": Tiny}, weights="uniform", assign=lambda k: "a"),
+            r"RobustMean needs one architecture, got \['a', 'b'\]",
+        ),
+        (lambda: FedAvg(RobustMean(1), factory=network, weights="uniform"), r"does not guard buffers.*buffers='drop'"),
+        (
+            lambda: FedAvg(RobustMean(1), SCAFFOLD(), factory=Tiny, weights="uniform"),
+            r"does not guard SCAFFOLD.drift, which combines replies by 'sum'.*leave SCAFFOLD out",
+        ),
+        (
+            lambda: FedAvg(RobustMean(1), Summed(), factory=Tiny, weights="uniform"),
+            r"does not guard SCAFFOLD.drift.*leave Summed out",
+        ),
+        (
+            lambda: Filtered(FedAvg(RobustMean(1), factory=Tiny, weights="uniform"), ClientDP(1.0, 0.5, clip=1.0)),
+            r"RobustMean reads single replies on the server",
+        ),
+    ],
+)
+def test_what_it_cannot_guard_is_refused(make: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("rule", "needed"),
+    [
+        (RobustMean(3), 7),
+        (RobustMean(3, "trimmed"), 7),
+        (RobustMean(2, "krum"), 7),
+        (RobustMean(1, "krum", best=6), 7),
+    ],
+)
+def test_too_few_clients_for_so_many_attackers_are_refused_before_round_1(rule: RobustMean, needed: int) -> None:
+    with pytest.raises(ValueError, match=rf"RobustMean\(attackers=.*needs {needed} replies a round; the run has 5"):
+        play(rule)
+    assert rule.needed == needed
+
+
+def test_a_round_with_too_few_replies_ends_the_run_and_says_why() -> None:
+    with pytest.raises(NoUsableReply, match="needs 5 replies a round, this one has 4: raise participation, or lower"):
+        play(RobustMean(2), participation=4)
+
+
+def test_buffers_that_stay_on_the_server_need_no_guard() -> None:
+    assert not play(RobustMean(1), factory=network, buffers="drop").rows[0]["failed"]
