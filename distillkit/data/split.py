@@ -34,12 +34,15 @@ class Split:
         test: the test set, in the same normalisation.
         classes: the names of the classes, in label order.
         validation: the validation set, where the source has one.
+        users: the names of the people whose images these are, where the source tells; the sets' column `user` counts
+            in them.
     """
 
     train: LabeledImages
     test: LabeledImages
     classes: tuple[str, ...]
     validation: LabeledImages | None = None
+    users: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[LabeledImages]:
         yield self.train

@@ -421,6 +421,7 @@ NOT_CALLED = {
     "ImageNetwork": "the base of the networks, which are called",
     "curves": "draws runs of `fl`, whose odd calls are tried there",
     **dict.fromkeys(("load_folder", "load_npz"), "read files, whose oddities are `data/test_files.py`"),
+    "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
     "load_cifar10c": "reads files, whose oddities are `data/test_cifar10c.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
     "lpips": "needs weights that are downloaded; its refusals are `attacks/test_metrics.py`",

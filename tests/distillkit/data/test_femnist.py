@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from distillkit import Normalization
+from distillkit.data import clients, load_femnist, partition
+
+TRAIN = {"all_data_0": {"f0002_01": 3, "f0001_41": 5}, "all_data_1": {"f0000_14": 2}}
+TEST = {"all_data_0": {"f0002_01": 1, "f0001_41": 2}, "all_data_1": {"f0000_14": 1}}
+
+
+def stored(user: str, part: str, count: int) -> tuple[Any, Any]:
+    """A writer's pictures, bytes [n, 784], and labels."""
+    rng = np.random.default_rng(sum(map(ord, user + part)))
+    return rng.integers(0, 256, (count, 784)), rng.integers(0, 62, count)
+
+
+def shard(users: dict[str, int], part: str, whole: bool = False) -> dict[str, Any]:
+    """One file as LEAF's `data_to_json.py` and `split_data.py` write it."""
+    data = {}
+    for user, count in users.items():
+        x, y = stored(user, part, count)
+        data[user] = {"x": (x if whole else x / 255).tolist(), "y": y.tolist()}
+    return {"users": list(users), "num_samples": list(users.values()), "user_data": data}
+
+
+def write(folder: Path, whole: bool = False) -> Path:
+    for part, files in (("train", TRAIN), ("test", TEST)):
+        (folder / part).mkdir(exist_ok=True)
+        for name, users in files.items():
+            (folder / part / f"{name}_niid_0_keep_0_{part}_9.json").write_text(json.dumps(shard(users, part, whole)))
+    return folder
+
+
+@pytest.mark.parametrize("whole", [False, True])  # k / 255 as the script writes, or k as the README says
+def test_pixels_labels_and_writers_are_those_of_the_files(
+    whole: bool, tmp_path: Path, global_rng_untouched: None
+) -> None:
+    split = load_femnist(write(tmp_path, whole))
+    assert split.users == ("f0000_14", "f0001_41", "f0002_01")
+    for part, data, files in (("train", split.train, TRAIN), ("test", split.test, TEST)):
+        assert (data.shape, data.num_classes, data.classes_given) == ((1, 28, 28), 62, True)
+        assert data.info == {"dataset": "femnist", "split": part}
+        assert len(data) == sum(sum(users.values()) for users in files.values())
+        for user, count in (pair for users in files.values() for pair in users.items()):
+            mine = data[data.columns["user"] == split.users.index(user)]
+            x, y = stored(user, part, count)
+            assert np.array_equal((mine.pixels() * 255).round().view(count, 784).numpy(), x)
+            assert mine.labels.tolist() == y.tolist()
+    assert split.train.mean == pytest.approx(Normalization.of(split.train.pixels()).mean, abs=1e-6)
+    assert split.test.normalization == split.train.normalization
+
+
+def test_labels_are_digits_capitals_and_small_letters(tmp_path: Path) -> None:
+    classes = load_femnist(write(tmp_path)).classes
+    assert len(classes) == 62
+    # LEAF's relabel_class: 0..9 for digits, 10..35 for capitals, 36..61 for small letters
+    assert [classes[k] for k in (0, 9, 10, 35, 36, 61)] == ["0", "9", "A", "Z", "a", "z"]
+
+
+def test_a_partition_by_writer_is_a_few_lines(tmp_path: Path) -> None:
+    split = load_femnist(write(tmp_path))
+    train, test = split
+    user = train.columns["user"]
+    owned = user.argsort(stable=True).split(user.bincount(minlength=len(split.users)).tolist())
+    assert all(user[part].unique().tolist() == [k] for k, part in enumerate(owned))
+    assert [len(mine) for mine in clients(train, owned)] == [2, 5, 3]
+    assert [len(part) for part in partition.by_domain(train.columns["user"])] == [2, 5, 3]
+    assert [len(part) for part in partition.by_domain(test.columns["user"])] == [1, 2, 1]
+
+
+def test_size_channels_and_normalization(tmp_path: Path) -> None:
+    half = Normalization([0.5], [0.5])
+    train = load_femnist(write(tmp_path), size=8, channels=3, normalization=half).train
+    assert train.shape == (3, 8, 8)
+    assert train.normalization == half
+    assert train.columns["user"].dtype == torch.int64
+
+
+def test_users_split_between_train_and_test_are_numbered_together(tmp_path: Path) -> None:
+    write(tmp_path)
+    for file in (tmp_path / "test").iterdir():
+        file.unlink()
+    (tmp_path / "test" / "all_data_0.json").write_text(json.dumps(shard({"f0001_00": 2}, "test")))
+    split = load_femnist(tmp_path)
+    assert split.users == ("f0000_14", "f0001_00", "f0001_41", "f0002_01")
+    assert split.test.columns["user"].tolist() == [1, 1]
+    assert split.train.columns["user"].unique().tolist() == [0, 2, 3]
+
+
+def test_users_whom_leaf_left_out_for_having_one_picture_are_no_users(tmp_path: Path) -> None:
+    write(tmp_path)
+    file = tmp_path / "train" / "all_data_1_niid_0_keep_0_train_9.json"
+    held = shard(TRAIN["all_data_1"], "train")
+    held["user_data"]["f9999_00"] = {"x": [], "y": []}  # what split_data.py leaves of them
+    file.write_text(json.dumps(held))
+    assert "f9999_00" not in load_femnist(tmp_path).users
+
+
+def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"lacks train/\*\.json and test/\*\.json; make them with LEAF's"):
+        load_femnist(tmp_path)
+    write(tmp_path)
+    for file in (tmp_path / "test").iterdir():
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks test/\*\.json; make them with"):
+        load_femnist(tmp_path)
+
+
+def wrong(**change: Any) -> dict[str, Any]:
+    """A file with one thing changed of its only user."""
+    held = shard({"u": 2}, "train")
+    own = held["user_data"]["u"]
+    own.update({key: value for key, value in change.items() if key in ("x", "y")})
+    return {**held, **{key: value for key, value in change.items() if key not in ("x", "y")}}
+
+
+WHITE = [[1.0] * 784] * 2
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ({"users": ["u"], "num_samples": [2]}, "not of LEAF's layout .*KeyError: 'user_data'"),
+        ([1, 2], "not of LEAF's layout"),
+        (wrong(num_samples=[2, 3]), "not of LEAF's layout"),
+        (wrong(num_samples=[3]), "user 'u' must have as many pictures"),
+        (wrong(users=["v"]), "has pictures of 'u', who is not among its users"),
+        (wrong(users=["u", "u"], num_samples=[2, 2]), "names a user twice"),
+        (wrong(user_data={}), "user 'u' must have"),
+        (wrong(x=[[1.0] * 783] * 2), "user 'u' must have"),
+        (wrong(x=[[1.0] * 784]), "user 'u' must have"),
+        (wrong(x=[[1.0] * 784, [1.0]]), "user 'u' must have"),
+        (wrong(x=[[0.5] * 784] * 2), "k / 255"),  # 127.5 is no byte
+        (wrong(x=[[-1 / 255] * 784] * 2), "k / 255"),
+        (wrong(x=[[256] * 784] * 2), "k / 255"),
+        (wrong(x=[[float("nan")] * 784] * 2), "k / 255"),
+        (wrong(x=[["ink"] * 784] * 2), "k / 255"),
+        (wrong(x=WHITE, y=[0]), "labels y"),
+        (wrong(x=WHITE, y=[0, 62]), r"labels y \(whole numbers in 0\.\.61\)"),
+        (wrong(x=WHITE, y=[0, -1]), "labels y"),
+        (wrong(x=WHITE, y=[0, 0.5]), "labels y"),
+        (wrong(x=WHITE, y=[0, float("nan")]), "labels y"),
+    ],
+)
+def test_a_file_of_another_layout_is_refused_by_name(held: Any, words: str, tmp_path: Path) -> None:
+    file = write(tmp_path) / "train" / "all_data_1_niid_0_keep_0_train_9.json"
+    file.write_text(json.dumps(held))
+    with pytest.raises(ValueError, match=f"{file.name}.*{words}"):
+        load_femnist(tmp_path)
+
+
+def test_damaged_repeated_and_empty_files_are_refused_by_name(tmp_path: Path) -> None:
+    file = write(tmp_path) / "train" / "all_data_1_niid_0_keep_0_train_9.json"
+    for damaged in (file.read_bytes()[:-9], b"", b"\xff\xfe\x00"):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{file.name} is damaged or not of LEAF's layout"):
+            load_femnist(tmp_path)
+    file.write_text(json.dumps(shard({"f0001_41": 1}, "train")))
+    with pytest.raises(ValueError, match=rf"{file.name} has user 'f0001_41', whom another file of train has too"):
+        load_femnist(tmp_path)
+    for other in (tmp_path / "test").iterdir():
+        other.write_text(json.dumps({"users": [], "num_samples": [], "user_data": {}}))
+    write_train = {"users": ["f0000_14"], "num_samples": [0], "user_data": {"f0000_14": {"x": [], "y": []}}}
+    file.write_text(json.dumps(write_train))
+    with pytest.raises(ValueError, match="test has no pictures"):
+        load_femnist(tmp_path)
