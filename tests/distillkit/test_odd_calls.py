@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv, psnr, roc, ssim
 from attacks.audit import ceiling, many_run, one_run, refutes
-from attacks.inversion import class_counts, label_of_one, linear_input, linear_inputs
+from attacks.inversion import class_counts, invert_gradient, label_of_one, linear_input, linear_inputs
 from attacks.membership import lira, loss, margin, nearest, rmia, stable_logit
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
@@ -402,6 +402,17 @@ CALLS: dict[str, Call] = {
         f.__name__: C(f, images=lambda: torch.rand(3, 1, 4, 4), references=lambda: torch.rand(3, 1, 4, 4))
         for f in (align, match)
     },
+    "invert_gradient": C(
+        invert_gradient,
+        lambda a: finite(a.images),
+        network=made,
+        gradients=lambda: [p.detach() for p in made().parameters()],
+        shape=(1, 8, 8),
+        count=3,
+        labels=lambda: LABELS[:3],
+        steps=2,
+        total_variation=0.1,
+    ),
     "label_of_one": C(label_of_one, weight_gradient=LAYER["weight_gradient"]),
     "class_counts": C(class_counts, bias_gradient=SENT, count=4, predictions=lambda: torch.eye(3)),
     "at_threshold": C(at_threshold, lambda point: None, threshold=0.1, **SCORES),
@@ -411,10 +422,12 @@ CALLS: dict[str, Call] = {
 NOT_CALLED = {
     **dict.fromkeys(("Augmentation", "Network", "NetworkSampler", "Images", "Labels"), "a protocol or an alias"),
     **dict.fromkeys(
-        ("CLASSIC", "DIGITS", "IDENTITY", "NAMES", "NATURAL", "NETWORK_NAMES", "VARIANCES", "__version__"), "a constant"
+        ("CLASSIC", "DIGITS", "IDENTITY", "METHODS", "NAMES", "NATURAL", "NETWORK_NAMES", "VARIANCES", "__version__"),
+        "a constant",
     ),
     **dict.fromkeys(
-        ("Evaluation", "Point", "Progress", "Rate", "Recipe", "Recovered", "Roc", "Row", "Verdict"), "a result"
+        ("Attempt", "Evaluation", "Point", "Progress", "Rate", "Recipe", "Recovered", "Roc", "Row", "Verdict"),
+        "a result",
     ),
     **dict.fromkeys(("Separability", "Split"), "a result"),
     "MissingWeights": "an error",
@@ -457,6 +470,7 @@ ACCEPTED: Listed = {
     ("at_threshold", "threshold", "infinite"): "nobody is called a member, or everybody",
     ("*", "*", "one row"): ROW,
     ("*", "*", "*one of them: one row"): ROW,
+    ("invert_gradient", "seed", "zero"): "a seed as any",
     ("class_counts", "predictions", "one dimension less"): "one prediction, averaged already",
     ("augmented", "images", "empty"): "no images, none augmented",
     ("decorrelation", "images", "empty"): "no images: 0",

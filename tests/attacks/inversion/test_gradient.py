@@ -1,0 +1,122 @@
+"""Images searched for by their gradient: found, picked by the attack's own loss, and nothing touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks import match, psnr
+from attacks.inversion import invert_gradient
+from distillkit import Normalization
+from distillkit.networks import ConvNet, build
+from distillkit.rng import derive
+
+SHAPE = (1, 8, 8)
+
+
+def network(activation: str = "tanh", norm: str = "none") -> nn.Module:
+    return build(lambda: ConvNet(SHAPE, 5, width=8, depth=1, norm=norm, activation=activation), 0)
+
+
+def pictures(n: int) -> Tensor:
+    """Smooth ones, as photographs are."""
+    coarse = torch.rand(n, 1, 3, 3, generator=derive(0))
+    return F.interpolate(coarse, (8, 8), mode="bilinear", align_corners=True)
+
+
+def sent(net: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(F.cross_entropy(net(images), labels), list(net.parameters())))
+
+
+@pytest.mark.parametrize("label", [0, 3])
+def test_dlg_finds_one_image_and_its_label_in_a_normalised_space(label: int) -> None:
+    net, truth, space = network(), pictures(1), Normalization((0.4,), (0.3,))
+    gradients = sent(net, space.encode(truth), torch.tensor([label]))
+    found = invert_gradient(net, gradients, SHAPE, method="dlg", steps=20, normalization=space)
+    assert found.labels.tolist() == [label]
+    assert float(psnr(found.images, truth)) > 35
+
+
+def test_dlg_finds_a_batch_without_its_labels() -> None:
+    net, truth, labels = network(), pictures(2), torch.tensor([4, 1])
+    found = invert_gradient(net, sent(net, truth, labels), SHAPE, 2, method="dlg", steps=30)
+    assert found.labels.tolist() == [1, 4]
+    assert float(psnr(found.images[match(found.images, truth)], truth).min()) > 30
+
+
+def test_geiping_finds_a_picture_behind_relu_better_than_its_mean() -> None:
+    net, truth = network("relu"), pictures(1)
+    found = invert_gradient(net, sent(net, truth, torch.tensor([2])), SHAPE, steps=150, total_variation=0.01)
+    guess = truth.mean().expand_as(truth)
+    assert float(psnr(found.images, truth)) > float(psnr(guess, truth)) + 5
+
+
+@pytest.mark.parametrize("method", ["geiping", "dlg"])
+def test_the_loss_is_the_papers_at_the_images_returned(method: str) -> None:
+    net, truth, label = network(), pictures(2)[1:], torch.tensor([2])
+    space = Normalization((0.5,), (0.05,))  # a box so wide that DLG stays in it
+    gradients = sent(net, truth, label)
+    found = invert_gradient(net, gradients, SHAPE, method=method, steps=3, total_variation=0.2, normalization=space)
+    assert 0 < float(found.images.min()) < float(found.images.max()) < 1
+    x = space.encode(found.images)
+    a, b = (torch.cat([g.flatten() for g in side]) for side in (sent(net, x, label), gradients))
+    distance = (
+        1 - F.cosine_similarity(a, b, dim=0) if method == "geiping" else (a - b).square().sum() / b.square().sum()
+    )
+    rows, columns = (x[:, :, 1:] - x[:, :, :-1]).abs().mean(), (x[..., 1:] - x[..., :-1]).abs().mean()
+    assert found.losses == pytest.approx((float(distance + 0.2 * (rows + columns)),), rel=1e-4)
+
+
+def test_restarts_are_picked_by_their_own_loss_and_repeat() -> None:
+    net, truth = network("relu"), pictures(1)
+    gradients = sent(net, truth, torch.tensor([2]))
+    several = invert_gradient(net, gradients, SHAPE, steps=10, restarts=4)
+    assert len(set(several.losses)) == 4
+    again = invert_gradient(net, gradients, SHAPE, steps=10, restarts=4)
+    assert torch.equal(several.images, again.images)
+    assert several.losses == again.losses
+    best = several.losses.index(min(several.losses))
+    fewer = invert_gradient(net, gradients, SHAPE, steps=10, restarts=best + 1)
+    assert torch.equal(fewer.images, several.images)
+
+
+@pytest.mark.parametrize("method", ["geiping", "dlg"])
+def test_nothing_is_touched(method: str) -> None:
+    net = network(norm="batch").train().requires_grad_(False)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    gradients = [torch.randn(p.shape, generator=derive(1)) for p in net.parameters()]
+    state = torch.get_rng_state()
+    invert_gradient(net, gradients, SHAPE, 2, method=method, steps=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert net.training
+    assert all(p.grad is None and not p.requires_grad for p in net.parameters())
+
+
+NET = network()
+GOOD = [torch.ones_like(p) for p in NET.parameters()]
+HEADLESS = nn.Sequential(nn.Flatten(), nn.Linear(64, 2, bias=False))
+BAD: list[tuple[Any, str]] = [
+    (lambda: invert_gradient(NET, GOOD[:-1], SHAPE), "gradients must be 4 tensors"),
+    (lambda: invert_gradient(NET, GOOD[::-1], SHAPE), r"gradients must have the shapes of network.parameters\(\)"),
+    (lambda: invert_gradient(NET, [0 * g for g in GOOD], SHAPE), "gradients must not all be 0"),
+    (lambda: invert_gradient(NET, [g / 0 for g in GOOD], SHAPE), "gradients must be finite"),
+    (lambda: invert_gradient(NET, GOOD, (3, 8, 8)), "network must take images of the shape given"),
+    (lambda: invert_gradient(NET, GOOD, SHAPE, method="sgd"), "method must be one of 'geiping', 'dlg'"),
+    (lambda: invert_gradient(NET, GOOD, SHAPE, labels=torch.tensor([5])), "labels must be below num_classes=5"),
+    (lambda: invert_gradient(HEADLESS, [torch.ones(2, 64)], SHAPE), "labels must be given"),
+    (
+        lambda: invert_gradient(NET, GOOD, SHAPE, normalization=Normalization((0.1, 0.2), (1, 1))),
+        "normalization must have one value a channel",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
+def test_bad_arguments_are_named(call: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
