@@ -117,7 +117,7 @@ def load_npz(
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; want an .npz with train_images, train_labels, test_images, ...")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:  # closed, even if it is no zip
             arrays = {key: file[key] for key in file.files}
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
         raise ValueError(f"{path} is damaged or not an .npz of plain arrays: {error}") from error

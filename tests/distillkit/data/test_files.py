@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -344,3 +346,14 @@ def test_npz_that_is_no_npz(tmp_path: Path) -> None:
     for name in ("a.npz", "b.npy", "c.npz", "d.npz"):
         with pytest.raises(ValueError, match=rf"{name} is damaged or not an \.npz"):
             load_npz(tmp_path / name)
+
+
+def test_a_damaged_npz_is_closed_again(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.npz"
+    path.write_bytes(b"PK\x03\x04 and then no zip")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", ResourceWarning)
+        with pytest.raises(ValueError, match="damaged or not an .npz"):
+            load_npz(path)
+        gc.collect()
+    assert not [str(w.message) for w in said if str(path) in str(w.message)]
