@@ -15,7 +15,7 @@ from fl.methods import FedDM, Real
 from fl.networks import Factory, Networks
 from fl.reduce import Like, Reduced, Schema
 from fl.sides import Client, Server
-from fl.task import Classification, MultiLabel, Task
+from fl.task import Classification, LabelTask, MultiLabel
 
 __all__ = [
     "Adaptive",
@@ -33,6 +33,7 @@ __all__ = [
     "Filter",
     "Filtered",
     "Holding",
+    "LabelTask",
     "Like",
     "Local",
     "Loopback",
@@ -52,7 +53,6 @@ __all__ = [
     "ServerAdaptive",
     "Settings",
     "Step",
-    "Task",
     "Tensors",
     "history",
     "require_replied",

@@ -21,7 +21,7 @@ from fl.message import Entry, Message, declared
 from fl.parts import Keyed, Part, require_plain_options, spelled
 from fl.reduce import Like, Reduced, Schema
 from fl.sides import Client, Server
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = ["Method", "NoUsableReply", "Predictor", "require_method", "sums_like"]
 
@@ -47,8 +47,8 @@ class Predictor:
     outputs: int | None = None
 
     @torch.no_grad()
-    def sums(self, data: LabeledImages, task: Task, chunk: int = 256) -> torch.Tensor:
-        """Test it on a set: the task's sums over all images, float64 [3 + 3K], see `Task.sums`.
+    def sums(self, data: LabeledImages, task: LabelTask, chunk: int = 256) -> torch.Tensor:
+        """Test it on a set: the task's sums over all images, float64 [3 + 3K], see `LabelTask.sums`.
 
         Args:
             data: the test images, where the network lies.
@@ -62,7 +62,7 @@ class Predictor:
         return total
 
 
-def sums_like(task: Task, *names: str) -> Like:
+def sums_like(task: LabelTask, *names: str) -> Like:
     """What a client's test results must look like: the line of the schema that `expect_evaluation` returns.
 
     Args:
@@ -208,7 +208,7 @@ class Method(Keyed, ABC):
         """Test a client's models on `client.test`, after the round, whose new model is in the `message`.
 
         Its memory is read-only. The results are groups of the task's sums, model's name ("global", "personal") ->
-        `Task.sums`; an empty reply says that there is nothing to test.
+        `LabelTask.sums`; an empty reply says that there is nothing to test.
         """
         return Message()
 

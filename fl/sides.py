@@ -14,7 +14,7 @@ from distillkit.privacy import Event, Ledger, PrivacyError, Secret
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Message
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = ["Client", "Interrupted", "Server"]
 
@@ -46,7 +46,7 @@ class Server:
         dtype: of the clients' images.
     """
 
-    task: Task
+    task: LabelTask
     shape: tuple[int, int, int]
     normalization: Normalization
     clients: int
@@ -99,7 +99,7 @@ class Client:
     id: int
     data: LabeledImages
     test: LabeledImages | None
-    task: Task
+    task: LabelTask
     round: int
     seed: int
     memory: Message = field(default_factory=Message)

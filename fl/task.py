@@ -14,10 +14,10 @@ from distillkit import check
 from distillkit.generate import complement_targets
 from distillkit.losses import binary_distillation, knowledge_distillation
 
-__all__ = ["Classification", "MultiLabel", "Task", "clients_accuracy"]
+__all__ = ["Classification", "LabelTask", "MultiLabel", "clients_accuracy"]
 
 
-class Task(Protocol):
+class LabelTask(Protocol):
     """What a federated method asks of a task, so that it need not know what labels look like.
 
     `Classification` and `MultiLabel` are the two that there are; `simulate(..., task=...)` takes them. A task is

@@ -62,7 +62,7 @@ NEEDED = """
     expect: Like Schema
     receive: Reduced NoUsableReply
     a server's rule: ServerAdaptive
-    a method: Method Client Predictor sums_like Networks Factory Task
+    a method: Method Client Predictor sums_like Networks Factory LabelTask
     a filter: Filter Filtered
     a run: simulate Holding Run history CheckpointError
 """

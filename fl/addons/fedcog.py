@@ -18,7 +18,7 @@ from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.addon import filling
 from fl.batches import Batch
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = ["FedCOG"]
 
@@ -147,7 +147,7 @@ class FedCOG(AddOn):
         student = None if local.previous is None else local.at(local.previous)
         return self._batches(local, targets, self._generated(local, targets, student, "generate"))
 
-    def _targets(self, task: Task, counts: Tensor) -> Tensor:
+    def _targets(self, task: LabelTask, counts: Tensor) -> Tensor:
         if self.targets == "complement":
             return task.complement(counts, self.images)
         labels = torch.arange(task.num_classes).repeat_interleave(self.images // task.num_classes)

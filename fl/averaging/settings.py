@@ -18,7 +18,7 @@ from fl.batches import Phase
 from fl.message import Entry, Tensors
 from fl.networks import Networks
 from fl.parts import Part
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = ["Objective", "Settings", "learning_rate"]
 
@@ -100,7 +100,7 @@ class Settings:
             return torch.optim.Adam(held, lr=rate, weight_decay=self.weight_decay, foreach=False)
         return torch.optim.SGD(held, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay, foreach=False)
 
-    def objective_of(self, task: Task) -> Objective:
+    def objective_of(self, task: LabelTask) -> Objective:
         """The objective that a step trains with: the one that was given, or the loss of the `task`."""
         return self.objective or task.loss
 

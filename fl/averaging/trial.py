@@ -19,7 +19,7 @@ from fl.averaging.local import Local, received_state
 from fl.averaging.settings import Settings
 from fl.message import Message
 from fl.sides import Client, Server
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = [
     "empty_set",
@@ -178,7 +178,7 @@ def empty_set(server: Server) -> LabeledImages:
     return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
 
 
-def noise_set(task: Task, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
+def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
     """Six images of noise with labels, for a trial: public, whatever a client holds.
 
     Args:

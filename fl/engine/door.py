@@ -15,7 +15,7 @@ from distillkit.privacy.guards import refuse_measured, require_given_classes
 from distillkit.sets import Images, LabeledImages
 from fl.engine.roster import grown, read_set, require_like
 from fl.method import Method
-from fl.task import Classification, Task
+from fl.task import Classification, LabelTask
 
 __all__ = [
     "device_at",
@@ -51,7 +51,7 @@ def device_at(device: torch.device | str) -> torch.device:
 # The task and the sets.
 
 
-def task_at(task: Task | None, first: LabeledImages) -> Task:
+def task_at(task: LabelTask | None, first: LabeledImages) -> LabelTask:
     """The task, by default one class an image among as many as the first client's set has.
 
     Args:
@@ -200,7 +200,7 @@ def panel(evaluate: object, clients: int, *, private: bool) -> str | list[int]:
     return numbers
 
 
-def require_public(method: Method, first: LabeledImages, task: Task | None) -> None:
+def require_public(method: Method, first: LabeledImages, task: LabelTask | None) -> None:
     """Refuse a private run whose images were normalised, or whose classes were counted, on the clients' own data.
 
     Args:

@@ -47,7 +47,7 @@ def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | Non
             for _, group in found.items():
                 if not isinstance(group, dict):
                     raise BadReply(
-                        f"a test's results must be groups of the task's sums, name -> `Task.sums`, got "
+                        f"a test's results must be groups of the task's sums, name -> `LabelTask.sums`, got "
                         f"{type(group).__name__}"
                     )
                 for sums in group.values():

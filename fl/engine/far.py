@@ -30,7 +30,7 @@ from fl.engine.wire import Bodies, Job, Lacking, pack_answer, unpack_job
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.sides import Interrupted
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = ["Opening", "pack_holding", "serve"]
 
@@ -60,7 +60,7 @@ class Opening:
     """
 
     method: Method
-    task: Task
+    task: LabelTask
     device: str
     memories: Path | None
     loopback: Loopback

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = [
     "SeedMean",
@@ -27,11 +27,11 @@ __all__ = [
 Row = Mapping[str, Any]
 
 
-def global_metrics(sums: Mapping[str, Tensor], task: Task) -> dict[str, Any]:
+def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any]:
     """Metrics on the global test set: one model's own, or the mean over several, and each one's accuracy by name.
 
     Args:
-        sums: of each model over all test images, see `Task.sums`.
+        sums: of each model over all test images, see `LabelTask.sums`.
         task: what the labels mean.
     """
     by_name = {name: task.metrics(s) for name, s in sums.items()}

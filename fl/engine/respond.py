@@ -17,7 +17,7 @@ from fl.engine.placement import placed
 from fl.engine.seam import Answer, Head, Letter, noise_of
 from fl.method import Method
 from fl.sides import Client, Interrupted
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = ["Site", "respond"]
 
@@ -37,7 +37,7 @@ class Site:
     """
 
     method: Method
-    task: Task
+    task: LabelTask
     holdings: Sequence[Holding] | Mapping[int, Holding]
     memories: Memories
     device: torch.device

@@ -31,7 +31,7 @@ from fl.engine.store import Store
 from fl.engine.where import Where, loopback_of, open_cohort
 from fl.method import Method, require_method
 from fl.sides import Server
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = ["Holding", "Run", "simulate"]
 
@@ -42,7 +42,7 @@ def simulate(
     *,
     rounds: int,
     test: Images | None = None,
-    task: Task | None = None,
+    task: LabelTask | None = None,
     server_data: Mapping[str, Images] | None = None,
     participation: float | int = 1.0,
     min_replies: int = 1,

@@ -18,7 +18,7 @@ from fl.engine.roster import Roster
 from fl.engine.seam import Cohort
 from fl.engine.threads import Threads
 from fl.method import Method
-from fl.task import Task
+from fl.task import LabelTask
 
 __all__ = ["Where", "loopback_of", "open_cohort"]
 
@@ -47,7 +47,7 @@ def loopback_of(where: object) -> Loopback | None:
 def open_cohort(
     loopback: Loopback | None,
     method: Method,
-    task: Task,
+    task: LabelTask,
     clients: Roster,
     workers: int,
     *,

@@ -352,7 +352,7 @@ NOT_CALLED = {
     "Schema": "a type",
     "Tensors": "a type",
     "Factory": "a type",
-    "Task": "a type",
+    "LabelTask": "a type",
 }
 """Public names without odd calls, and why."""
 
