@@ -3,9 +3,22 @@
 from distillkit.data import partition
 from distillkit.data.cifar10c import load_cifar10c
 from distillkit.data.datasets import NAMES, load
+from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.femnist import load_femnist
 from distillkit.data.files import load_folder, load_npz
 from distillkit.data.split import Split
 from distillkit.data.views import clients
 
-__all__ = ["NAMES", "Split", "clients", "load", "load_cifar10c", "load_femnist", "load_folder", "load_npz", "partition"]
+__all__ = [
+    "NAMES",
+    "Split",
+    "as_domains",
+    "clients",
+    "load",
+    "load_cifar10c",
+    "load_domains",
+    "load_femnist",
+    "load_folder",
+    "load_npz",
+    "partition",
+]

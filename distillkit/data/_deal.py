@@ -28,18 +28,21 @@ def equal(total: int, parts: int) -> Tensor:
     return total // parts + (torch.arange(parts) < total % parts).long()
 
 
-def share_evenly(
-    groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed, what: str = "class"
-) -> list[Tensor]:
+def require_enough(group: Tensor, owners: int, labels: Tensor, what: str = "class") -> None:
+    """Refuse to share a group among more owners than it has images."""
+    if len(group) < owners:
+        raise ValueError(
+            f"{what} {int(labels[group[0]])} has {len(group)} images for {owners} clients, which want one each; "
+            "take fewer clients"
+        )
+
+
+def share_evenly(groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed) -> list[Tensor]:
     """Share each group evenly among its owners (bool [clients, groups])."""
     counts = torch.zeros(owns.shape, dtype=torch.long)
     for k, group in enumerate(groups):
         owners = int(owns[:, k].sum())
-        if len(group) < owners:
-            raise ValueError(
-                f"{what} {int(labels[group[0]])} has {len(group)} images for {owners} clients, which want one each; "
-                "take fewer clients"
-            )
+        require_enough(group, owners, labels)
         counts[owns[:, k], k] = equal(len(group), owners)
     return deal(groups, counts, labels, generator)
 

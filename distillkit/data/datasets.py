@@ -117,7 +117,7 @@ def load(
     if key not in NAMES:
         raise ValueError(
             f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; your own pictures come with "
-            "load_folder(path) or load_npz(path)"
+            "load_folder(path), load_npz(path) or load_domains({name: path, ...})"
         )
     if key == "digits":
         images, labels = _digits()

@@ -76,10 +76,9 @@ def load_femnist(
         pixels[part] = to_pixels(stored.view(-1, 1, _SIDE, _SIDE), size, channels)
         labels[part] = torch.from_numpy(np.concatenate([pictures.y for pictures in users.values()]))
         counts = torch.tensor([len(pictures.y) for pictures in users.values()])
-        owners[part] = torch.tensor([number[user] for user in users]).repeat_interleave(counts)
-    split = assemble(pixels, labels, _CLASSES, normalization, {"dataset": "femnist"})
-    train, test = (data.replace(columns={"user": owners[part]}) for part, data in zip(("train", "test"), split))
-    return Split(train, test, split.classes, users=tuple(names))
+        owners[part] = {"user": torch.tensor([number[user] for user in users]).repeat_interleave(counts)}
+    info = {"dataset": "femnist"}
+    return assemble(pixels, labels, _CLASSES, normalization, info, columns=owners, users=names)
 
 
 class _Pictures(NamedTuple):

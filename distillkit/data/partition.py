@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.data._deal import Seed, deal, equal, grouped, parts_of, share_evenly
+from distillkit.data._deal import Seed, deal, equal, grouped, parts_of, require_enough, share_evenly
 from distillkit.data._dirichlet import dirichlet, dirichlet_capped, dirichlet_prior
 from distillkit.rng import as_generator
 
@@ -180,11 +180,17 @@ def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 
         TypeError, ValueError: a bad argument, or a domain with fewer images than clients.
     """
     groups = grouped(domains, 1 if clients is None else clients, "domains")
-    clients = len(groups) if clients is None else clients
-    if clients % len(groups):
+    each, rest = divmod(len(groups) if clients is None else clients, len(groups))
+    if rest:
         raise ValueError(f"clients must be a multiple of the number of domains, {len(groups)}, got {clients}")
-    owns = torch.arange(clients)[:, None] % len(groups) == torch.arange(len(groups))
-    return share_evenly(groups, owns, domains, generator, "domain")
+    for group in groups:
+        require_enough(group, each, domains, "domain")
+    rng = as_generator(generator)
+    shares = []  # of every domain: group by group, because a table [clients, domains] is large for many users
+    for group in groups:
+        shuffled = group[torch.randperm(len(group), generator=rng)]
+        shares.append([part.sort().values for part in shuffled.split(equal(len(group), each).tolist())])
+    return [own[turn].to(domains.device) for turn in range(each) for own in shares]
 
 
 def capped(

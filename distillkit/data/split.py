@@ -36,6 +36,7 @@ class Split:
         validation: the validation set, where the source has one.
         users: the names of the people whose images these are, where the source tells; the sets' column `user` counts
             in them.
+        domains: the names of the sources that were joined (`load_domains`); the sets' column `domain` counts in them.
     """
 
     train: LabeledImages
@@ -43,6 +44,7 @@ class Split:
     classes: tuple[str, ...]
     validation: LabeledImages | None = None
     users: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[LabeledImages]:
         yield self.train
@@ -100,6 +102,9 @@ def assemble(
     info: Mapping[str, Any],
     *,
     classes_given: bool = True,
+    columns: Mapping[str, Mapping[str, Tensor]] | None = None,
+    users: Sequence[str] = (),
+    domains: Sequence[str] = (),
 ) -> Split:
     """Build a `Split` from the pixels and labels of `train`, `test` and perhaps `validation`.
 
@@ -110,6 +115,8 @@ def assemble(
         normalization: of all parts; None measures mean and standard deviation on `train`.
         info: what every set says of its origin.
         classes_given: whether the classes are known apart from the labels, as by their names.
+        columns: by part, what else belongs to each image.
+        users, domains: what the columns `user` and `domain` count in.
     """
     normalization = normalization or Normalization.of(pixels["train"])
     sets = {}
@@ -123,9 +130,12 @@ def assemble(
                 num_classes=len(classes),
                 normalization=normalization,
                 info={**info, "split": part},
+                columns=(columns or {}).get(part),
                 classes_given=classes_given,
             )
-    return Split(sets["train"], sets["test"], tuple(classes), sets.get("validation"))
+    return Split(
+        sets["train"], sets["test"], tuple(classes), sets.get("validation"), users=tuple(users), domains=tuple(domains)
+    )
 
 
 def _size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:

@@ -434,6 +434,7 @@ NOT_CALLED = {
     "ImageNetwork": "the base of the networks, which are called",
     "curves": "draws runs of `fl`, whose odd calls are tried there",
     **dict.fromkeys(("load_folder", "load_npz"), "read files, whose oddities are `data/test_files.py`"),
+    **dict.fromkeys(("as_domains", "load_domains"), "join what loaders read: `data/test_domains.py`"),
     "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
     "load_cifar10c": "reads files, whose oddities are `data/test_cifar10c.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from distillkit.data import clients as client_views
 from distillkit.data import partition
+from distillkit.data._deal import share_evenly
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -267,6 +269,24 @@ def test_several_clients_of_one_dominant_class_divide_its_share() -> None:
     for share in (0.0, 1.1):
         with pytest.raises(ValueError, match="share"):
             partition.dominant_class(labels, 4, share)
+
+
+@given(seed=st.integers(0, 10**6), total=st.integers(1, 6), each=st.integers(1, 4))
+def test_by_domain_deals_as_a_table_of_owners_would(seed: int, total: int, each: int) -> None:
+    domains = 3 * torch.randint(0, total, (60,), generator=derive(seed))
+    groups = [(domains == d).nonzero().flatten() for d in domains.unique()]
+    owns = torch.arange(each * len(groups))[:, None] % len(groups) == torch.arange(len(groups))
+    if min(len(group) for group in groups) >= each:
+        wanted = share_evenly(groups, owns, domains, seed)
+        dealt = partition.by_domain(domains, each * len(groups), generator=seed)
+        assert all(torch.equal(a, b) for a, b in zip(dealt, wanted, strict=True))
+
+
+def test_by_domain_takes_thousands_of_domains() -> None:
+    before = time.process_time()
+    parts = partition.by_domain(torch.arange(4000).repeat(2))
+    assert time.process_time() - before < 5  # a table [clients, domains] took minutes
+    assert [part.tolist() for part in parts[:2]] == [[0, 4000], [1, 4001]]
 
 
 def test_by_domain() -> None:

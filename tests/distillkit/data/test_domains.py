@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from distillkit import LabeledImages, Normalization
+from distillkit.data import Split, as_domains, clients, load, load_domains, load_folder, partition
+
+HALF = Normalization([0.5], [0.5])
+
+
+def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5, grey: bool = False) -> Path:
+    """Pictures that differ from folder to folder."""
+    rng = np.random.default_rng(sum(map(ord, str(path.name))))
+    for name in classes:
+        (path / name).mkdir(parents=True)
+        for i in range(each):
+            array = rng.integers(0, 256, (6, 6) if grey else (6, 6, 3), dtype=np.uint8)
+            Image.fromarray(array).save(path / name / f"{i}.png")
+    return path
+
+
+def split(classes: tuple[str, ...], labels: list[int], value: float, **options: Any) -> Split:
+    """Pictures of one colour, 3x4x4, in a normalisation of their own."""
+    own = Normalization([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
+    pixels = torch.full((len(labels), 3, 4, 4), value)
+    data = LabeledImages.from_pixels(pixels, labels, normalization=own, num_classes=len(classes), info={"dataset": "x"})
+    return Split(data, data[:1], classes, **options)
+
+
+def test_three_folders_are_three_clients(tmp_path: Path, global_rng_untouched: None) -> None:
+    places = {name: folder(tmp_path / name, each=5 + k) for k, name in enumerate(("south", "north", "east"))}
+    joined = load_domains(places)
+    assert joined.domains == ("south", "north", "east")
+    assert joined.classes == ("cat", "dog")
+    assert [len(part) for part in joined] == [8 + 10 + 12, 2 + 2 + 2]
+    for part, data in (("train", joined.train), ("test", joined.test)):
+        parts = partition.by_domain(data.columns["domain"])
+        for mine, path in zip(clients(data, parts), places.values(), strict=True):
+            alone = getattr(load_folder(path), part)
+            assert torch.equal(mine.labels, alone.labels)
+            torch.testing.assert_close(mine.pixels(), alone.pixels(), rtol=0, atol=1e-6)
+            assert mine.normalization == joined.train.normalization
+    assert joined.train.mean == pytest.approx(Normalization.of(joined.train.pixels()).mean, abs=1e-6)
+    assert joined.train.normalization.measured
+    assert joined.test.info == {
+        "dataset": "south+north+east",
+        "domains": ["south", "north", "east"],
+        "sources": [{"dataset": name, "test_fraction": 0.2} for name in places],
+        "split": "test",
+    }
+
+
+def test_a_folder_of_sources_as_the_retina_sets_lie(tmp_path: Path) -> None:
+    for name in ("REFUGE", "Drishti"):
+        for part, each in (("Training", 3), ("Testing", 2)):
+            folder(tmp_path / name / part, ("Glaucoma", "Normal"), each)
+    retina = load_domains(tmp_path, size=8, normalization=HALF)
+    assert retina.domains == ("Drishti", "REFUGE")
+    assert retina.train.shape == (3, 8, 8)
+    assert [data.columns["domain"].tolist() for data in retina] == [[0] * 6 + [1] * 6, [0] * 4 + [1] * 4]
+    assert retina.train.normalization == HALF
+
+
+def test_names_npz_and_splits_go_together(tmp_path: Path) -> None:
+    digits = load("digits")
+    arrays = {"images": np.zeros((10, 8, 8, 3), np.uint8), "labels": np.arange(10)}
+    np.savez(tmp_path / "own.npz", **{f"{p}_{k}": v for p in ("train", "test", "val") for k, v in arrays.items()})
+    sources = {"digits": digits, "own": tmp_path / "own.npz"}
+    joined = load_domains(sources, size=16, channels=3, normalization=HALF)
+    assert joined.train.columns["domain"].bincount().tolist() == [len(digits.train), 10]
+    assert joined.validation is not None
+    assert joined.validation.columns["domain"].tolist() == [1] * 10  # counts in the sources, not in those that have one
+    named = load_domains(["digits"], size=16, channels=3, normalization=HALF)
+    torch.testing.assert_close(named.train.images, joined.train.images[: len(digits.train)])
+    assert named.domains == ("digits",)
+
+
+def test_classes_go_together_by_their_names(global_rng_untouched: None) -> None:
+    one, other = split(("cat", "dog"), [0, 1, 1], 0.0), split(("dog", "cat"), [0, 1, 1], 1.0)
+    joined = as_domains({"one": one, "other": other}, normalization=HALF)
+    assert joined.classes == ("cat", "dog")
+    assert joined.train.labels.tolist() == [0, 1, 1, 1, 0, 0]
+    assert joined.train.columns["domain"].tolist() == [0, 0, 0, 1, 1, 1]
+    torch.testing.assert_close(joined.train.images[:, 0, 0, 0], torch.tensor([-1.0, -1, -1, 1, 1, 1]))
+    stated = as_domains({"a": one, "b": split(("dog",), [0], 1.0)}, classes=["dog", "cow", "cat"], normalization=HALF)
+    assert stated.classes == ("dog", "cow", "cat")
+    assert stated.train.labels.tolist() == [2, 0, 0, 0]
+    rows = LabeledImages.from_pixels(torch.zeros(1, 3, 4, 4), torch.tensor([[0.0, 1.0]]), normalization=HALF)
+    multi = as_domains({"a": Split(rows, rows, ("cat", "dog"))}, classes=("dog", "cow", "cat"), normalization=HALF)
+    assert multi.train.labels.tolist() == [[1.0, 0.0, 0.0]]
+    with pytest.raises(ValueError, match="labels of different kinds"):
+        as_domains({"a": one, "b": Split(rows, rows, ("cat", "dog"))})
+
+
+def test_a_class_count_that_was_derived_is_still_derived() -> None:
+    derived = LabeledImages.from_pixels(torch.rand(2, 3, 4, 4, generator=torch.Generator()), [0, 1])
+    source = Split(derived, derived, ("0", "1"))
+    assert not as_domains({"a": source}).train.classes_given
+    assert as_domains({"a": source}, classes=("0", "1")).train.classes_given
+
+
+def test_a_source_without_a_test_set_is_allowed(tmp_path: Path) -> None:
+    places = {"a": folder(tmp_path / "a"), "b": folder(tmp_path / "b")}
+    joined = load_domains(places, size=4, test_fraction=0.0)
+    assert (len(joined.train), len(joined.test)) == (20, 0)
+
+
+@pytest.mark.parametrize(
+    ("splits", "options", "error", "words"),
+    [
+        ({}, {}, ValueError, "at least one source"),
+        ([], {}, TypeError, "splits must map names"),
+        ({"a": "here"}, {}, TypeError, "'a' is str"),
+        ({"a": split(("x",), [0], 0.0), "b": split(("y",), [0], 0.0)}, {}, ValueError, "'b' lacks x and has y"),
+        ({"a": split(("x", "y"), [0], 0.0), "b": split(("y",), [0], 0.0)}, {}, ValueError, "'b' lacks x; rename"),
+        ({"a": split(("x", "y"), [0], 0.0)}, {"classes": ("y",)}, ValueError, "'a' has x"),
+        ({"a": split(("x",), [0], 0.0)}, {"classes": ("x", "x")}, ValueError, "classes must be distinct"),
+        ({"a": split(("x",), [0], 0.0)}, {"classes": "x"}, TypeError, "classes must be a list"),
+        ({"a": split(("x",), [0], 0.0)}, {"size": 0}, ValueError, "size must be"),
+        ({"a": split(("x",), [0], 0.0)}, {"channels": 2}, ValueError, "channels must be"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    splits: Any, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        as_domains(splits, **options)
+
+
+def test_sources_of_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    places = {"colour": folder(tmp_path / "colour"), "grey": folder(tmp_path / "grey", grey=True)}
+    with pytest.raises(ValueError, match=r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels="):
+        load_domains(places)
+    assert load_domains(places, channels=3).train.shape == (3, 6, 6)
+    with pytest.raises(ValueError, match="'digits' is .*; give size="):
+        load_domains({"a": split(tuple("0123456789"), [0], 0.0), "digits": load("digits")}, channels=3)
+
+
+def test_missing_and_mistaken_sources_are_named(tmp_path: Path) -> None:
+    folder(tmp_path / "north")
+    with pytest.raises(FileNotFoundError, match=r"sources are missing: south \(.*/south\), east \("):
+        load_domains({name: tmp_path / name for name in ("north", "south", "east")})
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        load_domains(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="has no sub-folders; want one a source"):
+        load_domains(tmp_path / "north" / "cat")
+    folder(tmp_path / "one" / "train")
+    with pytest.raises(ValueError, match="is one dataset, with a train folder; load it with load_folder"):
+        load_domains(tmp_path / "one")
+    with pytest.raises(ValueError, match=r"your own pictures come with .* load_domains\(\{name: path"):
+        load_domains([str(tmp_path / "north")])
+    with pytest.raises(ValueError, match="sources must be distinct"):
+        load_domains(["digits", "digits"])
+    with pytest.raises(TypeError, match="sources must be name -> path or Split, but 'a' is a int"):
+        load_domains({"a": 5})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="sources must be a list"):
+        load_domains(5)  # type: ignore[arg-type]
