@@ -9,10 +9,11 @@ import os
 import platform
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-__all__ = ["InUse", "end_with_parent", "owned"]
+__all__ = ["InUse", "end_with_parent", "owned", "processes"]
 
 _PATIENCE = 5.0
 _GUARD = threading.Lock()
@@ -112,3 +113,14 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="end with parent", daemon=True).start()
+
+
+def processes(count: int) -> ProcessPoolExecutor:
+    """A pool of worker processes that end with this one, also when it is killed.
+
+    (One that is killed while it starts ends when its imports are done; it has begun nothing by then.)
+
+    Args:
+        count: how many.
+    """
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)

@@ -1,12 +1,14 @@
-"""What a made set says about its making beside its method: the seed, and the versions of the software."""
+"""What a made set or a run says about its making: the seed, the versions of the software, the commit."""
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["VERSION", "provenance"]
+__all__ = ["VERSION", "git_commit", "provenance"]
 
 VERSION = "0.1.0"
 """Of this distribution."""
@@ -23,3 +25,21 @@ def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> 
     """
     given = {} if generator is None or isinstance(generator, torch.Generator) else {"generator": int(generator)}
     return {**given, **facts, "distillkit": VERSION, "torch": str(torch.__version__)}
+
+
+def git_commit(folder: Path | None = None) -> str | None:
+    """The commit of the working tree, with `+` if it was changed; None outside a repository.
+
+    Args:
+        folder: inside of the repository; default: where this file is.
+    """
+
+    def git(*words: str) -> str:
+        where = folder or Path(__file__).parent
+        return subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        commit, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changed else "")

@@ -41,8 +41,8 @@ from distillkit.networks import build, named_network
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.owner import owned
 from distillkit.rng import derive
+from distillkit.study import git_commit
 from distillkit.training import Protocol, train
-from fl.study import git_commit
 
 METHODS = ("random", "herding", "k-center", "dm", "dc", "dsa")
 PRESETS: dict[str, dict[str, Any]] = {

@@ -30,10 +30,11 @@ from distillkit.networks import ConvNet
 from distillkit.normalization import Normalization
 from distillkit.privacy import Ledger, gaussian_sigma, plan
 from distillkit.rng import derive
+from distillkit.study import git_commit, mean_std, show
 from fl import ClientDP, FedAvg, FedDM, Filtered, Method, simulate
 from fl.addons import DPSGD, SCAFFOLD, FedProx
 from fl.methods import PrivateFedDM, SummedFedDM
-from fl.study import Experiment, git_commit, mean_std, show
+from fl.study import Experiment
 
 CLIENTS = 10
 SIZE, WIDTH, DEPTH = 16, 16, 2

@@ -25,6 +25,7 @@ from distillkit.data import clients, load, partition
 from distillkit.data.split import hold_out
 from distillkit.files import write_atomically
 from distillkit.networks import ConvNet
+from distillkit.study import git_commit, mean_std, show
 from fl import AddOn, FedAvg, FedDM, Holding, Method, Real, simulate
 from fl.addons import (
     MOON,
@@ -51,7 +52,7 @@ from fl.addons import (
     NaiveVHL,
 )
 from fl.methods import FedLGD, FedProto, FedRep, SingleImage
-from fl.study import Experiment, git_commit, mean_std, show
+from fl.study import Experiment
 
 CLIENTS, ALPHA = 10, 0.1
 Settings = dict[str, Any]

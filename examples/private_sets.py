@@ -34,8 +34,8 @@ from distillkit.normalization import Normalization
 from distillkit.owner import owned
 from distillkit.privacy import Ledger, condense_private, image_sgd, plan
 from distillkit.rng import derive
+from distillkit.study import git_commit, mean_std, processes, show
 from distillkit.training import Protocol
-from fl.study import git_commit, mean_std, processes, show
 
 METHODS = ("class_means", "image_sgd", "class_means_clean", "dm", "random", "all")
 TITLES = {

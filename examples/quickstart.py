@@ -24,10 +24,11 @@ from distillkit.data import clients, load, partition
 from distillkit.files import write_atomically
 from distillkit.networks import ConvNet
 from distillkit.rng import derive
+from distillkit.study import git_commit, mean_std, processes, show, spark
 from fl import FedAvg, FedDM, Method, Real, simulate
 from fl.addons import FedProx
 from fl.engine.store import Store, read_history
-from fl.study import Experiment, git_commit, mean_std, processes, show, spark
+from fl.study import Experiment
 
 CLIENTS = 10
 METHODS = ("FedAvg", "FedProx", "FedDM", "Real")

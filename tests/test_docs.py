@@ -39,8 +39,8 @@ PACKAGES = [
     "distillkit", "distillkit.augment", "distillkit.condense", "distillkit.data", "distillkit.data.partition",
     "distillkit.evaluate", "distillkit.generate", "distillkit.losses", "distillkit.networks",
     "distillkit.normalization", "distillkit.plot", "distillkit.privacy", "distillkit.rng", "distillkit.select",
-    "distillkit.sets", "distillkit.training", "attacks.audit", "attacks.inversion", "attacks.matching",
-    "attacks.membership", "attacks.metrics", "attacks.stats", "fl", "fl.addons", "fl.methods",
+    "distillkit.sets", "distillkit.study", "distillkit.training", "attacks.audit", "attacks.inversion",
+    "attacks.matching", "attacks.membership", "attacks.metrics", "attacks.stats", "fl", "fl.addons", "fl.methods",
 ]  # fmt: skip
 
 

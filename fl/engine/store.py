@@ -13,6 +13,7 @@ from typing import Any
 
 from distillkit import files
 from distillkit.owner import owned
+from distillkit.study.history import RecordError, read_rows
 from fl.codec import decode, encode
 from fl.message import Message
 
@@ -65,23 +66,10 @@ def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: a line is damaged, or the rounds do not count up by one (as when two processes wrote the file).
     """
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if torn and number == len(lines):
-                break
-            raise CheckpointError(f"{path} is damaged: line {number} cannot be read ({error})") from error
-        found = row.get("round") if isinstance(row, dict) else None
-        if found != number:
-            raise CheckpointError(
-                f"{path} is damaged: line {number} is of round {found}, want {number}; rounds count up by one, so this "
-                "is no history of one run: begin it again in another folder"
-            )
-        rows.append(row)
-    return rows
+    try:
+        return read_rows(path, torn=torn)
+    except RecordError as error:
+        raise CheckpointError(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Several runs beside each other: a folder of them, and how their numbers are shown."""
+"""Several runs beside each other: a folder of them."""
 
-from fl.study.experiment import Experiment, git_commit, mean_std, processes, show, spark
+from fl.study.experiment import Experiment
 
-__all__ = ["Experiment", "git_commit", "mean_std", "processes", "show", "spark"]
+__all__ = ["Experiment"]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from distillkit import owner
-from distillkit.owner import InUse
+from distillkit.owner import InUse, processes
 from distillkit.privacy import Event, Ledger
 from fl import FedAvg, Filtered, simulate
 from fl.engine.store import CheckpointError
 from fl.filters.client_dp import ClientDP
-from fl.study.experiment import Experiment, processes
+from fl.study import Experiment
 from tests.distillkit.test_owner import HOLD, TRY
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl.engine.history import SeedMean, best_seed_mean, rounds_to
+from distillkit.study.history import SeedMean, best_seed_mean, rounds_to
 
 
 def rows(accuracies: list[float | None]) -> list[dict[str, Any]]:

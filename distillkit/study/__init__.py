@@ -1,0 +1,22 @@
+"""A study: tasks x ways x seeds in one folder, and every table and picture of it made from its records alone."""
+
+from distillkit.owner import processes
+from distillkit.provenance import git_commit
+from distillkit.study.records import Record, RecordError, Records, read_records
+from distillkit.study.tables import paired, summary_table
+from distillkit.study.text import Table, mean_std, show, spark
+
+__all__ = [
+    "Record",
+    "RecordError",
+    "Records",
+    "Table",
+    "git_commit",
+    "mean_std",
+    "paired",
+    "processes",
+    "read_records",
+    "show",
+    "spark",
+    "summary_table",
+]

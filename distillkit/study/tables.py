@@ -1,0 +1,239 @@
+"""Tables of a study, made from its records alone: what each way reached, and how sure a difference between ways is."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from distillkit import check
+from distillkit.study.history import best_seed_mean
+from distillkit.study.records import Given, Group, groups
+from distillkit.study.text import NONE, Table, Unit, mean_std, unit_of
+
+__all__ = ["header_of", "interval", "numbers_of", "paired", "require_columns", "summary_table"]
+
+CHOSEN_ON_TEST = "*: the best round was chosen on the test set; compare ways by their last round."
+
+
+def summary_table(records: Given, *, columns: Sequence[str] = ()) -> Table:
+    """What each way reached on each task: the table to look at first.
+
+    Args:
+        records: of a study, or its folder.
+        columns: further columns: names in the runs' lines ("bytes_up", "client_seconds") or in their last rounds
+            ("accuracy_clients.worst10"). Numbers are given as mean ± standard deviation over seeds, words as they are.
+
+    Returns:
+        A row a task and way: its seeds ("2 of 3" if one is not finished), the accuracy after the last round and the
+        best one of each run as mean ± standard deviation (n - 1) over seeds, the maximum over rounds of the mean over
+        seeds, and epsilon (the largest over seeds) where some way has one. A way without a test accuracy has "–".
+
+    Raises:
+        ValueError: no records, or a column that no run has.
+        TypeError: no records, or columns that are no names.
+    """
+    found = groups(records)
+    require_columns(found, columns)
+    private = any(e is not None for g in found for e in g.values("epsilon"))
+    printed, rows, notes = [], [], []
+    for g in found:
+        epsilons = g.values("epsilon")
+        guaranteed = bool(epsilons) and None not in epsilons
+        parts = [
+            *(numbers_of(column, g.values(column)) for column in ("accuracy_last", "accuracy_best")),
+            _best_mean(g),
+            *([({}, f"{max(epsilons):.2f}" if guaranteed else NONE)] if private else []),
+            *(numbers_of(column, g.values(column)) for column in columns),
+        ]
+        numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records)}
+        numbers |= {"seeds_wanted": len(g.wanted), "epsilon": max(epsilons) if guaranteed else None}
+        rows.append(numbers | {name: value for part, _ in parts for name, value in part.items()})
+        printed.append((g.task, g.method, g.seeds, *(cell for _, cell in parts)))
+        notes += _odd(g, epsilons)
+    header = ["task", "method", "seeds", "last %", "best % *", "best of the seeds' mean % *"]
+    header += ["ε"] if private else []
+    header += [header_of(column, found) for column in columns]
+    return Table(tuple(header), tuple(printed), rows, (_spread(found), CHOSEN_ON_TEST, *notes))
+
+
+def paired(records: Given, base: str = "FedAvg", *, confidence: float = 0.95, column: str = "accuracy_last") -> Table:
+    """How far each way is from a base way, seed by seed, with the interval that the mean difference lies in.
+
+    Two ways under one seed share the split of the data and the first weights, so their difference varies less than
+    either does. The interval is Student's, of the mean of the n differences d: mean(d) ± t(n - 1) std(d) / sqrt(n). It
+    takes the differences for normal, and speaks of new seeds, not of a new test set. Each interval holds with its
+    confidence by itself: among twenty, one may well miss.
+
+    Args:
+        records: of a study, or its folder.
+        base: the way that the others are held against.
+        confidence: of each interval.
+        column: what is compared, see `Record.last`.
+
+    Returns:
+        A row a task and way: over how many seeds that both have, the mean difference (way - base; of accuracies in
+        points of per cent), its interval, and a caution where that contains 0 or cannot be had (fewer than 2 seeds).
+
+    Raises:
+        ValueError: no records, a task without the base, a column that no run has, or a confidence outside (0, 1).
+    """
+    check.real_number(confidence, "confidence", above=0.0, below=1.0)
+    found = groups(records)
+    require_columns(found, (column,))
+    tasks = {g.task: None for g in found}
+    bases = {g.task: g for g in found if g.method == base}
+    lacking = [task for task in tasks if task not in bases]
+    if lacking:
+        ways = ", ".join(dict.fromkeys(repr(g.method) for g in found if g.task == lacking[0]))
+        raise ValueError(f"base must be a way of every task; {lacking[0]!r} has no {base!r}, but {ways}")
+    values = [v for g in found for v in g.values(column) if v is not None]
+    unit = unit_of(column, [_number(v, column) for v in values])
+    printed, rows = [], []
+    for g in (g for g in found if g.method != base):
+        differences = _differences(g, bases[g.task], column)
+        low, high = interval(differences, confidence)
+        mean = statistics.mean(differences) if differences else None
+        said = _caution(differences, low, high)
+        of = f"{len(differences)}" if len(differences) == len(g.wanted) else f"{len(differences)} of {len(g.wanted)}"
+        numbers = {"task": g.task, "method": g.method, "base": base, "seeds": len(differences)}
+        numbers |= {"difference": mean, "low": low, "high": high, "caution": said}
+        spans = NONE if low is None or high is None else f"[{_signed(low, unit)}, {_signed(high, unit)}]"
+        printed.append((g.task, g.method, of, NONE if mean is None else _signed(mean, unit), spans, said))
+        rows.append(numbers)
+    points = "points" if unit.name == "%" else unit.name
+    shown = f"{column.replace('_', ' ')} minus {base}'s" + (f" ({points})" if points else "")
+    header = ("task", "method", "seeds of both", shown, f"{100 * confidence:g} % interval", "caution")
+    note = (
+        "Differences under the same seed; Student's interval of their mean, each interval by itself. "
+        "It speaks of other seeds, not of another test set."
+    )
+    return Table(header, tuple(printed), rows, (note,))
+
+
+def interval(differences: Sequence[float], confidence: float) -> tuple[float, float] | tuple[None, None]:
+    """Student's interval of the mean of some differences; (None, None) for fewer than two.
+
+    Args:
+        differences: one a seed.
+        confidence: with which it holds the mean, if the differences are normal.
+    """
+    n = len(differences)
+    if n < 2:
+        return None, None
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + confidence) / 2, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    mean = statistics.mean(differences)
+    return mean - half, mean + half
+
+
+def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:
+    """What a table says of one column over a way's seeds: its numbers by name, and the cell.
+
+    Args:
+        column: its name in the records.
+        values: one a run; what is None is not there.
+    """
+    known = [v for v in values if v is not None]
+    if not known:
+        return {column: None, f"{column}_std": None}, NONE
+    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in known):
+        words = ", ".join(dict.fromkeys(v if isinstance(v, str) else json.dumps(v, default=str) for v in known))
+        return {column: words, f"{column}_std": None}, words
+    unit = unit_of(column, known)
+    std = statistics.stdev(known) if len(known) > 1 else None
+    fewer = f" ({len(known)} of {len(values)} runs)" if len(known) < len(values) else ""
+    return {column: statistics.mean(known), f"{column}_std": std}, mean_std(known, unit.scale, unit.digits) + fewer
+
+
+def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
+    """The maximum over rounds of the mean over seeds, of the rounds that were tested."""
+    tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records]
+    nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
+    if not tested or not all(tested):
+        return nothing, NONE
+    if len({tuple(row["round"] for row in rows) for rows in tested}) > 1:
+        return nothing, f"{NONE} (other rounds)"
+    best = best_seed_mean(tested)
+    return (
+        {"accuracy_best_mean": best.accuracy, "accuracy_best_mean_round": best.round},
+        f"{100 * best.accuracy:.1f} (round {best.round})",
+    )
+
+
+def require_columns(found: Sequence[Group], columns: Sequence[str]) -> None:
+    """Refuse columns that no run has; the message lists what there is.
+
+    Args:
+        found: the ways and their runs.
+        columns: names, see `Record.last`.
+
+    Raises:
+        TypeError: no list of names.
+        ValueError: no run has one of them.
+    """
+    for column in check.several(columns, "columns", "names in the runs' lines or last rounds"):
+        if not isinstance(column, str):
+            raise TypeError(f"columns must be names, got {type(column).__name__}")
+        runs = [r for g in found for r in g.records]
+        if not any(column in r.line or r.last(column) is not None for r in runs):
+            have = sorted({name for r in runs for name in (*r.line, *(r.rows[-1] if r.rows else ()))})
+            raise ValueError(f"columns must be among what the runs have ({', '.join(have)}), got {column!r}")
+
+
+def header_of(column: str, found: Sequence[Group]) -> str:
+    """The printed name of a column, with its unit.
+
+    Args:
+        column: its name in the records.
+        found: the ways and their runs.
+    """
+    values = [v for g in found for v in g.values(column) if isinstance(v, int | float)]
+    unit = unit_of(column, values).name
+    return f"{column.replace('_', ' ')}{f' ({unit})' if unit and values else ''}"
+
+
+def _odd(group: Group, epsilons: Sequence[Any]) -> list[str]:
+    """What of a way's runs a mean would hide: replies left out, runs of other epsilons, or with and without one."""
+    said, name = [], f"{group.method} on {group.task}"
+    failed = sum(v for v in group.values("failed") if v)
+    if failed:
+        said.append(f"{name}: {failed} replies of clients failed and were left out.")
+    if None in epsilons and any(e is not None for e in epsilons):
+        said.append(f"{name}: {epsilons.count(None)} of {len(epsilons)} runs have no epsilon, so the way has none.")
+    elif len({round(e, 2) for e in epsilons if e is not None}) > 1:
+        said.append(f"{name}: ε is the largest of {min(epsilons):.2f} to {max(epsilons):.2f}.")
+    return said
+
+
+def _spread(found: Sequence[Group]) -> str:
+    alone = any(len(g.records) == 1 for g in found)
+    return "±: standard deviation over seeds (n - 1)" + ("; a single seed has none." if alone else ".")
+
+
+def _differences(group: Group, base: Group, column: str) -> list[float]:
+    """Way minus base under every seed where both have a number."""
+    other = {r.seed: r.last(column) for r in base.records}
+    pairs = [(r.last(column), other.get(r.seed)) for r in group.records]
+    return [_number(a, column) - _number(b, column) for a, b in pairs if a is not None and b is not None]
+
+
+def _number(value: Any, column: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"column must name numbers, {column!r} holds {value!r}")
+    return float(value)
+
+
+def _caution(differences: Sequence[float], low: float | None, high: float | None) -> str:
+    if not differences:
+        return "no seed of both"
+    if low is None or high is None:
+        return "one seed: no interval"
+    return "the interval contains 0" if low <= 0 <= high else ""
+
+
+def _signed(value: float, unit: Unit) -> str:
+    return f"{unit.scale * value:+.{unit.digits}f}"

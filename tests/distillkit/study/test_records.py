@@ -1,0 +1,134 @@
+"""Records are read back as they were written, and what cannot be read is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit.study import Record, RecordError, Records, read_records
+from distillkit.study.records import as_records, groups
+from tests.distillkit.study.written import record, write
+
+THREE = [record([0.1, 0.2], seed=seed) for seed in (1, 0)] + [record(0.5, "DM"), record([None, None], "Local")]
+
+
+def test_records_are_read_as_they_were_written_by_name(tmp_path: Path) -> None:
+    found = read_records(write(tmp_path, THREE))
+    assert [r.line["run"] for r in found] == ["digits-DM-0", "digits-FedAvg-0", "digits-FedAvg-1", "digits-Local-0"]
+    by_name = {r.line["run"]: r for r in THREE}
+    for r in found:
+        assert (r.line, [*r.rows]) == (by_name[r.line["run"]].line, by_name[r.line["run"]].rows)
+        assert r.folder == tmp_path / r.line["run"]
+    assert found.missing == ()
+    assert repr(found) == "<4 finished runs: 1 tasks, 3 ways on them; 0 runs are missing>"
+
+
+def test_what_is_not_of_a_finished_run_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path, THREE)
+    write(tmp_path / "tries", [record([0.9], "FedAvg", 5)])
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "history.jsonl").write_text('{"round": 1}\n')
+    (tmp_path / "summary.json").write_text("[]")
+    assert len(read_records(tmp_path)) == len(THREE)
+
+
+def test_a_folder_without_runs_is_refused_and_says_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none of its folders holds a summary\.json$"):
+        read_records(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "history.jsonl").touch()
+    with pytest.raises(FileNotFoundError, match="1 runs are begun: go on"):
+        read_records(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        read_records(tmp_path / "nowhere")
+
+
+def test_a_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
+    """They list their runs in one file; the lines name a dataset and an accuracy_mean."""
+    (tmp_path / "summary.json").write_text('[{"run": "a", "dataset": "digits", "accuracy_mean": 0.5}]')
+    with pytest.raises(FileNotFoundError, match=r"summary\.json is of an older script"):
+        read_records(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "summary.json").write_text('{"run": "a", "dataset": "digits", "method": "DM", "seed": 0}')
+    with pytest.raises(RecordError, match=r"a/summary\.json cannot be read: it lacks task, accuracy_last; it has run"):
+        read_records(tmp_path)
+
+
+def test_two_runs_that_only_a_split_tells_apart_are_refused(tmp_path: Path) -> None:
+    """Averaged, they would pass for seeds."""
+    a, b = (record([0.1], split=split, run=split) for split in ("iid", "Dirichlet 0.1"))
+    with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid are both of .* they differ in run, split"):
+        read_records(write(tmp_path, [b, a]))
+    with pytest.raises(RecordError, match="they differ in run, split"):
+        as_records([a, b])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("summary.json", '{"run": "x"', r"digits-DM-0/summary\.json is damaged"),
+        ("summary.json", "[]", r"summary\.json is damaged: a run's line must be an object, got list"),
+        ("summary.json", "\x80", r"digits-DM-0/summary\.json is damaged"),
+        ("history.jsonl", '{"round": 1}\n{"rou', r"history\.jsonl is damaged: line 2"),
+        ("history.jsonl", '{"round": 1}\n{"round": 3}\n', r"history\.jsonl is damaged: line 2 is of round 3"),
+        ("history.jsonl", "\x80\n", r"history\.jsonl is damaged: line 1"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, said: str) -> None:
+    write(tmp_path, THREE)
+    (tmp_path / "digits-DM-0" / name).write_bytes(content.encode("latin1"))
+    with pytest.raises(RecordError, match=said):
+        read_records(tmp_path)
+
+
+def test_a_history_that_is_shorter_than_its_summary_says_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, THREE)
+    (tmp_path / "digits-FedAvg-0" / "history.jsonl").unlink()
+    with pytest.raises(RecordError, match=r"says 2 rounds, and .*history\.jsonl has 0"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"accuracy_last": 91.5}, r"accuracy_last must be a fraction in \[0, 1\] or null, got 91\.5"),
+        ({"accuracy_last": float("nan")}, "got nan"),
+        ({"accuracy_last": True}, "got True"),
+        ({"seed": "0"}, "seed must be of type int, got '0'"),
+        ({"seed": True}, "seed must be of type int"),
+        ({"task": None}, "task must be of type str"),
+        ({"method": 3}, "method must be of type str"),
+    ],
+)
+def test_a_line_of_other_kinds_is_refused(facts: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecordError, match=said):
+        Record({**record(0.5).line, **facts})
+
+
+def test_values_are_looked_up_in_the_line_then_in_the_last_round() -> None:
+    one = record([0.4, 0.8], **{"a.b": 3})
+    assert [one.last(name) for name in ("accuracy_best", "loss", "accuracy_clients.worst10")] == [0.8, 1.0, 0.4]
+    assert [one.last(name) for name in ("a.b", "nothing", "accuracy.mean", "epsilon")] == [3, None, None, None]
+
+
+def test_groups_know_which_seeds_are_missing() -> None:
+    runs = [record([0.1], "A", 1), record([0.1], "A", 0), record([0.1], "B", 1), record([0.1], "B", 7, task="other")]
+    found = {(g.task, g.method): (g.seeds, [r.seed for r in g.records]) for g in groups(runs)}
+    assert found == {
+        ("digits", "A"): ("2", [0, 1]), ("digits", "B"): ("1 of 2", [1]), ("other", "B"): ("1", [7]),
+    }  # fmt: skip
+    planned = groups(Records(runs, [("digits", "C", 0), ("digits", "A", 2), ("third", "A", 0)]))
+    assert {(g.task, g.method): g.seeds for g in planned} == {
+        ("digits", "A"): "2 of 3", ("digits", "B"): "1 of 3", ("digits", "C"): "0 of 3", ("other", "B"): "1",
+        ("third", "A"): "0 of 1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [3], {"a": 1}, [record(0.5), "x"]])
+def test_what_is_no_records_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="records must be a list of"):
+        as_records(wrong)
+    with pytest.raises(ValueError, match="records must hold at least one run"):
+        as_records([])

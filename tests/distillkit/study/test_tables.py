@@ -1,0 +1,186 @@
+"""Tables say what the records hold, and intervals hold what they promise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from distillkit.study import Records, paired, summary_table
+from distillkit.study.tables import interval
+from tests.distillkit.study.written import record, write
+
+RUNS = [
+    *(record([0.1, last + 0.1, last], "FedAvg", seed) for seed, last in enumerate((0.5, 0.6, 0.7))),
+    *(record([0.1, 0.8, last], "FedProx", seed, up=500_000) for seed, last in enumerate((0.6, 0.6))),
+    *(record(last, "DM", seed, epsilon=eps) for seed, last, eps in ((0, 0.3, 8.0), (1, 0.5, 7.5), (2, 0.4, 8.0))),
+    *(record([None, None, None], "Local", seed) for seed in range(3)),
+]
+HELD = "accuracy_clients.worst10"
+
+
+def test_the_summary_table_is_what_the_records_hold() -> None:
+    table = summary_table(RUNS, columns=["bytes_up", HELD])
+    none = ("–", "–", "–")
+    assert table.cells == (
+        ("digits", "FedAvg", "3", "60.0 ± 10.0", "70.0 ± 10.0", "70.0 (round 2)", "–", "3.00 ± 0.00", "30.0 ± 5.0"),
+        ("digits", "FedProx", "2 of 3", "60.0 ± 0.0", "80.0 ± 0.0", "80.0 (round 2)", "–", "1.50 ± 0.00", "30.0 ± 0.0"),
+        ("digits", "DM", "3", "40.0 ± 10.0", "40.0 ± 10.0", "–", "8.00", "–", "–"),
+        ("digits", "Local", "3", *none, "–", "3.00 ± 0.00", "–"),
+    )
+    assert table.header[-3:] == ("ε", "bytes up (MB)", "accuracy clients.worst10 (%)")
+    head, rule, *lines = str(table).splitlines()[:6]
+    assert head.startswith("| task   | method  |  seeds |      last % |    best % * | best of the seeds' mean % * |")
+    assert rule.startswith("| ------ | ------- | -----: | ----------: |")
+    assert lines[1].startswith(
+        "| digits | FedProx | 2 of 3 |  60.0 ± 0.0 |  80.0 ± 0.0 |              80.0 (round 2) |"
+    )
+    assert "DM on digits: ε is the largest of 7.50 to 8.00." in str(table)
+    first = table.rows[0]
+    assert (first["method"], first["seeds"], first["seeds_wanted"]) == ("FedAvg", 3, 3)
+    assert [first[k] for k in ("accuracy_last", "accuracy_last_std")] == pytest.approx([0.6, 0.1])
+    assert [first[k] for k in ("accuracy_best_mean", "accuracy_best_mean_round")] == pytest.approx([0.7, 2])
+    assert (first["bytes_up"], first[HELD]) == pytest.approx((3e6, 0.3))
+    assert all(row.keys() == first.keys() for row in table.rows)
+
+
+def test_a_folder_gives_the_same_table(tmp_path: Path) -> None:
+    runs = sorted(RUNS, key=lambda r: r.line["run"])
+    assert str(summary_table(str(write(tmp_path, runs)))) == str(summary_table(runs))
+
+
+def test_pandas_would_have_one_value_a_cell() -> None:
+    for row in summary_table(RUNS, columns=["failed", "run"]).rows:
+        assert all(value is None or isinstance(value, str | int | float) for value in row.values())
+
+
+def test_what_a_mean_would_hide_is_said() -> None:
+    runs = [record([0.5], "A", 0, failed=2), record([0.5], "A", 1, failed=1, epsilon=3.0)]
+    said = str(summary_table(runs))
+    assert "A on digits: 3 replies of clients failed and were left out." in said
+    assert "A on digits: 1 of 2 runs have no epsilon, so the way has none." in said
+    assert summary_table(runs).rows[0]["epsilon"] is None
+    uneven = [record([0.5], "A", 0), record([0.5, 0.7], "A", 1)]
+    assert summary_table(uneven).cells[0][5] == "– (other rounds)"
+    some = [record([0.5], "A", 0), record(None, "A", 1)]
+    assert summary_table(some).cells[0][3] == "50.0 (1 of 2 runs)"
+    assert "a single seed has none" in str(summary_table([record(0.5)]))
+
+
+def test_ways_without_a_finished_run_have_a_row() -> None:
+    table = summary_table(Records([record([0.5])], [("digits", "FedDM", 0)]))
+    assert table.cells[1] == ("digits", "FedDM", "0 of 1", "–", "–", "–")
+    assert table.rows[1]["accuracy_last"] is None
+
+
+def test_rounds_without_a_test_are_passed_over() -> None:
+    table = summary_table([record([None, 0.4, None, 0.3], "A", seed) for seed in (0, 1)])
+    assert table.cells[0][5] == "40.0 (round 2)"
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [(["nothing"], ValueError), ("bytes_up", TypeError), ([3], TypeError), (None, TypeError), (3, TypeError)],
+)
+def test_columns_that_no_run_has_are_refused(columns: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="columns must"):
+        summary_table(RUNS, columns=columns)
+
+
+def test_a_name_with_a_bar_stays_one_cell_and_html_is_escaped() -> None:
+    table = summary_table([record([0.5], "a|b <i>")])
+    assert "| a\\|b <i> |" in str(table)
+    html = table._repr_html_()
+    assert '<td style="text-align: left">a|b &lt;i&gt;</td>' in html
+    assert html.count("<td") == html.count("<th ") == len(table.header)
+
+
+# Paired differences.
+
+seeds = st.integers(2, 6)
+accuracy = st.floats(0.2, 0.8)
+
+
+def runs_of(a: list[float], b: list[float]) -> list[Any]:
+    ways = (("A", a), ("B", b))
+    return [record(value, way, seed) for way, values in ways for seed, value in enumerate(values)]
+
+
+@given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 2)))
+def test_the_interval_is_the_textbooks(pair: tuple[list[float], list[float]]) -> None:
+    """Mean ± t s / sqrt(n), with t of 95 % from the table of Student's distribution."""
+    table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}
+    d = np.array(pair[1]) - np.array(pair[0])
+    half = table[len(d) - 1] * math.sqrt(sum((d - d.mean()) ** 2) / (len(d) - 1)) / math.sqrt(len(d))
+    [row] = paired(runs_of(*pair), "A").rows
+    assert (row["method"], row["base"], row["seeds"]) == ("B", "A", len(d))
+    assert row["difference"] == pytest.approx(d.mean(), abs=1e-12)
+    assert [row["low"], row["high"]] == pytest.approx([d.mean() - half, d.mean() + half], abs=1e-4)
+
+
+@given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 3)))
+def test_a_shift_of_each_seed_changes_nothing_and_the_sides_are_opposite(drawn: tuple[list[float], ...]) -> None:
+    a, b, shift = drawn
+    [row] = paired(runs_of(a, b), "A").rows
+    moved = [[x + (s - 0.5) / 3 for x, s in zip(values, shift)] for values in (a, b)]
+    [same] = paired(runs_of(*moved), "A").rows
+    [opposite] = paired(runs_of(a, b), "B").rows
+    for key, other, sign in (("difference", "difference", -1), ("low", "high", -1), ("high", "low", -1)):
+        assert same[key] == pytest.approx(row[key], abs=1e-9)
+        assert opposite[other] == pytest.approx(sign * row[key], abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "confidence"), [(3, 0.95), (5, 0.8)])
+def test_the_interval_holds_the_truth_as_often_as_it_says(n: int, confidence: float) -> None:
+    """2,000 studies of normal differences with mean 0.02; the count lies in the middle 99.9 % of the binomial law."""
+    draws = np.random.default_rng(7).normal(0.02, 0.05, (2000, n))
+    bounds = [interval(d.tolist(), confidence) for d in draws]
+    held = sum(low <= 0.02 <= high for low, high in bounds if low is not None and high is not None)
+    assert binom.ppf(0.0005, 2000, confidence) <= held <= binom.ppf(0.9995, 2000, confidence)
+
+
+def test_only_seeds_of_both_count_and_what_has_no_interval_says_so() -> None:
+    runs = [
+        *(record(0.5, "FedAvg", seed) for seed in range(3)),
+        *(record(0.5 + 0.1 * seed, "one", seed) for seed in (1,)),
+        *(record(a, "clear", seed) for seed, a in enumerate((0.7, 0.71, 0.72))),
+        *(record(a, "unclear", seed) for seed, a in enumerate((0.4, 0.61, 0.7))),
+        *(record(a, "untested", seed) for seed, a in ((0, None), (1, 0.6), (2, 0.62))),
+        record(0.9, "apart", 9),
+    ]
+    table = paired(runs)
+    found = {row["method"]: row for row in table.rows}
+    assert {m: (r["seeds"], r["caution"]) for m, r in found.items()} == {
+        "one": (1, "one seed: no interval"), "clear": (3, ""), "unclear": (3, "the interval contains 0"),
+        "untested": (2, "the interval contains 0"), "apart": (0, "no seed of both"),
+    }  # fmt: skip
+    assert (found["one"]["difference"], found["one"]["low"]) == (pytest.approx(0.1), None)
+    assert table.cells[0][2:] == ("1 of 4", "+10.0", "–", "one seed: no interval")
+    assert table.cells[4][3:] == ("–", "–", "no seed of both")
+    assert table.cells[1][3] == "+21.0"
+
+
+def test_bases_and_confidences_that_cannot_be_are_refused() -> None:
+    runs = runs_of([0.1], [0.2])
+    with pytest.raises(ValueError, match="base must be a way of every task; 'digits' has no 'FedAvg', but 'A', 'B'"):
+        paired(runs)
+    for confidence in (0.0, 1.0, 95):
+        with pytest.raises(ValueError, match="confidence must"):
+            paired(runs, "A", confidence=confidence)
+    with pytest.raises(ValueError, match="column must name numbers, 'run' holds"):
+        paired(runs, "A", column="run")
+    with pytest.raises(ValueError, match="columns must be among"):
+        paired(runs, "A", column="nothing")
+
+
+def test_other_columns_keep_their_units() -> None:
+    runs = [record([0.5], way, seed, seconds=s) for way, s in (("A", 2.0), ("B", 4.0)) for seed in (0, 1)]
+    table = paired(runs, "A", column="client_seconds")
+    assert table.header[3] == "client seconds minus A's (s)"
+    assert table.cells[0][3] == "+2.0"

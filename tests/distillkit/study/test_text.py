@@ -1,0 +1,41 @@
+"""How numbers and curves are said."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit.study import mean_std, show, spark
+from distillkit.study.text import Unit, unit_of
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
+def test_mean_and_deviation_are_those_of_the_sample(values: list[float]) -> None:
+    mean, std = map(float, mean_std(values, 100, 3).split(" ± "))
+    assert mean == pytest.approx(100 * statistics.mean(values), abs=6e-4)
+    assert std == pytest.approx(100 * statistics.stdev(values), abs=6e-4)
+
+
+def test_one_value_has_no_deviation() -> None:
+    assert (mean_std([0.912], 100), mean_std([1.25, 1.75], digits=2)) == ("91.2", "1.50 ± 0.35")
+
+
+def test_a_curve_is_one_line() -> None:
+    assert spark([0.0, 0.124, 0.125, 0.5, 0.99, 1.0, -1.0, 2.0]) == "▁▁▂▅██▁█"
+
+
+def test_columns_line_up_and_cells_stay_whole() -> None:
+    assert show(["a", "b"], [["x", "1"], ["x|y", "2\n3"]]) == (
+        "| a    |   b |\n| ---- | --: |\n| x    |   1 |\n| x\\|y | 2 3 |"
+    )
+    assert show(["a", "b"], [], left=2) == "| a   | b   |\n| --- | --- |"
+
+
+def test_units_follow_the_columns_name() -> None:
+    assert unit_of("accuracy_clients.worst10", [0.1]) == Unit("%", 100.0, 1)
+    assert unit_of("bytes_up", [1.0]) == unit_of("up.bytes", []) == Unit("MB", 1e-6, 2)
+    assert unit_of("client_seconds", [1.0]) == Unit("s", 1.0, 1)
+    assert [unit_of("x", v).digits for v in ([], [3, 4.0], [0.25], [250.5])] == [0, 0, 3, 1]

@@ -1,0 +1,57 @@
+"""A study's folder and records with numbers that were made up, for tests of what is read from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distillkit.study import Record
+
+
+def row(number: int, accuracy: float | None, up: int = 1_000_000, seconds: float = 2.0) -> dict[str, Any]:
+    clients = None if accuracy is None else {"mean": accuracy, "std": 0.1, "worst10": accuracy / 2, "clients": 10}
+    return {
+        "round": number, "accuracy": accuracy, "loss": 1.0, "bytes_up": up, "bytes_down": 2 * up,
+        "client_seconds": seconds, "seconds": 3.0, "failed": {}, "accuracy_clients": clients,
+    }  # fmt: skip
+
+
+def record(
+    accuracies: Sequence[float | None] | float | None,
+    method: str = "FedAvg",
+    seed: int = 0,
+    *,
+    task: str = "digits",
+    up: int = 1_000_000,
+    seconds: float = 2.0,
+    **facts: Any,
+) -> Record:
+    """A federated run of these accuracies by round; one number: a way that makes a set."""
+    if accuracies is None or isinstance(accuracies, float | int):
+        rows: list[dict[str, Any]] = []
+        last = best = accuracies
+    else:
+        rows = [row(number, a, up, seconds) for number, a in enumerate(accuracies, 1)]
+        last, best = accuracies[-1], max((a for a in accuracies if a is not None), default=None)
+    line = {
+        "run": f"{task}-{method}-{seed}", "task": task, "method": method, "seed": seed, "rounds": len(rows) or None,
+        "accuracy_last": last, "accuracy_best": best, "bytes_up": len(rows) * up or None,
+        "bytes_down": 2 * len(rows) * up or None, "client_seconds": len(rows) * seconds or None, "seconds": 3.0,
+        "epsilon": None, "failed": 0, **facts,
+    }  # fmt: skip
+    return Record(line, rows)
+
+
+def write(folder: Path, records: Sequence[Record], plan: Mapping[str, Any] | None = None) -> Path:
+    """The folder of a study with these runs."""
+    for r in records:
+        own = folder / str(r.line["run"])
+        own.mkdir(parents=True)
+        (own / "summary.json").write_text(json.dumps(dict(r.line)))
+        if r.rows:
+            (own / "history.jsonl").write_text("".join(json.dumps(dict(line)) + "\n" for line in r.rows))
+    if plan is not None:
+        (folder / "study.json").write_text(json.dumps(plan))
+    return folder
