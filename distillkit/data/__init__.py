@@ -1,12 +1,13 @@
 """Datasets as tensors in memory, who holds what, and one set a client."""
 
 from distillkit.data import partition
-from distillkit.data.cifar10c import load_cifar10c
+from distillkit.data.cifar10c import load_cifar10c, load_cifar10c_domains
+from distillkit.data.client_arrays import load_client_arrays
 from distillkit.data.datasets import NAMES, load
 from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.femnist import load_femnist
 from distillkit.data.files import load_folder, load_npz
-from distillkit.data.split import Split
+from distillkit.data.split import Split, split_by
 from distillkit.data.views import clients
 
 __all__ = [
@@ -16,9 +17,12 @@ __all__ = [
     "clients",
     "load",
     "load_cifar10c",
+    "load_cifar10c_domains",
+    "load_client_arrays",
     "load_domains",
     "load_femnist",
     "load_folder",
     "load_npz",
     "partition",
+    "split_by",
 ]

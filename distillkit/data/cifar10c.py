@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from distillkit import check
 from distillkit.data.datasets import CIFAR10
 from distillkit.data.files import Size
-from distillkit.data.split import to_pixels
+from distillkit.data.split import Split, split_by, to_pixels
 from distillkit.normalization import Normalization
 from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
 
-__all__ = ["CORRUPTIONS", "load_cifar10c"]
+__all__ = ["CORRUPTIONS", "load_cifar10c", "load_cifar10c_domains"]
 
 CORRUPTIONS = (
     "gaussian_noise",
@@ -130,6 +130,43 @@ def load_cifar10c(
             },
             info={"dataset": "cifar10c", "domains": domains},
         )
+
+
+def load_cifar10c_domains(
+    path: str | os.PathLike[str],
+    *,
+    corruptions: Sequence[str] = CORRUPTIONS,
+    severities: Sequence[int] = (5,),
+    pictures: int | None = None,
+    test_fraction: float = 0.2,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+) -> Split:
+    """Load CIFAR-10-C as a training and a test set that share no picture, for clients that train on a corruption each.
+
+    With `partition.domains_by_dirichlet(split.train.labels, split.train.columns["domain"])` these are FedLGD's 57
+    clients (Huang et al., 2023). Its paper has 6,000 pictures a corruption; which ones, at which severity, and
+    how they were cut into train and test, is not told, and neither is the draw of the clients. FedLGD gives
+    `size=28, normalization=distillkit.normalization.IDENTITY`.
+
+    Args:
+        path, corruptions, severities, size, channels, normalization: see `load_cifar10c`.
+        pictures: how many of the 10,000 pictures are used, the first ones; default all.
+        test_fraction: of the pictures of each class that become the test set, in [0, 1), whichever the corruption:
+            a fixed random choice; see `split_by`.
+
+    Raises:
+        FileNotFoundError, TypeError, ValueError: see `load_cifar10c` and `split_by`.
+    """
+    data = load_cifar10c(
+        path, corruptions=corruptions, severities=severities, size=size, channels=channels, normalization=normalization
+    )
+    if pictures is not None:
+        number = data.columns["picture"]
+        check.positive_int(pictures, "pictures", most=int(number.max()) + 1)
+        data = data[(number < pictures).nonzero().flatten()]
+    return split_by(data, "picture", test_fraction, classes=CIFAR10.classes)
 
 
 def _array(file: Path, count: int | None) -> NDArray[Any]:

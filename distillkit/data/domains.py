@@ -116,9 +116,7 @@ def as_domains(
         raise ValueError("splits must have at least one source, got none")
     for name, split in splits.items():
         if not isinstance(split, Split):
-            raise TypeError(
-                f"splits must be name -> Split(train, test, classes), {name!r} is {type(split).__name__}"
-            )
+            raise TypeError(f"splits must be name -> Split(train, test, classes), {name!r} is {type(split).__name__}")
     names = tuple(next(iter(splits.values())).classes) if classes is None else _stated(classes)
     orders = {name: _order(name, split.classes, names, classes is not None) for name, split in splits.items()}
     if len({split.train.labels.ndim for split in splits.values()}) > 1:

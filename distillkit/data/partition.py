@@ -16,7 +16,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.data._deal import Seed, deal, equal, grouped, parts_of, require_enough, share_evenly
-from distillkit.data._dirichlet import dirichlet, dirichlet_capped, dirichlet_prior
+from distillkit.data._dirichlet import dirichlet, dirichlet_capped, dirichlet_prior, domains_by_dirichlet
 from distillkit.rng import as_generator
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "dirichlet",
     "dirichlet_capped",
     "dirichlet_prior",
+    "domains_by_dirichlet",
     "dominant_class",
     "iid",
     "summary",

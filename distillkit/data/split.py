@@ -15,9 +15,9 @@ from distillkit import check
 from distillkit.normalization import Normalization
 from distillkit.plausible import without_warnings
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
+from distillkit.sets import Images, LabeledImages, as_set
 
-__all__ = ["HOLD_OUT_SEED", "Split", "assemble", "hold_out", "to_pixels"]
+__all__ = ["HOLD_OUT_SEED", "Split", "assemble", "hold_out", "split_by", "to_pixels"]
 
 HOLD_OUT_SEED = 20_211
 """Which images a dataset without a test split of its own holds back: part of the dataset's definition, no option."""
@@ -68,6 +68,50 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
         shuffled = members[torch.randperm(len(members), generator=rng)]
         held[shuffled[: round(fraction * len(members))]] = True
     return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: Sequence[str] | None = None) -> Split:
+    """Cut one set into train and test so that no value of a column is in both: a picture, a patient, a writer.
+
+    For sets in which several images belong together: of CIFAR-10-C's corruptions of one picture, or a patient's slices,
+    a test must not see what was trained on.
+
+    Args:
+        data: a set with that column.
+        column: int64 [N]; what shares a number stays together.
+        test_fraction: share of the column's values that become the test set, in [0, 1): a fixed random choice, the
+            same in every call, and of each class alike, as far as the images of a value have one class. 0 gives an
+            empty test set.
+        classes: the names of the classes; default "0", "1", ...
+
+    Raises:
+        TypeError, ValueError: no such column, one that is no int64 [N], another number of names than classes, or a
+            fraction that leaves one of the two without images.
+    """
+    data = as_set(data, name="data")
+    if not isinstance(column, str) or column not in data.columns:
+        raise ValueError(f"column must be one of {', '.join(sorted(data.columns)) or 'none'}, got {column!r}")
+    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
+    values = check.class_labels(data.columns[column], len(data), None, f"column {column!r}").cpu()
+    names = tuple(str(k) for k in range(data.num_classes)) if classes is None else tuple(classes)
+    if len(names) != data.num_classes:
+        raise ValueError(f"classes must be {data.num_classes} names, got {len(names)}")
+    found, place = values.unique(return_inverse=True)
+    first = torch.full((len(found),), len(values)).scatter_reduce(0, place, torch.arange(len(values)), "amin")
+    of_one_kind = torch.zeros(len(found), dtype=torch.long)
+    kept, held = hold_out(data.labels.cpu()[first] if data.labels.ndim == 1 else of_one_kind, test_fraction)
+    if not len(kept) or (test_fraction and not len(held)):
+        raise ValueError(
+            f"test_fraction={test_fraction:g} of {len(found)} values of {column!r} leaves no "
+            f"{'train' if len(held) else 'test'} set; give another one"
+        )
+    tested = torch.zeros(len(found), dtype=torch.bool)
+    tested[held] = True
+    parts = []
+    for part, rows in (("train", ~tested[place]), ("test", tested[place])):
+        own = data[rows.nonzero().flatten().to(data.labels.device)]
+        parts.append(own.replace(info={**data.info, "split": part, "test_fraction": test_fraction, "apart": column}))
+    return Split(parts[0], parts[1], names, domains=tuple(data.info.get("domains", ())))
 
 
 def to_pixels(images: Tensor, size: int | tuple[int, int] | None, channels: int | None) -> Tensor:

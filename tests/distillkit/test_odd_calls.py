@@ -31,7 +31,7 @@ from distillkit.condense import (
     loops_for,
     random_subset,
 )
-from distillkit.data import clients, load
+from distillkit.data import clients, load, split_by
 from distillkit.data import partition as pa
 from distillkit.evaluate import evaluate
 from distillkit.generate import (
@@ -289,6 +289,20 @@ CALLS: dict[str, Call] = {
     "dirichlet_capped": C(pa.dirichlet_capped, alpha=1.0, **CLIENTS),
     "dirichlet_prior": C(pa.dirichlet_prior, alpha=1.0, **CLIENTS),
     "by_domain": C(pa.by_domain, domains=torch.arange(40) % 2, clients=4),
+    "domains_by_dirichlet": C(
+        pa.domains_by_dirichlet,
+        labels=torch.arange(40) % 4,
+        domains=torch.arange(40) // 20,
+        parts=2,
+        alpha=1.0,
+        min_each=1,
+    ),
+    "split_by": C(
+        split_by,
+        lambda split: finite(split.train),
+        data=lambda: data().replace(columns={"user": torch.arange(9)}),
+        column="user",
+    ),
     "capped": C(pa.capped, labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)], size=4),
     "summary": C(pa.summary, labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)]),
     # Generation
@@ -436,7 +450,10 @@ NOT_CALLED = {
     **dict.fromkeys(("load_folder", "load_npz"), "read files, whose oddities are `data/test_files.py`"),
     **dict.fromkeys(("as_domains", "load_domains"), "join what loaders read: `data/test_domains.py`"),
     "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
-    "load_cifar10c": "reads files, whose oddities are `data/test_cifar10c.py`",
+    **dict.fromkeys(
+        ("load_cifar10c", "load_cifar10c_domains"), "read files, whose oddities are `data/test_cifar10c.py`"
+    ),
+    "load_client_arrays": "reads files, whose oddities are `data/test_client_arrays.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
     "lpips": "needs weights that are downloaded; its refusals are `attacks/test_metrics.py`",
 }
@@ -483,6 +500,7 @@ ACCEPTED: Listed = {
     ("CropFlip", "*", "zero"): NONE_DUE,
     ("clopper_pearson", "hits", "zero"): "no hit among the trials",
     ("dirichlet*", "min_size", "zero"): "no client needs an image",
+    ("domains_by_dirichlet", "min_each", "zero"): "no client needs an image",
     ("load", "size", "array"): "height and width",
     ("require_*", "augment", "None"): "no augmentation",
     ("require_space", "augment", "*"): "what was told no normalisation contradicts none",
@@ -495,7 +513,7 @@ ACCEPTED: Listed = {
     ("*", "*", "space"): "a network knows no space, and each of these takes a set of any",
     **{
         (name, "*", c): VALID
-        for name in ("clients", "random_subset", "grid", "selection", "initial_images")
+        for name in ("clients", "split_by", "random_subset", "grid", "selection", "initial_images")
         for c in ("shape", "channels", "class count")
     },
     ("class_statistics", "real", "*"): VALID,

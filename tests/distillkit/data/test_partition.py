@@ -380,3 +380,60 @@ def test_client_views() -> None:
         client_views(data, [torch.tensor([0, 1]), torch.tensor([1])])
     with pytest.raises(ValueError, match="at least one client"):
         client_views(data, [])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    total=st.integers(1, 4),
+    parts=st.integers(1, 4),
+    least=st.sampled_from([0, 1, 5]),
+    alpha=st.sampled_from([0.5, 2.0]),
+)
+def test_domains_by_dirichlet_gives_everybody_enough_of_each_class(
+    seed: int, total: int, parts: int, least: int, alpha: float
+) -> None:
+    rng = derive(seed)
+    labels = torch.arange(total * 3 * 40) % 3
+    domains = (torch.arange(len(labels)) // 120)[torch.randperm(len(labels), generator=rng)]
+    if min(int((labels[domains == d] == k).sum()) for d in range(total) for k in range(3)) < parts * least:
+        return
+    dealt = partition.domains_by_dirichlet(labels, domains, parts, alpha, min_each=least, generator=seed)
+    assert torch.cat(dealt).sort().values.tolist() == list(range(len(labels)))
+    assert int(partition.summary(labels, dealt, 3).min()) >= least
+    assert all(torch.equal(part, part.sort().values) for part in dealt)
+    assert all(set(domains[part].tolist()) <= {i % total} for i, part in enumerate(dealt))
+    again = partition.domains_by_dirichlet(labels, domains, parts, alpha, min_each=least, generator=seed)
+    assert all(torch.equal(a, b) for a, b in zip(dealt, again))
+
+
+def test_domains_by_dirichlet_follows_its_alpha() -> None:
+    """Var of a share of Dir(alpha) over n parts is (1/n)(1 - 1/n) / (n alpha + 1)."""
+    labels = torch.arange(15_000) // 100  # 150 classes of 100
+    domains = torch.zeros(len(labels), dtype=torch.long)
+    for alpha in (0.5, 2.0, 50.0):
+        dealt = partition.domains_by_dirichlet(labels, domains, 3, alpha, min_each=0)
+        shares = partition.summary(labels, dealt).double() / 100
+        assert float(shares.var()) == pytest.approx(2 / 9 / (3 * alpha + 1), rel=0.2, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"min_each": 11}, "domain 0 has 20 images of class 0, too few for 2 clients with at least 11 each"),
+        ({"min_each": 10, "alpha": 0.01, "tries": 3}, "none of 3 draws at alpha=0.01 gave all 2 parts of 20 images"),
+        ({"min_each": -1}, "min_each must be at least 0"),
+        ({"parts": 0}, "parts must be at least 1"),
+        ({"tries": 0}, "tries must be"),
+        ({"alpha": 0.0}, "alpha must be"),
+    ],
+)
+def test_domains_that_cannot_be_cut_so_are_refused(options: dict[str, Any], words: str) -> None:
+    labels, domains = torch.arange(80) % 2, torch.arange(80) // 40
+    with pytest.raises(ValueError, match=words):
+        partition.domains_by_dirichlet(labels, domains, **{"parts": 2, "alpha": 2.0, "min_each": 1, **options})
+    with pytest.raises(ValueError, match="one entry an image"):
+        partition.domains_by_dirichlet(labels[:9], domains, 2)
+    absent = torch.arange(80) // 40 + domains  # class 0 in domain 0 alone
+    with pytest.raises(ValueError, match="domain 0 has 0 images of class 2"):
+        partition.domains_by_dirichlet(absent, domains, 2, min_each=1)
+    assert len(partition.domains_by_dirichlet(absent, domains, 2, min_each=0)) == 4

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit import LabeledImages
+from distillkit.data import split_by
+from distillkit.rng import derive
+
+
+def slices(patients: int, each: int, seed: int = 0) -> LabeledImages:
+    """Some pictures of each patient, shuffled; a patient is of one class."""
+    patient = torch.arange(patients).repeat_interleave(each)[torch.randperm(patients * each, generator=derive(seed))]
+    images = torch.rand(len(patient), 1, 2, 2, generator=derive(seed, "pixels"))
+    return LabeledImages(images, patient % 2, num_classes=2, columns={"patient": 7 * patient})
+
+
+@given(seed=st.integers(0, 100), patients=st.integers(4, 12), each=st.integers(1, 4))
+def test_nobody_is_in_both(seed: int, patients: int, each: int) -> None:
+    data = slices(patients, each, seed)
+    split = split_by(data, "patient", 0.5)
+    trained, tested = (set(part.columns["patient"].tolist()) for part in split)
+    assert not trained & tested
+    assert trained | tested == {7 * k for k in range(patients)}
+    assert sum(len(part) for part in split) == len(data)
+    of_class = {k: sum(p // 7 % 2 == k for p in tested) for k in range(2)}
+    assert all(n == round(0.5 * len(range(k, patients, 2))) for k, n in of_class.items())
+
+
+def test_images_keep_their_order_and_say_what_was_kept_apart(global_rng_untouched: None) -> None:
+    data = slices(6, 3)
+    split = split_by(data, "patient", 0.5, classes=("well", "ill"))
+    again = split_by(data, "patient", 0.5)
+    for part, other in zip(split, again):
+        assert torch.equal(part.images, other.images)
+        rows = torch.isin(data.columns["patient"], part.columns["patient"].unique())
+        assert torch.equal(part.images, data.images[rows])
+    assert split.test.info == {"split": "test", "test_fraction": 0.5, "apart": "patient"}
+    assert (split.classes, again.classes) == (("well", "ill"), ("0", "1"))
+
+
+def test_rows_of_labels_are_cut_too() -> None:
+    data = slices(6, 2)
+    rows = data.replace(labels=torch.nn.functional.one_hot(data.labels, 2).float())
+    assert [len(part) for part in split_by(rows, "patient", 0.5)] == [6, 6]
+    assert [len(part) for part in split_by(rows, "patient", 0.0)] == [12, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"column": "user"}, "column must be one of patient, got 'user'"),
+        ({"test_fraction": -0.1}, "test_fraction must be in"),
+        ({"test_fraction": 1.0}, "test_fraction must be in"),
+        ({"test_fraction": 0.1}, "leaves no test set"),
+        ({"test_fraction": 0.9}, "leaves no train set"),
+        ({"classes": ("one",)}, "classes must be 2 names, got 1"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        split_by(slices(4, 2), **{"column": "patient", **options})
+
+
+def test_a_column_of_other_numbers_is_refused() -> None:
+    data = slices(4, 2)
+    with pytest.raises(TypeError, match="column 'patient' must be class indices"):
+        split_by(data.replace(columns={"patient": torch.rand(8, generator=derive(0))}), "patient")
