@@ -5,18 +5,23 @@ from distillkit.provenance import git_commit
 from distillkit.study.records import Record, RecordError, Records, read_records
 from distillkit.study.tables import paired, summary_table
 from distillkit.study.text import Table, mean_std, show, spark
+from distillkit.study.tuning import Tuned, equal_tries, read_choice, tuning_table
 
 __all__ = [
     "Record",
     "RecordError",
     "Records",
     "Table",
+    "Tuned",
+    "equal_tries",
     "git_commit",
     "mean_std",
     "paired",
     "processes",
+    "read_choice",
     "read_records",
     "show",
     "spark",
     "summary_table",
+    "tuning_table",
 ]

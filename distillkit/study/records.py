@@ -13,7 +13,10 @@ from typing import Any
 from distillkit import check
 from distillkit.study.history import RecordError, Row, read_rows
 
-__all__ = ["Given", "Group", "Record", "RecordError", "Records", "as_records", "groups", "read_records"]
+__all__ = ["STUDY", "Given", "Group", "Record", "RecordError", "Records", "as_records", "groups", "read_records"]
+
+STUDY = "distillkit.study/1"
+"""The format of `study.json`."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +239,17 @@ def _once(records: Iterable[Record]) -> list[Record]:
 
 
 def _plan(path: Path) -> list[tuple[str, str, int]] | None:
-    """Every run of the study in its order; None if the folder does not say."""
-    return None
+    """Every run of the study in its order: (task, method, seed); None if no file says."""
+    if not path.exists():
+        return None
+    try:
+        said = json.loads(path.read_text())
+    except ValueError as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+    kind = said.get("format") if isinstance(said, Mapping) else None
+    if kind != STUDY:
+        raise RecordError(f"{path} is of the format {kind!r}, this version reads {STUDY!r}: run the study again")
+    return [(task, way, seed) for task in said["tasks"] for way in said["ways"] for seed in said["seeds"]]
 
 
 def _nothing(folder: Path) -> str:

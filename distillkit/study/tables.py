@@ -197,8 +197,11 @@ def header_of(column: str, found: Sequence[Group]) -> str:
 
 
 def _odd(group: Group, epsilons: Sequence[Any]) -> list[str]:
-    """What of a way's runs a mean would hide: replies left out, runs of other epsilons, or with and without one."""
+    """What of a way's runs a mean would hide: failures, replies left out, other epsilons, or runs without one."""
     said, name = [], f"{group.method} on {group.task}"
+    errors = [e for e in group.values("error") if e is not None]
+    if errors:
+        said.append(f"{name}: {len(errors)} of {len(group.records)} runs failed ({errors[0]}).")
     failed = sum(v for v in group.values("failed") if v)
     if failed:
         said.append(f"{name}: {failed} replies of clients failed and were left out.")

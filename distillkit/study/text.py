@@ -116,5 +116,6 @@ def unit_of(column: str, values: Sequence[float]) -> Unit:
     if last.endswith("seconds"):
         return Unit("s", 1.0, 1)
     largest = max((abs(v) for v in values), default=0.0)
-    whole = all(float(v).is_integer() for v in values)
-    return Unit("", 1.0, 0 if whole else 1 if largest >= 100 else 3)
+    if all(float(v).is_integer() for v in values):
+        return Unit("", 1.0, 0 if len(set(values)) <= 1 else 1)
+    return Unit("", 1.0, 1 if largest >= 100 else 3)

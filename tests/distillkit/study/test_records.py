@@ -25,6 +25,32 @@ def test_records_are_read_as_they_were_written_by_name(tmp_path: Path) -> None:
     assert repr(found) == "<4 finished runs: 1 tasks, 3 ways on them; 0 runs are missing>"
 
 
+PLAN = {
+    "format": "distillkit.study/1",
+    "tasks": {"digits": {}, "other": {}},
+    "ways": {"Local": {}, "FedAvg": {}, "DM": {}},
+    "seeds": [1, 0],
+}
+
+
+def test_the_order_is_the_studys_and_what_is_missing_is_known(tmp_path: Path) -> None:
+    found = read_records(write(tmp_path, THREE, PLAN))
+    assert [(r.method, r.seed) for r in found] == [("Local", 0), ("FedAvg", 1), ("FedAvg", 0), ("DM", 0)]
+    assert len(found.missing) == 12 - 4
+    assert ("digits", "DM", 1) in found.missing
+    assert {(g.task, g.method): g.seeds for g in groups(tmp_path)} == {
+        ("digits", "Local"): "1 of 2", ("digits", "FedAvg"): "2", ("digits", "DM"): "1 of 2",
+        **{("other", way): "0 of 2" for way in PLAN["ways"]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ['{"format": "distillkit.study/0"}', "[]", "{"])
+def test_a_study_of_another_format_is_refused(tmp_path: Path, content: str) -> None:
+    (write(tmp_path, THREE) / "study.json").write_text(content)
+    with pytest.raises(RecordError, match=r"study\.json is (damaged|of the format .*, this version reads)"):
+        read_records(tmp_path)
+
+
 def test_what_is_not_of_a_finished_run_is_not_read(tmp_path: Path) -> None:
     write(tmp_path, THREE)
     write(tmp_path / "tries", [record([0.9], "FedAvg", 5)])

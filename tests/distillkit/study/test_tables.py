@@ -66,6 +66,8 @@ def test_what_a_mean_would_hide_is_said() -> None:
     assert "A on digits: 3 replies of clients failed and were left out." in said
     assert "A on digits: 1 of 2 runs have no epsilon, so the way has none." in said
     assert summary_table(runs).rows[0]["epsilon"] is None
+    burnt = [record(None, "A", 0, error="loss is nan"), record([0.5], "A", 1)]
+    assert "A on digits: 1 of 2 runs failed (loss is nan)." in str(summary_table(burnt))
     uneven = [record([0.5], "A", 0), record([0.5, 0.7], "A", 1)]
     assert summary_table(uneven).cells[0][5] == "– (other rounds)"
     some = [record([0.5], "A", 0), record(None, "A", 1)]

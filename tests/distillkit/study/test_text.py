@@ -38,4 +38,4 @@ def test_units_follow_the_columns_name() -> None:
     assert unit_of("accuracy_clients.worst10", [0.1]) == Unit("%", 100.0, 1)
     assert unit_of("bytes_up", [1.0]) == unit_of("up.bytes", []) == Unit("MB", 1e-6, 2)
     assert unit_of("client_seconds", [1.0]) == Unit("s", 1.0, 1)
-    assert [unit_of("x", v).digits for v in ([], [3, 4.0], [0.25], [250.5])] == [0, 0, 3, 1]
+    assert [unit_of("x", v).digits for v in ([], [3, 3.0], [3, 4], [0.25], [250.5])] == [0, 0, 1, 3, 1]

@@ -1,0 +1,149 @@
+"""How settings were chosen: the tries of every way, read back from a study's `choice.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distillkit.study.records import RecordError
+from distillkit.study.text import NONE, Table
+
+__all__ = ["Tuned", "equal_tries", "read_choice", "tuning_table"]
+
+FORMAT = "distillkit.choice/1"
+"""Of `choice.json`."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was tried of one way on one task, and what was chosen.
+
+    Attributes:
+        task: on which settings were tried.
+        method: the way's name.
+        tries: an object a try: its `settings`, its `score` (the mean over the seeds of the tries; None if a run failed)
+            and the `scores` by seed. Empty for a way that had one setting to begin with, or takes another's.
+        chosen: the number of the chosen try; None for a way that takes another's settings.
+        like: the way whose settings it takes.
+    """
+
+    task: str
+    method: str
+    tries: tuple[Mapping[str, Any], ...]
+    chosen: int | None
+    like: str | None
+
+
+def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[str, Any]]:
+    """Read what a study tried and chose, and by which rule.
+
+    Args:
+        folder: of the study, or its `choice.json`.
+
+    Returns:
+        What was tried, by task and way in the order of the file; and the file's other facts: `rule`, `seeds`.
+
+    Raises:
+        FileNotFoundError: nothing was chosen there.
+        RecordError: the file is damaged, of another format, or does not choose the best of its tries.
+    """
+    path = Path(folder)
+    path = path / "choice.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; a study writes it when all its tries are done")
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+    said = found.get("format") if isinstance(found, Mapping) else None
+    if said != FORMAT:
+        raise RecordError(f"{path} is of the format {said!r}, this version reads {FORMAT!r}: choose again")
+    tuned = []
+    for task, ways in found["tasks"].items():
+        for method, way in ways.items():
+            one = Tuned(task, method, tuple(way["tries"]), way["chosen"], way["like"])
+            scores = [t["score"] for t in one.tries if t["score"] is not None]
+            if one.tries and (one.chosen is None or one.tries[one.chosen]["score"] != max(scores, default=None)):
+                raise RecordError(f"{path} is damaged: of {method} on {task}, try {one.chosen} is not the best")
+            tuned.append(one)
+    return tuned, {name: value for name, value in found.items() if name != "tasks"}
+
+
+def equal_tries(folder: str | os.PathLike[str]) -> int:
+    """How many settings were tried of every way on every task; refuses a study where that differs.
+
+    The better tuned way wins: a comparison is fair only if all had as many tries. Ways that take another's settings
+    have that one's tries.
+
+    Args:
+        folder: of the study, or its `choice.json`.
+
+    Raises:
+        FileNotFoundError, RecordError: see `read_choice`.
+        ValueError: the numbers of tries differ; they are listed.
+    """
+    tuned, _ = read_choice(folder)
+    counts = {f"{t.method} on {t.task}": max(1, len(t.tries)) for t in tuned if t.like is None}
+    if len(set(counts.values())) != 1:
+        said = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none at all"
+        raise ValueError(f"folder must hold a study with as many tries of every way, got {said}")
+    return next(iter(counts.values()))
+
+
+def tuning_table(folder: str | os.PathLike[str]) -> Table:
+    """What was tried, what it came to, and what was chosen: to be printed under a table of results.
+
+    Args:
+        folder: of the study, or its `choice.json`.
+
+    Returns:
+        A row a task and way: how many settings were tried, those chosen, their score on the validation part, the worst
+        try's score, and which chosen numbers lie at the edge of what was tried (of three values or more): a better one
+        may lie beyond.
+
+    Raises:
+        FileNotFoundError, RecordError: see `read_choice`.
+    """
+    tuned, facts = read_choice(folder)
+    printed, rows = [], []
+    for t in tuned:
+        scores = [one["score"] for one in t.tries]
+        known = [score for score in scores if score is not None]
+        chosen = t.tries[t.chosen] if t.tries and t.chosen is not None else None
+        edge = ", ".join(_edges(t.tries, chosen["settings"])) if chosen is not None else ""
+        settings = f"as {t.like}" if t.like else NONE if chosen is None else _said(chosen["settings"])
+        failed = len(scores) - len(known)
+        tries = f"{len(scores)} ({failed} failed)" if failed else str(len(scores) or NONE)
+        best, worst = max(known, default=None), min(known, default=None)
+        shares = (NONE if score is None else f"{100 * score:.1f}" for score in (best, worst))
+        printed.append((t.task, t.method, settings, tries, *shares, edge or NONE))
+        numbers = {"task": t.task, "method": t.method, "tries": len(scores), "failed": failed, "like": t.like}
+        rows.append({**numbers, "settings": settings, "score": best, "worst": worst, "edge": edge or None})
+    header = ("task", "method", "chosen", "tries", "validation %", "worst try %", "at the edge")
+    seeds = ", ".join(map(str, facts.get("seeds", ())))
+    note = (
+        f"Tried on the validation part, never on the test set; rule: {facts.get('rule')}; seeds of the tries: {seeds}."
+    )
+    return Table(header, tuple(printed), rows, (note,), left=3)
+
+
+def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:
+    """The settings whose chosen number is the least or the largest of at least three."""
+    found = []
+    for name, value in chosen.items():
+        values = {t["settings"].get(name) for t in tries if _is_number(t["settings"].get(name))}
+        if len(values) > 2 and value in (min(values), max(values)):
+            found.append(name)
+    return found
+
+
+def _said(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items()) or NONE
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,90 @@
+"""What was tried and chosen is read back, and a study that tried one way more than another is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit.study import RecordError, equal_tries, read_choice, tuning_table
+
+
+def tried(*scores: float | None, **settings: list[Any]) -> dict[str, Any]:
+    known = [s for s in scores if s is not None]
+    tries = [
+        {
+            "settings": {name: values[k] for name, values in settings.items()},
+            "score": s,
+            "scores": [s],
+            "runs": [str(k)],
+        }
+        for k, s in enumerate(scores)
+    ]
+    return {"tries": tries, "chosen": scores.index(max(known)) if known else 0, "like": None}
+
+
+AVG = tried(0.5, 0.9, None, lr=[0.1, 0.3, 1.0])
+PROX = tried(0.4, 0.5, 0.6, lr=[0.1, 0.3, 1.0], mu=[0.1, 0.1, 0.1])
+LIKE = {"tries": [], "chosen": None, "like": "FedAvg"}
+
+
+def write(folder: Path, ways: dict[str, Any], **others: Any) -> Path:
+    tasks = {"digits": ways, "other": ways}
+    found = {"format": "distillkit.choice/1", "rule": "last", "seeds": [100], "tasks": tasks, **others}
+    (folder / "choice.json").write_text(json.dumps(found))
+    return folder
+
+
+def test_tries_are_counted_and_ways_that_take_anothers_have_its(tmp_path: Path) -> None:
+    write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE})
+    assert equal_tries(tmp_path) == equal_tries(str(tmp_path / "choice.json")) == 3
+    write(tmp_path, {"FedAvg": AVG, "FedProx": tried(0.4, 0.5, mu=[0.1, 1.0])})
+    with pytest.raises(ValueError, match="as many tries of every way, got FedAvg on digits 3, FedProx on digits 2"):
+        equal_tries(tmp_path)
+    write(tmp_path, {"FedAvg": AVG, "DM": tried()})
+    with pytest.raises(ValueError, match="DM on digits 1"):
+        equal_tries(tmp_path)
+    write(tmp_path, {"FedAvg": tried(), "DM": tried()})
+    assert equal_tries(tmp_path) == 1
+    write(tmp_path, {})
+    with pytest.raises(ValueError, match="none at all"):
+        equal_tries(tmp_path)
+
+
+def test_the_table_says_what_was_chosen_and_where_the_grid_ended(tmp_path: Path) -> None:
+    table = tuning_table(write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE, "DM": tried()}))
+    assert table.cells[:4] == (
+        ("digits", "FedAvg", "lr=0.3", "3 (1 failed)", "90.0", "50.0", "–"),
+        ("digits", "FedProx", "lr=1.0, mu=0.1", "3", "60.0", "40.0", "lr"),
+        ("digits", "Local", "as FedAvg", "–", "–", "–", "–"),
+        ("digits", "DM", "–", "–", "–", "–", "–"),
+    )
+    assert table.rows[1] == {
+        "task": "digits", "method": "FedProx", "tries": 3, "failed": 0, "like": None, "settings": "lr=1.0, mu=0.1",
+        "score": 0.6, "worst": 0.4, "edge": "lr",
+    }  # fmt: skip
+    assert "rule: last; seeds of the tries: 100." in str(table)
+    assert read_choice(tmp_path)[1]["rule"] == "last"
+
+
+def test_of_two_values_one_is_always_at_the_edge_which_says_nothing(tmp_path: Path) -> None:
+    assert tuning_table(write(tmp_path, {"A": tried(0.1, 0.2, lr=[0.1, 0.3])})).rows[0]["edge"] is None
+    assert tuning_table(write(tmp_path, {"A": tried(0.3, 0.2, 0.1, lr=[0.1, 0.3, 0.2])})).rows[0]["edge"] == "lr"
+    assert tuning_table(write(tmp_path, {"A": tried(0.3, 0.2, 0.1, norm=["a", "b", "c"])})).rows[0]["edge"] is None
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"choice\.json does not exist"):
+        equal_tries(tmp_path)
+    (tmp_path / "choice.json").write_text("{")
+    with pytest.raises(RecordError, match=r"choice\.json is damaged"):
+        equal_tries(tmp_path)
+    write(tmp_path, {}, format="distillkit.choice/0")
+    with pytest.raises(RecordError, match="of the format 'distillkit.choice/0', this version reads"):
+        tuning_table(tmp_path)
+    for wrong in (0, 2, None):
+        write(tmp_path, {"FedAvg": {**AVG, "chosen": wrong}})
+        with pytest.raises(RecordError, match=f"of FedAvg on digits, try {wrong} is not the best"):
+            tuning_table(tmp_path)
