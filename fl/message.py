@@ -86,6 +86,7 @@ class Entry(Generic[V]):
             self.key = f"{stated if isinstance(stated, str) else owner.__name__}.{name}"
             self.name = f"{vars(owner).get('written', owner.__name__)}.{name}"
             self.owner = f"{owner.__module__}.{owner.__qualname__}"
+            self.__module__, self.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
 
     def __repr__(self) -> str:
         return f"Entry({self.key!r}, {self.reduce})"

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, ClassVar
 
+from distillkit.recorded import Recorded
 from fl.message import Entry, declared
 
 __all__ = ["Keyed", "Part", "described", "identity", "require_own_entries", "require_plain_options", "spelled"]
 
 
-class Keyed:
+class Keyed(Recorded):
     """What a run's records know by a key that outlives the name of its class: the base of methods and their parts.
 
     Attributes:

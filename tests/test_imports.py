@@ -18,7 +18,7 @@ import distillkit
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("distillkit", "attacks", "fl")
 HEAVY = ("torchvision", "opacus", "kornia", "sklearn", "matplotlib", "lpips", "flwr", "scipy")
-LEAVES = ("check", "rng", "chunks", "files", "progress", "owner", "sources", "display", "provenance")
+LEAVES = ("check", "rng", "chunks", "files", "progress", "owner", "sources", "display", "provenance", "recorded")
 """Modules of `distillkit` that import nothing of ours but each other."""
 VALUES = ("sets", "normalization")
 """What a set is: the types that components hand to each other."""

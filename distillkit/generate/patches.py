@@ -14,6 +14,7 @@ from distillkit.generate.crop import Recipe, render
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.progress import bar
 from distillkit.provenance import provenance
+from distillkit.recorded import Recorded
 from distillkit.sets import LabeledImages
 
 __all__ = ["Patches"]
@@ -22,7 +23,7 @@ _TRIES = 32
 _JITTER = ("brightness", "contrast", "saturation", "hue")
 
 
-class Patches:
+class Patches(Recorded):
     """Thousands of training images from a single one: crops that two sides make alike.
 
     `count` crops of the image, each a function of (image, seed, index), rendered when asked for.

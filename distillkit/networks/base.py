@@ -6,6 +6,8 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
+from distillkit.recorded import Recorded
+
 __all__ = ["Network", "SplitNetwork", "require_network", "split"]
 
 
@@ -46,7 +48,7 @@ class Network(Protocol):
         ...
 
 
-class SplitNetwork(nn.Module):
+class SplitNetwork(Recorded, nn.Module):
     """A network whose embedding is what reaches one of its modules, the classifier: what `split` makes.
 
     Args:

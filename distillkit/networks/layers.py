@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit.check import one_of, positive_int
+from distillkit.recorded import Recorded
 
 __all__ = ["ImageNetwork", "activation_layer", "norm_layer"]
 
@@ -31,7 +32,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-class ImageNetwork(nn.Module):
+class ImageNetwork(Recorded, nn.Module):
     """A classifier of images whose forward is `classifier(features(images))`; all our networks are one.
 
     Args:

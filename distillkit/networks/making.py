@@ -13,6 +13,7 @@ from torch import nn
 
 from distillkit.networks._draws import draw_own, seed_of, seeded
 from distillkit.networks.base import require_network
+from distillkit.recorded import Recorded
 from distillkit.rng import as_generator
 
 __all__ = [
@@ -73,7 +74,7 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     return network
 
 
-class AsMade:
+class AsMade(Recorded):
     """A factory whose networks keep the weights that it gave them: their authors' initialisation, or pretrained ones.
 
     Take it wherever a factory is wanted and PyTorch's default distributions are not: `RandomNetworks(AsMade(vit))`,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.networks.base import Network, split
 from distillkit.networks.making import NetworkFactory, Redraw, build, frozen, initialize, is_as_made
+from distillkit.recorded import Recorded
 from distillkit.rng import derive
 
 __all__ = [
@@ -79,7 +82,7 @@ def require_same_place(network: Network, images: Tensor, name: str = "networks")
         )
 
 
-class RandomNetworks:
+class RandomNetworks(Recorded):
     """Untrained networks, a fresh one for every draw: the networks of DM, DC and DSA.
 
     One network is built and re-drawn in place (`networks.initialize`), which costs a thousandth of a step. It is in
@@ -160,7 +163,7 @@ class RandomNetworks:
         return f"RandomNetworks({f'AsMade({kind})' if is_as_made(self._made) else kind})"
 
 
-class FixedNetwork:
+class FixedNetwork(Recorded):
     """Always the same network: a frozen copy of `network` in eval mode (FedLGD's iterative distribution matching).
 
     Eval mode is what the released code leaves it in; batch norm then uses the running statistics of `network`.
@@ -175,7 +178,12 @@ class FixedNetwork:
     fixed = True
 
     def __init__(self, network: nn.Module) -> None:
-        self._network = _copy(network)
+        self._copied = _copied(network)
+        self._network = split(self._copied)
+
+    def built_with(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The copy of the network that was given: that one may be trained on."""
+        return (self._copied,), {}
 
     def draw(self, generator: torch.Generator) -> Network:
         """The network, the same at every step.
@@ -189,7 +197,7 @@ class FixedNetwork:
         return f"FixedNetwork({type(self._network).__name__})"
 
 
-class NetworkBall:
+class NetworkBall(Recorded):
     """Networks around `network`, drawn at distance `radius` (FedDM).
 
     A draw is w = w_r + rho * eps / ||eps||, eps ~ N(0, 1) for each of the P parameters, all of them flattened to one
@@ -210,13 +218,21 @@ class NetworkBall:
 
     def __init__(self, network: nn.Module, radius: float) -> None:
         self.radius = check.real_number(radius, "radius", above=0.0)
-        self._network = _copy(network)
-        assert isinstance(self._network, nn.Module)
-        self._parameters = list(self._network.parameters())
+        self._copied = _copied(network)
+        self._network = split(self._copied)
+        self._parameters = list(self._copied.parameters())
         if not self._parameters:
             raise ValueError(f"network must have parameters, but {type(network).__name__} has none")
         self._center = [p.detach().clone() for p in self._parameters]
         self._sizes = [p.numel() for p in self._parameters]
+
+    def built_with(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """A copy of the network that was given, with its weights (those of the last draw are others), and rho."""
+        center = copy.deepcopy(self._copied)
+        with torch.no_grad():
+            for parameter, value in zip(center.parameters(), self._center, strict=True):
+                parameter.copy_(value)
+        return (center, self.radius), {}
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Network:
@@ -236,8 +252,8 @@ class NetworkBall:
         return f"NetworkBall({type(self._network).__name__}, radius={self.radius:g})"
 
 
-def _copy(network: nn.Module) -> Network:
+def _copied(network: nn.Module) -> nn.Module:
     if not isinstance(network, nn.Module):
         came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
         raise TypeError(f"network must be an nn.Module, got {came}; for fresh networks take RandomNetworks(factory)")
-    return split(frozen(network).eval())
+    return frozen(network).eval()

@@ -6,13 +6,14 @@ import torch
 
 from distillkit.networks.base import Network, split
 from distillkit.networks.making import NetworkFactory, Redraw, build, frozen
+from distillkit.recorded import Recorded
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train
 
 __all__ = ["TrainedNetworks"]
 
 
-class TrainedNetworks:
+class TrainedNetworks(Recorded):
     """A sampler of networks that were trained from scratch on a public set, a fresh one for every draw.
 
     For `condense_private`'s later passes, or as `networks` of `PublicMaps`. Trained on a set that was released before,

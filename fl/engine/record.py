@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,21 @@ import torch
 
 import distillkit
 from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
-from distillkit.plausible import warn
+from distillkit.plausible import warn, without_warnings
 from distillkit.privacy import Ledger
+from distillkit.recipes import NotMade, NotRecorded, made, named, recipe
 from distillkit.sets import LabeledImages
 from fl.engine.roster import Roster
 from fl.engine.store import CheckpointError
 from fl.method import Method
 from fl.parts import identity
 from fl.sides import Server
+from fl.task import LabelTask
 
-__all__ = ["FREE", "config_of", "require_whole_ledger", "warn_if_not_resumable"]
+__all__ = ["FORMAT", "FREE", "config_of", "read_config", "repetition", "require_whole_ledger", "warn_if_not_resumable"]
+
+FORMAT = "distillkit.run/2"
+"""What `config.json` follows. Of 1, which did not say so, it differs in that it says how to build the method again."""
 
 FREE = ("rounds", "versions")
 """What a resumed run may have otherwise than before."""
@@ -40,6 +46,66 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
             f"{config['method']}. Write the options as a frozen dataclass, or return them from `arguments()`; fields "
             "that hold functions or networks: field(repr=False)"
         )
+
+
+def read_config(out: Path) -> dict[str, Any]:
+    """A run's `config.json`, of this format or the first, which had none: its run can be resumed, but not repeated.
+
+    Args:
+        out: the run's folder.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or a later version of distillkit wrote it.
+    """
+    path = out / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict) or config.get("format", "distillkit.run/1") not in ("distillkit.run/1", FORMAT):
+        found = config.get("format") if isinstance(config, dict) else type(config).__name__
+        raise CheckpointError(
+            f"{path} is of the format {found!r}, which this version does not know (it writes {FORMAT!r}): go on with "
+            "the version of distillkit that wrote it"
+        )
+    return config
+
+
+def repetition(method: Method, task: LabelTask, ledger: Ledger | None, out: Path) -> dict[str, Any]:
+    """What `config.json` says beside a run's settings, so that the method is built again from it (`fl.study.load`).
+
+    Tensors that it was given are written to `out`/arguments.
+
+    Args:
+        method, task, ledger: of the run.
+        out: its folder.
+
+    Returns:
+        `format`; `recipe` of the method (see `distillkit.recipes`) or None, and then `recipe_missing`, the reason;
+        `labels`, the recipe of the task, or None; `budget` of a private run.
+    """
+    store = out / "arguments"
+    said, missing = _said(method, "method", store)
+    found = {"format": FORMAT, "recipe": said, "labels": _said(task, "task", store)[0]}
+    if missing is not None:
+        found["recipe_missing"] = missing
+    return found if ledger is None else {**found, "budget": ledger.budget}
+
+
+def _said(value: Any, name: str, store: Path) -> tuple[Any, str | None]:
+    try:
+        said = recipe(value, store=store, name=name)
+        with without_warnings():
+            again = made(json.loads(json.dumps(said)), store=store, names=named(value))
+    except (NotRecorded, NotMade) as error:
+        return None, str(error)
+    if _without_address(again) != _without_address(value):
+        return None, f"what built the {name} builds another one, {identity(again)}"
+    return said, None
+
+
+def _without_address(value: Any) -> str:
+    return re.sub(" at 0x[0-9a-f]+", "", identity(value))
 
 
 def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:

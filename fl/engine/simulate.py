@@ -23,7 +23,7 @@ from fl.engine.holding import Holding
 from fl.engine.placement import placed
 from fl.engine.pools import ServerThread
 from fl.engine.private_door import open_ledger
-from fl.engine.record import FREE, config_of, require_whole_ledger, warn_if_not_resumable
+from fl.engine.record import FREE, config_of, read_config, repetition, require_whole_ledger, warn_if_not_resumable
 from fl.engine.roster import Roster
 from fl.engine.rounds import Engine
 from fl.engine.run import Run
@@ -172,6 +172,7 @@ def simulate(
         if store is not None and store.exists():
             if not resume:
                 raise ValueError(f"{store.out} holds a run already; pass resume=True to go on, or another folder")
+            read_config(store.out)
             store.require_same(config, free=FREE)
             restored = store.restore(run_id)
             post.restore(restored)
@@ -183,7 +184,7 @@ def simulate(
             engine.start()
             if store is not None:
                 warn_if_not_resumable(config, store.out)
-                store.begin(config)
+                store.begin({**config, **repetition(method, task, ledger, store.out)})
             engine.ask_setup(range(len(clients)), min_replies)
         remaining = range(server.round + 1, rounds + 1)
         with bar(len(rows) + len(remaining), "simulate", unit="round", progress=progress, done=len(rows)) as shown:

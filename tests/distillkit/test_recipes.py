@@ -1,0 +1,404 @@
+"""What is said in JSON is built again, and no file can have anything else built or called."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import json
+import math
+import os
+import pickle
+import sys
+import types
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision.models
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import distillkit
+import fl
+from distillkit import LabeledImages, Normalization
+from distillkit.augment import DIGITS, DSA, CropFlip
+from distillkit.condense import distribution_matching
+from distillkit.generate import Patches
+from distillkit.networks import AsMade, ConvNet, FixedNetwork, LeNet, NetworkBall, RandomNetworks
+from distillkit.normalization import ZCA
+from distillkit.privacy import TrainedNetworks
+from distillkit.recipes import NotMade, NotRecorded, Recorded, made, named, recipe
+from distillkit.recipes.names import CLOSED, ROOMS
+from distillkit.training import Protocol
+
+HERE = __name__
+small = partial(ConvNet, (1, 8, 8), 3, width=4, depth=2)
+
+
+def through_json(value: Any, **how: Any) -> Any:
+    return made(json.loads(json.dumps(recipe(value, store=how.get("store")))), trust=[HERE], **how)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers(), st.text()), inner)
+    ),
+    max_leaves=20,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return same(list(a.items()), list(b.items()))
+    return bool(a == b)
+
+
+@given(PLAIN)
+def test_plain_values_come_back_of_their_kinds_and_in_their_order(value: Any) -> None:
+    assert same(through_json(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Path("a/b"), torch.float16, torch.device("cuda", 1), torch.Size([2, 3]), range(2, 9, 3), ConvNet, nn.Linear,
+        torch.nn.functional.cross_entropy, torchvision.models.resnet18, distribution_matching, fl.FedAvg,
+        DSA(DIGITS, crop=0.25), Protocol(augment=DSA()),
+        CropFlip(Normalization([0.5], [0.25])), Normalization([0.1, 0.2, 0.3], [0.5, 0.5, 0.5], measured=True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_types_functions_and_dataclasses_come_back_as_they_were(value: Any) -> None:
+    again = through_json(value)
+    assert again == value
+    assert type(again) is type(value)
+    assert vars(again) == vars(value) if isinstance(value, Normalization) else True
+
+
+def test_a_partial_comes_back_with_its_arguments() -> None:
+    again = through_json(small)
+    assert (again.func, again.args, again.keywords) == (small.func, small.args, small.keywords)
+
+
+def sampled(value: Any) -> torch.Tensor:
+    network = value.draw(torch.Generator().manual_seed(3))
+    return network(torch.linspace(0, 1, 128).reshape(2, 1, 8, 8)).detach()
+
+
+def trained() -> nn.Module:
+    return small().eval()
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random": lambda: RandomNetworks(small),
+    "as made": lambda: RandomNetworks(AsMade(small)),
+    "fixed": lambda: FixedNetwork(trained()),
+    "ball": lambda: NetworkBall(trained(), 2.0),
+    "another split": lambda: FixedNetwork(distillkit.networks.split(trained(), "classifier")),
+    "trained": lambda: TrainedNetworks(small, digits(), Protocol(epochs=1)),
+}
+
+
+def digits() -> LabeledImages:
+    images = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8)
+    return LabeledImages(images, torch.arange(6) % 3, normalization=Normalization([0.5], [0.5]))
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_draw_the_same_networks_again(name: str, tmp_path: Path) -> None:
+    sampler = SAMPLERS[name]()
+    before = torch.random.get_rng_state()
+    again = through_json(sampler, store=tmp_path)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(sampled(again), sampled(sampler))
+    assert recipe(again, store=tmp_path) == recipe(sampler, store=tmp_path)
+
+
+def test_a_fixed_network_is_said_as_it_was_when_it_was_given(tmp_path: Path) -> None:
+    network = trained()
+    sampler = FixedNetwork(network)
+    with torch.no_grad():
+        network.classifier.weight.add_(1)
+    assert torch.equal(sampled(through_json(sampler, store=tmp_path)), sampled(sampler))
+
+
+def test_tensors_and_sets_lie_in_the_store_once(tmp_path: Path) -> None:
+    picture, data = torch.rand(3, 32, 32), digits()
+    white = Normalization([0.5], [0.5], ZCA.fit(torch.rand(4, 1, 2, 2)))
+    value = {"picture": picture, "again": [picture, data], "state": small().state_dict(), "crops": Patches(picture)}
+    again = through_json({**value, "space": white}, store=tmp_path)
+    assert torch.equal(again["picture"], picture)
+    assert torch.equal(again["again"][1].images, data.images)
+    assert again["again"][1].normalization == data.normalization
+    assert again["space"] == white
+    assert list(again["state"]) == list(value["state"])
+    assert all(torch.equal(again["state"][k], v) for k, v in value["state"].items())
+    assert again["crops"].digest == value["crops"].digest
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_nothing_is_written_unless_all_can_be_said(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded):
+        recipe([torch.zeros(2), lambda: 3], store=tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+class Twice(Recorded):
+    """A user's own augmentation, as a class with an `__init__`."""
+
+    def __init__(self, by: float, /, *names: str, often: int = 2, note: Any = object(), **more: int) -> None:  # noqa: B008
+        self.options = (by, names, often, more)
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        return images
+
+
+class Plain:
+    pass
+
+
+def grey(outputs: int = 3) -> nn.Module:
+    return LeNet((1, 16, 16), outputs)
+
+
+@dataclass(frozen=True)
+class Options:
+    rates: list[float] = field(default_factory=list)
+    hidden: int = field(default=3, repr=False)
+    derived: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "derived", self.hidden + 1)
+
+
+@dataclass
+class Starts:
+    start: InitVar[int]
+
+
+def test_a_users_own_classes_and_functions_come_back_too() -> None:
+    for value in (Twice(0.5), Twice(0.5, "a", "b", often=3, depth=2)):
+        again = through_json(value)
+        assert again.options == value.options
+        assert recipe(again) == recipe(value)
+        assert copy.deepcopy(value).built_with() == pickle.loads(pickle.dumps(value)).built_with() == value.built_with()
+    assert through_json(Options([0.1], hidden=7)) == Options([0.1], hidden=7)
+    assert through_json(grey) is grey
+    assert made(recipe(grey), names=named([grey])) is grey
+
+
+def test_a_recorded_class_without_options_takes_none() -> None:
+    class Nothing(Recorded):
+        pass
+
+    with pytest.raises(TypeError, match=r"Nothing\(\) takes no arguments"):
+        Nothing(3)
+
+
+def loop() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([Options(), partial(ConvNet, norm=lambda: 3)], r"^value\[1\].norm is a lambda, .*functools.partial\(ConvNet"),
+        ({"a": (lambda: 3,)}, r"^value\['a'\]\[0\] is a lambda"),
+        (partial(lambda: 3, 1), r"^value.func is a lambda"),
+        (loop.__get__(3), r"^value is loop, a method"),
+        (Twice(0.5, lambda: 3), r"^value.names\[0\] is a lambda"),  # type: ignore[arg-type]
+        (Options(rates=[Plain()]), r"^value.rates\[0\] is a Plain, .* frozen dataclass, or derive it from"),
+        (torch.Generator(), "^value is a Generator, .* give the seed"),
+        (torch.zeros(2).numpy(), "^value is a ndarray, .* torch.from_numpy"),
+        (nn.Sequential(nn.Linear(2, 2)), "^value is a Sequential, .*derive Sequential from .*Recorded"),
+        ([torch.zeros(2)], r"^value\[0\] is a tensor of shape \[2\], which JSON cannot hold: give store="),
+        (digits(), "^value is a set of 6 images, .* give store="),
+        ({3: {"w": torch.zeros(2)}}, r"^value\[3\] is 1 tensors by name, .* give store="),
+        (loop(), r"^value\[0\] contains itself"),
+        (sys, "^value is a module"),
+        ({1, 2}, "^value is a set, "),
+        (b"abc", "^value is a bytes, "),
+        (Starts(3), "^value is a Starts, .* derive it from"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_what_cannot_be_said_is_named_with_its_place_and_the_remedy(value: Any, message: str) -> None:
+    with pytest.raises(NotRecorded, match=message):
+        recipe(value)
+
+
+def test_what_stands_within_a_function_has_no_name() -> None:
+    def inside() -> None: ...
+
+    @dataclass
+    class Inside:
+        pass
+
+    with pytest.raises(NotRecorded, match=r"^value is the function .*inside within a function.*top level"):
+        recipe(inside)
+    with pytest.raises(NotRecorded, match=r"^value is a .*Inside, .* top level"):
+        recipe(Inside())
+
+
+# Files that mean harm, or are damaged.
+
+WORLD = [
+    "os:system", "posix:system", "builtins:eval", "builtins:exec", "subprocess:Popen", "importlib:import_module",
+    "pickle:loads", "torch:load", "torch.hub:load", "numpy:load", "shutil:rmtree", "this:s", "antigravity:webbrowser",
+    "distillkit.files:write_atomically", "distillkit.files:os", "distillkit.files:os.system",
+    "distillkit.privacy:Ledger", "distillkit.privacy.ledger:Ledger", "distillkit.condense.state:save_state",
+    "distillkit.owner:owned", "fl.engine.store:Store", "fl.engine.processes:Process", "fl:simulate",
+    "torch.nn:Module.load_state_dict", "torch.nn.functional:torch.load", "torch.nn:functional.torch.load",
+    "torch.nn.functional:importlib.import_module", "torchvision.models:_api", "distillkit.recipes.making:find",
+    "distillkit.networks:ConvNet.__init__.__globals__", "distillkit:..os", "", ":", "distillkit", "os:", ":system",
+    "distillkit.networks:", "distillkit.nowhere:f", "distillkit.networks:Nowhere", "fl/../os:system",
+    "distillkit.recorded:Recorded.__subclasses__", "torch.nn.modules.module:warnings.warn",
+    f"{HERE}:os.system", f"{HERE}:json.loads", f"{HERE}:DIGITS", f"{HERE}:small",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["name", "object", "partial"])
+@pytest.mark.parametrize("path", WORLD)
+def test_a_file_cannot_name_what_is_no_component(path: str, kind: str) -> None:
+    said = {"partial": {"name": path}} if kind == "partial" else {kind: path}
+    before = set(sys.modules)
+    with pytest.raises(NotMade, match=r"recipe.*names='?|recipe"):
+        made(said, trust=[HERE])
+    assert set(sys.modules) - before == set()
+
+
+def test_only_dataclasses_and_recorded_classes_are_called() -> None:
+    called: list[int] = []
+    with pytest.raises(NotMade, match="is no dataclass and no Recorded class"):
+        made({"object": "x:f", "args": [3]}, names={"x:f": called.append})
+    with pytest.raises(NotMade, match="is no dataclass and no Recorded class"):
+        made({"object": f"{HERE}:Plain"}, trust=[HERE])
+    with pytest.raises(NotMade, match="is no dataclass and no Recorded class"):
+        made({"object": "torch.nn:Linear", "args": [2, 2]})
+    assert called == []
+
+
+def test_a_module_is_trusted_by_its_own_name_alone() -> None:
+    said = recipe(grey)
+    for trust in ([], ["tests"], ["tests.distillkit"]):
+        with pytest.raises(NotMade, match=rf"names '{HERE}:grey', which is outside .*names=.*trust=\['{HERE}'\]"):
+            made(said, trust=trust)
+    assert made(said, trust=HERE) is grey
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {}, {"a": 1}, {"tuple": 3}, {"tuple": [1], "float": "nan"}, {"float": "1"}, {"float": 3}, {"dict": [[1]]},
+        {"dict": [[[1], 2]]}, {"dict": 3}, {"range": [1, 2, 0]}, {"range": ["a"]}, {"path": 3}, {"dtype": "load"},
+        {"dtype": "nowhere"}, {"device": "nowhere"}, {"device": 3}, {"name": 3}, {"name": "os:system", "more": 1},
+        {"partial": 3}, {"partial": {"name": "torch.nn:Linear"}, "args": 3}, {"object": "fl:FedAvg", "with": [1]},
+        {"object": "distillkit.augment:DSA", "with": {"colour": 3}}, {"object": "distillkit.augment:DSA", "args": 3},
+        {"object": "distillkit.augment:DSA", "with": {"mode": "X"}}, {"tensor": "a"}, {"tensor": "../../etc/passwd"},
+        {"tensor": "0" * 32}, {"set": "0" * 32}, {"tensors": 3}, {"size": ["a"]}, {"kind/2": 1}, (1, 2),
+        {"object": "distillkit.networks:ConvNet", "args": [[1, 8, 8], 3], "weights": "0" * 32},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_damaged_or_unknown_is_refused_by_its_place(said: Any, tmp_path: Path) -> None:
+    with pytest.raises(NotMade, match=r"^recipe\[1\]"):
+        made([0, said], store=tmp_path)
+
+
+def test_nesting_without_end_is_refused() -> None:
+    deep: Any = 1
+    for _ in range(500):
+        deep = [deep]
+    with pytest.raises(NotMade, match="nested deeper"):
+        made(deep)
+
+
+@given(PLAIN)
+def test_any_json_is_built_or_refused(value: Any) -> None:
+    with contextlib.suppress(NotMade):  # no other error
+        made(json.loads(json.dumps(value, skipkeys=True)))
+
+
+def test_tensors_that_were_changed_or_are_gone_are_refused(tmp_path: Path) -> None:
+    said = recipe([torch.zeros(2), digits()], store=tmp_path)
+    files = {k: tmp_path / f"{v}.safetensors" for part in said for k, v in part.items()}
+    digits().replace(labels=torch.zeros(6, dtype=torch.int64)).save(files["set"])
+    with pytest.raises(NotMade, match=r"recipe\[1\].*was changed"):
+        made(said, store=tmp_path)
+    other = recipe(torch.ones(2), store=tmp_path)
+    os.replace(tmp_path / f"{other['tensor']}.safetensors", files["tensor"])
+    with pytest.raises(NotMade, match=r"recipe\[0\].*were changed"):
+        made(said, store=tmp_path)
+    files["tensor"].unlink()
+    with pytest.raises(NotMade, match=r"recipe\[0\].*does not exist"):
+        made(said, store=tmp_path)
+    with pytest.raises(NotMade, match=r"recipe\[0\] needs .* give store="):
+        made(said)
+
+
+def test_the_rooms_whose_functions_may_be_named_write_no_files() -> None:
+    """Else a file could have a `partial` of them called where a network's factory is wanted."""
+    root = Path(distillkit.__file__).parent
+    for room, path in ((r, p) for r in ROOMS for p in (root / r).rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        called = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        writes = (names | called) & {"write_atomically", "write_tensors", "replacing", "write_bytes", "write_text",
+                                     "rmtree", "save_file", "system", "Popen", "import_module"}  # fmt: skip
+        writes |= names & {"eval", "exec"}
+        if room == "data":
+            writes -= {"replacing", "write_atomically", "write_tensors"}  # caches of what they read
+        module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        assert not writes or module in CLOSED, f"{module} uses {writes}: name it in CLOSED, or move it"
+
+
+# What changed since.
+
+
+def test_a_function_of_the_users_that_is_written_otherwise_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = recipe(grey)
+    assert recipe(ConvNet) == {"name": "distillkit.networks:ConvNet"}
+    assert set(said) == {"name", "source"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made(said, trust=[HERE])
+    with pytest.warns(UserWarning, match="grey is not written as it was"):
+        made({**said, "source": "0" * 16}, trust=[HERE])
+
+
+@pytest.mark.parametrize("process", ["__main__", "__mp_main__"])
+def test_the_scripts_own_functions_are_found_in_spawned_processes_too(
+    process: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = types.ModuleType(process)
+    exec("import os\nfrom os import system\ndef mine(): ...\n", vars(script))
+    monkeypatch.setitem(sys.modules, process, script)
+    said = recipe(script.mine)
+    assert said["name"] == "__main__:mine"
+    assert made(said) is script.mine
+    for path in ("__main__:os.system", "__main__:system", "__main__:nowhere", "__mp_main__:mine"):
+        with pytest.raises(NotMade, match="names"):
+            made({"name": path})
+
+
+def test_a_class_may_be_ordered_mapping_of_tensors(tmp_path: Path) -> None:
+    assert list(through_json(OrderedDict(b=1, a=2))) == ["b", "a"]

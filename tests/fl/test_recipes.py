@@ -1,0 +1,169 @@
+"""Every method, add-on and filter is built again from what a run's config.json says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fl
+from distillkit import recipes
+from distillkit.recipes import made, recipe
+from fl import CheckpointError, Classification, ClientDP, FedAvg, Filtered, MultiLabel, Phase, simulate
+from fl.averaging import AddOn
+from fl.filters import Adaptive
+from fl.parts import identity
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+from tests.fl.test_grid import BASES, NAMES, OPTIONS, Net, plain
+from tests.fl.test_keys import MADE, built_in
+
+TRUST = ("tests.fl.small", "tests.fl.test_grid", __name__)
+LAMBDAS = ("two architectures",)
+"""Bases of the grid whose networks are lambdas, which have no name."""
+
+
+def assert_built_again(value: Any, store: Path) -> Any:
+    said = json.loads(json.dumps(recipe(value, store=store)))
+    again = made(said, store=store, trust=TRUST)
+    assert identity(again) == identity(value)
+    assert type(again) is type(value)
+    assert recipe(again, store=store) == said
+    return again
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_addon_is_built_again(name: str, tmp_path: Path) -> None:
+    addon = getattr(fl.addons, name)(**OPTIONS[name])
+    again = assert_built_again(addon, tmp_path)
+    for option, value in OPTIONS[name].items():
+        assert not isinstance(value, Tensor) or torch.equal(getattr(again, option), getattr(addon, option))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_method_is_built_again(name: str, tmp_path: Path) -> None:
+    assert_built_again(MADE[name](), tmp_path)
+
+
+@pytest.mark.parametrize("base", [b for b in BASES if b not in LAMBDAS])
+def test_every_base_is_built_again_with_an_addon(base: str, tmp_path: Path) -> None:
+    make, refused = BASES[base]
+    name = next(n for n in ("MOON", "FedProx", "LocalAccuracy") if n not in refused)
+    assert_built_again(make(getattr(fl.addons, name)(**OPTIONS[name])), tmp_path)
+
+
+@pytest.mark.parametrize("base", LAMBDAS)
+def test_a_network_that_is_a_lambda_is_refused_by_its_place(base: str) -> None:
+    with pytest.raises(recipes.NotRecorded, match=r"^value.factory\['wide'\] is a lambda"):
+        recipe(BASES[base][0]())
+
+
+def test_all_classes_were_built_again() -> None:
+    known = {type(m).__name__ for make in MADE.values() for m in [make()]} | set(NAMES) | {"ClientDP", "FedAvg"}
+    public = {k.__name__ for k in built_in() if not k.__name__.startswith("_")}
+    assert public - known == {"Shared", "ServerAdaptive", "Nova"} & public
+
+
+def test_a_clip_for_every_entry_comes_back_with_the_entries(tmp_path: Path) -> None:
+    clip = {FedAvg.update: 1.0, FedAvg.buffers: 0.5}
+    filtered = Filtered(plain(weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=clip, adaptive=Adaptive()))
+    again = assert_built_again(filtered, tmp_path)
+    assert again.filters[0].clip == clip
+    assert all(one is other for one, other in zip(again.filters[0].clip, clip, strict=True))
+
+
+def test_first_weights_and_phases_come_back(tmp_path: Path) -> None:
+    initial = Net(3).state_dict()
+    phases = [Phase(1, train="classifier.*"), Phase(2)]
+    again = assert_built_again(FedAvg(factory=Net, initial=initial, phases=phases), tmp_path)
+    assert all(torch.equal(again.networks.initial[n], t) for n, t in initial.items())
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+class Damped(AddOn):
+    """A user's add-on that says nothing of its arguments: it need not."""
+
+    def __init__(self, by: float = 0.5) -> None:
+        self.by = by
+
+    def correct_gradient(self, step: Any, grads: Any) -> None:
+        for grad in grads.values():
+            grad *= self.by
+
+
+# In a run's folder.
+
+HOW: dict[str, Any] = {"rounds": 1, "test": images(9, 7), "progress": False}
+
+
+def config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_a_runs_config_says_its_method_and_what_labels_mean(tmp_path: Path) -> None:
+    method = FedAvg(Damped(0.25), factory=Tiny, initial=Tiny(3).state_dict(), steps=2)
+    run = simulate(method, federation(), out=tmp_path, seed=4, **HOW)
+    said = config(tmp_path)
+    assert said["format"] == "distillkit.run/2"
+    assert "recipe_missing" not in said
+    again = made(said["recipe"], store=tmp_path / "arguments", trust=TRUST)
+    assert made(said["labels"]) == Classification(3)
+    assert_same(simulate(again, federation(), seed=said["seed"], **HOW), run)
+
+
+def test_what_else_a_repetition_needs_stands_there(tmp_path: Path) -> None:
+    held = [s.replace(labels=torch.nn.functional.one_hot(s.labels, 3).float()) for s in federation()]
+    method = FedAvg(fl.addons.DPSGD(sigma=1.0, rate=0.5, size=10), factory=Tiny, weights="uniform", steps=1)
+    simulate(FedAvg(factory=Tiny), held, rounds=1, task=MultiLabel(3), out=tmp_path / "rows", progress=False)
+    assert made(config(tmp_path / "rows")["labels"]) == MultiLabel(3)
+    simulate(method, federation(), rounds=1, secret=3, out=tmp_path / "private", participation=3, min_replies=2,
+             evaluate="none", server_threads=2, progress=False)  # fmt: skip
+    said = config(tmp_path / "private")
+    assert said["privacy"] == {"delta": 1e-5, "secret": 3, "disjoint": said["privacy"]["disjoint"]}
+    assert (said["budget"], said["participation"], said["min_replies"]) == (None, 3, 2)
+    assert (said["threads"]["server"], said["rounds"], said["evaluate"]) == (2, 1, "none")
+
+
+def test_a_run_whose_method_has_no_name_says_why(tmp_path: Path) -> None:
+    simulate(FedAvg(factory=lambda outputs: Tiny(outputs)), federation(), out=tmp_path, **HOW)
+    said = config(tmp_path)
+    assert said["recipe"] is None
+    assert said["recipe_missing"].startswith("method.factory is a lambda, which cannot be said in JSON")
+    assert not (tmp_path / "arguments").exists()
+
+
+class Forgets(AddOn):
+    """Copies lose its option, so that its recipe would build another one."""
+
+    def __init__(self, by: float = 0.5) -> None:
+        self.by = by
+
+    def built_with(self) -> Any:
+        return (), {}
+
+    def arguments(self) -> Any:
+        return (self.by,), {}
+
+
+def test_a_recipe_that_builds_another_method_is_none(tmp_path: Path) -> None:
+    simulate(FedAvg(Forgets(0.25), factory=Tiny), federation(), out=tmp_path, **HOW)
+    assert config(tmp_path)["recipe"] is None
+    assert re.search(r"builds another one, FedAvg\(Forgets\(0.5\)", config(tmp_path)["recipe_missing"])
+
+
+def test_a_folder_of_the_first_format_goes_on_and_one_of_a_later_does_not(tmp_path: Path) -> None:
+    method = FedAvg(factory=Tiny, steps=1)
+    whole = simulate(method, federation(), **{**HOW, "rounds": 2})
+    simulate(method, federation(), out=tmp_path, **HOW)
+    said = config(tmp_path)
+    first = {k: v for k, v in said.items() if k not in ("format", "recipe", "labels")}
+    (tmp_path / "config.json").write_text(json.dumps({**said, "format": "distillkit.run/3"}))
+    with pytest.raises(CheckpointError, match="format 'distillkit.run/3', which this version does not know"):
+        simulate(method, federation(), out=tmp_path, resume=True, **{**HOW, "rounds": 2})
+    (tmp_path / "config.json").write_text(json.dumps(first))
+    assert_same(simulate(method, federation(), out=tmp_path, resume=True, **{**HOW, "rounds": 2}), whole)
