@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.data.partition import summary
-from distillkit.plot._figure import LINES, MARKERS, class_names, panels
+from distillkit.plot.figure import LINES, MARKERS, class_names, panels
 from distillkit.sets import Labels
 from distillkit.sources import as_tensor
 
@@ -112,7 +113,8 @@ def curves(
 
     Args:
         histories: name -> runs (one a seed), or one run alone. A run is the rows of its history, one a round: mappings
-            with `round`, `y`, and `x`; or whatever has such `rows` (`fl.Run`).
+            with `round`, `y`, and `x`; or whatever has such `rows` (`fl.Run`). For what has no rounds, name -> the
+            numbers themselves, one a run: a broken level line.
         x: "round", or what each round cost, summed up over the rounds so far: "bytes" (the rows' `bytes`, else
             `bytes_up + bytes_down`), "bytes_up", "bytes_down" (all in MB of 10^6), "client_seconds", "seconds", or
             any other column.
@@ -126,18 +128,29 @@ def curves(
 
     Raises:
         TypeError: something else than runs.
-        ValueError: no histories, a name without runs, a row without `round` or `x`, or no round with `y` in common.
+        ValueError: no histories, a name without runs, no name with rounds, a row without `round` or `x`, or no round
+            with `y` in common.
     """
     named = histories if isinstance(histories, Mapping) else {"": histories}
-    lines = {name: _points(name, _runs(name, given), x, y) for name, given in named.items()}
-    if not lines:
-        raise ValueError("histories must hold at least one name, and each at least one run")
+    levels: dict[str, Tensor] = {name: _level(given, y) for name, given in named.items() if _is_level(given)}
+    lines = {name: levels[name] if name in levels else _points(name, _runs(name, given), x, y)
+             for name, given in named.items()}  # fmt: skip
+    if len(lines) == len(levels):
+        raise ValueError("histories must hold at least one name, and each at least one run (of rounds)")
     figure, (ax,) = panels(ax, 1, 5.2, 3.6)
     for i, (name, points) in enumerate(lines.items()):
         mean = points.mean(0)
         colour, marker = LINES[i % len(LINES)], MARKERS[i % len(MARKERS)]
         label = name or y.replace("_", " ")
-        ax.plot(*mean.T.tolist(), label=label, color=colour, marker=marker, markersize=4, linewidth=1.5)
+        if name in levels:
+            ax.axhline(float(mean), label=label, color=colour, linestyle="--", linewidth=1.5)
+            if len(points) > 1:
+                ax.axhspan(float(mean - points.std()), float(mean + points.std()), color=colour, alpha=0.1, linewidth=0)
+            continue
+        every = -(-points.shape[1] // 25)
+        ax.plot(
+            *mean.T.tolist(), label=label, color=colour, marker=marker, markersize=4, linewidth=1.5, markevery=every
+        )
         if len(points) > 1:
             std = points[:, :, 1].std(0)
             low, high = (mean[:, 1] - std).tolist(), (mean[:, 1] + std).tolist()
@@ -157,6 +170,17 @@ def curves(
     ax.grid(color="#eeeeee")
     ax.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _is_level(given: Any) -> bool:
+    """Whether these are the numbers of runs without rounds."""
+    several = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+    return several and all(isinstance(v, Real) and not isinstance(v, bool) for v in given)
+
+
+def _level(given: Any, y: str) -> Tensor:
+    """The numbers [runs], in the unit in which they are drawn."""
+    return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 
 def _runs(name: str, given: Any) -> list[Run]:

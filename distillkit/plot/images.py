@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.normalization import IDENTITY
-from distillkit.plot._figure import LINES, class_names, panels, require_mapping
+from distillkit.plot.figure import LINES, class_names, panels, require_mapping
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 

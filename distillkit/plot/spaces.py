@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.plot._figure import MARKERS, class_colours, class_names, panels, require_mapping
+from distillkit.plot.figure import MARKERS, class_colours, class_names, panels, require_mapping
 from distillkit.rng import as_generator
 
 if TYPE_CHECKING:

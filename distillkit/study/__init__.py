@@ -2,6 +2,7 @@
 
 from distillkit.owner import processes
 from distillkit.provenance import git_commit
+from distillkit.study.pictures import curves, pictures
 from distillkit.study.records import Record, RecordError, Records, read_records
 from distillkit.study.tables import paired, summary_table
 from distillkit.study.text import Table, mean_std, show, spark
@@ -13,10 +14,12 @@ __all__ = [
     "Records",
     "Table",
     "Tuned",
+    "curves",
     "equal_tries",
     "git_commit",
     "mean_std",
     "paired",
+    "pictures",
     "processes",
     "read_choice",
     "read_records",

@@ -40,6 +40,8 @@ class Record:
     def __post_init__(self) -> None:
         where = f"{self.folder / 'summary.json'}" if self.folder else "a record"
         check.mapping(self.line, "line")
+        if not all(isinstance(row, Mapping) for row in check.several(self.rows, "rows", "mappings, one a round")):
+            raise TypeError("rows must be a list of mappings, one a round")
         missing = [name for name in ("task", "method", "seed", "accuracy_last") if name not in self.line]
         if missing:
             raise RecordError(
@@ -69,6 +71,11 @@ class Record:
     def seed(self) -> int:
         """What the run's draws were made from."""
         return self.line["seed"]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run ended with an error, which its line says; then it has no accuracy."""
+        return self.line.get("error") is not None
 
     def last(self, column: str) -> Any:
         """A value of the run: of its line, or else of its last round; None if neither has it.
@@ -124,7 +131,7 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
         FileNotFoundError: no such folder, or no finished run in it.
         RecordError: a file is damaged, or of another make; it is named.
     """
-    where = Path(folder)
+    where = as_path(folder)
     if not where.is_dir():
         raise FileNotFoundError(f"folder {where} does not exist; it should hold the runs of a study")
     records = [_read(path) for path in sorted(where.glob("*/summary.json"))]
@@ -137,6 +144,20 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
     done = {(r.task, r.method, r.seed): r for r in _once(records)}
     ordered = sorted(done.values(), key=lambda r: place.get((r.task, r.method, r.seed), len(place)))
     return Records(ordered, [key for key in plan if key not in done])
+
+
+def as_path(folder: str | os.PathLike[str]) -> Path:
+    """The path of a folder that was named.
+
+    Args:
+        folder: its name or path.
+
+    Raises:
+        TypeError: neither.
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"folder must be the path of a study's folder, got {type(folder).__name__}")
+    return Path(folder)
 
 
 def as_records(records: Given) -> Records:

@@ -151,7 +151,7 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
 
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
     """The maximum over rounds of the mean over seeds, of the rounds that were tested."""
-    tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records]
+    tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
     nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
     if not tested or not all(tested):
         return nothing, NONE

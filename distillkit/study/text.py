@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distillkit import check
+
 __all__ = ["NONE", "Table", "Unit", "mean_std", "show", "spark", "unit_of"]
 
 NONE = "–"
@@ -21,15 +23,23 @@ def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> st
         values: one a seed.
         scale: factor for all of them: 100 for fractions in per cent.
         digits: behind the point.
+
+    Raises:
+        TypeError, ValueError: no values, or what is no number.
     """
-    scaled = [scale * v for v in values]
+    check.real_number(scale, "scale")
+    check.positive_int(digits, "digits", least=0)
+    scaled = [scale * v for v in _numbers(values, "values")]
+    if not scaled:
+        raise ValueError("values must hold at least one number, got none")
     spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
     return f"{statistics.mean(scaled):.{digits}f}{spread}"
 
 
 def spark(accuracies: Sequence[float]) -> str:
     """A curve of `accuracies` in [0, 1] as one line of blocks, for a terminal."""
-    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * a)))] for a in accuracies)
+    known = _numbers(accuracies, "accuracies")
+    return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * a)))] for a in known)
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
@@ -39,7 +49,16 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1)
         header: the columns' names.
         rows: the cells, as many in each row as there are names; a "|" in one is escaped, a line break becomes a space.
         left: how many of the first columns are text, which stands left; numbers stand right.
+
+    Raises:
+        TypeError, ValueError: no names, cells that are no words, or another number of them than of names.
     """
+    check.positive_int(left, "left", least=0)
+    if not _words(header, "header"):
+        raise ValueError("header must hold at least one name, got none")
+    for i, row in enumerate(check.several(rows, "rows", "rows of words")):
+        if len(_words(row, f"rows[{i}]")) != len(header):
+            raise ValueError(f"rows[{i}] must have {len(header)} cells, one a name of the header, got {len(row)}")
     lines = [[" ".join(c.split()).replace("|", r"\|") for c in row] for row in (header, *rows)]
     widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
 
@@ -49,6 +68,17 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1)
 
     rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     return "\n".join([line(lines[0]), line(rule), *map(line, lines[1:])])
+
+
+def _numbers(values: Sequence[float], name: str) -> list[float]:
+    return [check.real_number(v, f"{name}[{i}]") for i, v in enumerate(check.several(values, name, "numbers"))]
+
+
+def _words(values: Sequence[str], name: str) -> Sequence[str]:
+    wrong = [v for v in check.several(values, name, "words") if not isinstance(v, str)]
+    if wrong:
+        raise TypeError(f"{name} must hold words, got {type(wrong[0]).__name__}")
+    return values
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,10 +6,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from distillkit.study.records import RecordError
+from distillkit.study.records import RecordError, as_path
 from distillkit.study.text import NONE, Table
 
 __all__ = ["Tuned", "equal_tries", "read_choice", "tuning_table"]
@@ -51,10 +50,12 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[st
         FileNotFoundError: nothing was chosen there.
         RecordError: the file is damaged, of another format, or does not choose the best of its tries.
     """
-    path = Path(folder)
+    path = as_path(folder)
     path = path / "choice.json" if path.is_dir() else path
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; a study writes it when all its tries are done")
+        raise FileNotFoundError(
+            f"folder has no choice: {path} does not exist; a study writes it when all its tries are done"
+        )
     try:
         found = json.loads(path.read_text())
     except ValueError as error:

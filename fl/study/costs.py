@@ -101,7 +101,7 @@ def at_equal(records: Given, *, by: str = "rounds", budget: float | None = None)
         records: of a study, or its folder.
         by: what is equal, see `spent`.
         budget: how much, in rounds, bytes or seconds; default for each task the largest that every run of every way
-            on it has spent. A round counts if it ends within the budget.
+            on it has spent. A round counts if it ends within the budget; a run that failed has none.
 
     Returns:
         A row a task and way: the accuracy after the last tested round within the budget, mean ± standard deviation over
@@ -114,7 +114,7 @@ def at_equal(records: Given, *, by: str = "rounds", budget: float | None = None)
     if budget is not None:
         check.real_number(budget, "budget", above=0.0)
     found = groups(records)
-    runs = [r for g in found for r in g.records if r.rows]
+    runs = [r for r in _all(found) if r.rows and not r.failed]
     if not runs:
         raise ValueError("records must hold runs with rounds; these have none")
     least: dict[str, float] = {}
@@ -209,7 +209,7 @@ def _until(rows: Sequence[Row], by: str, number: int) -> float:
 def _within(record: Record, by: str, budget: float) -> dict[str, Any]:
     """The last tested round that ended within the budget: its accuracy, its number, what was spent."""
     last: dict[str, Any] = {"accuracy": None, "round": None, by: None}
-    for row, cost in zip(record.rows, spent(record.rows, by) if record.rows else ()):
+    for row, cost in zip(record.rows, () if record.failed else spent(record.rows, by)):
         if cost <= budget and row.get("accuracy") is not None:
             last = {"accuracy": row["accuracy"], "round": row["round"], by: cost}
     return last

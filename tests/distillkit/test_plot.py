@@ -339,6 +339,26 @@ def test_one_run_alone_is_drawn_as_it_is() -> None:
     assert "ours" not in texts(plot.curves(rows))
 
 
+def test_what_has_no_rounds_is_a_level_line() -> None:
+    axes = plot.curves(RUNS | {"a set": [0.5, 0.7], "one": [0.9]}).axes[0]
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["ours", "a set", "one"]
+    _, two, one = axes.lines
+    assert [*two.get_ydata()] == pytest.approx([60, 60])
+    assert [*one.get_ydata()] == pytest.approx([90, 90])
+    assert {two.get_linestyle(), one.get_linestyle()} == {"--"}
+    (band,) = axes.patches
+    spread = 100 * statistics.stdev([0.5, 0.7])
+    assert (band.get_y(), band.get_height()) == pytest.approx((60 - spread, 2 * spread))
+    assert axes.get_legend().get_title().get_text() == "mean ± std of 1 to 2 runs"
+    assert [*plot.curves(RUNS | {"x": [3.0]}, y="client_seconds").axes[0].lines[1].get_ydata()] == [3.0, 3.0]
+
+
+def test_long_curves_have_a_marker_here_and_there() -> None:
+    rows = [{"round": t, "accuracy": t / 300} for t in range(1, 301)]
+    assert plot.curves({"long": [rows]}).axes[0].lines[0].get_markevery() == 12
+    assert plot.curves(RUNS).axes[0].lines[0].get_markevery() == 1
+
+
 def test_many_names_stand_beside_the_curves() -> None:
     few, many = (plot.curves({f"m{i}": RUNS["ours"][0] for i in range(n)}) for n in (4, 7))
     for figure, beside in ((few, False), (many, True)):
@@ -407,6 +427,7 @@ EMPTY = make(1)[:0]
         (lambda: plot.curves({}), ValueError, "at least one name"),
         (lambda: plot.curves({"m": []}), ValueError, "at least one run"),
         (lambda: plot.curves([]), ValueError, "at least one run"),
+        (lambda: plot.curves({"m": [0.5]}), ValueError, r"at least one run \(of rounds\)"),
         (lambda: plot.curves(3), TypeError, r"a run \(its rows\),? or name -> runs; the runs are"),
         (lambda: plot.curves({"m": "run"}), TypeError, "the runs of 'm' are .*str"),
         (lambda: plot.curves({"m": [[1, 2]]}), TypeError, "the runs of 'm' are .*int"),

@@ -120,6 +120,12 @@ def test_each_task_has_its_own_budget_and_sets_have_none() -> None:
     assert "within 2 rounds on digits, 3 rounds on other" in str(table)
 
 
+def test_a_run_that_failed_neither_counts_nor_sets_the_budget() -> None:
+    burnt = record([0.5], "B", 1, error="loss is nan", accuracy_last=None)
+    [a, b] = at_equal([record([0.1, 0.2], "A"), record([0.1, 0.3], "B"), burnt]).rows
+    assert (a["budget"], b["accuracy"]) == (2, 0.3)
+
+
 # Clients.
 
 

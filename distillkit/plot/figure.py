@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["CLASSES", "LINES", "MARKERS", "class_colours", "class_names", "panels", "require_mapping"]
+
 # Okabe & Ito's palette (without yellow, too pale for lines) and Tol's "muted" scheme.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 CLASSES = (
@@ -40,6 +42,15 @@ def panels(given: Any, count: int, width: float, height: float, across: int = 4)
     """The `count` axes to draw into and their figure: those given, or new ones of `width` x `height` inches each.
 
     A new figure belongs to no window and to no pyplot state.
+
+    Args:
+        given: axes, one alone or a list of them; None for a new figure.
+        count: how many there must be.
+        width, height: of each, in inches.
+        across: how many stand beside each other before a new row begins.
+
+    Raises:
+        ValueError: another number of axes is given.
     """
     if given is None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -60,7 +71,11 @@ def panels(given: Any, count: int, width: float, height: float, across: int = 4)
 
 
 def class_colours(count: int) -> list[Any]:
-    """One colour a class: ten distinct ones, or a perceptually even scale for more."""
+    """One colour a class: ten distinct ones, or a perceptually even scale for more.
+
+    Args:
+        count: of the classes.
+    """
     if count <= len(CLASSES):
         return list(CLASSES[:count])
     from matplotlib import colormaps
@@ -70,6 +85,10 @@ def class_colours(count: int) -> list[Any]:
 
 def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
     """The given names, or the class numbers.
+
+    Args:
+        classes: the names; None for none.
+        count: how many classes there are.
 
     Raises:
         ValueError: not one name a class.
@@ -82,7 +101,13 @@ def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
 
 
 def require_mapping(values: Any, name: str, wanted: str) -> None:
-    """Raise a TypeError unless `values` are a mapping from names, which the plot needs to tell them apart."""
+    """Raise a TypeError unless `values` are a mapping from names, which the plot needs to tell them apart.
+
+    Args:
+        values: what was given.
+        name: of the argument, for the message.
+        wanted: what each name stands for, for the message.
+    """
     if not isinstance(values, Mapping):
         example = f'{{"all": {name}}}'
         raise TypeError(

@@ -1,0 +1,90 @@
+"""Odd calls of what reads and shows records: refused by name, or right for a reason that is written here."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit.study import (
+    Record,
+    curves,
+    equal_tries,
+    mean_std,
+    paired,
+    pictures,
+    read_choice,
+    read_records,
+    show,
+    spark,
+    summary_table,
+    tuning_table,
+)
+from fl.study import at_equal, to_target, worst_clients
+from tests.distillkit.study.test_tuning import AVG, write
+from tests.distillkit.study.written import record
+from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
+
+
+def runs() -> list[Record]:
+    return [record([0.1, 0.5], way, seed) for way in ("FedAvg", "FedProx") for seed in (0, 1)]
+
+
+@cache
+def folder() -> str:
+    return str(write(Path(tempfile.mkdtemp()), {"FedAvg": AVG}))
+
+
+def C(function: Any, **arguments: Any) -> Call:
+    return Call(function, lambda: {k: v() if v in (runs, folder) else v for k, v in arguments.items()})
+
+
+CALLS = {
+    "Record": C(Record, line=dict(record(0.5).line)),
+    "mean_std": C(mean_std, values=[0.1, 0.2]),
+    "spark": C(spark, accuracies=[0.1, 0.2]),
+    "show": C(show, header=["a"], rows=[["1"]]),
+    "read_records": C(read_records, folder="nowhere"),
+    "pictures": C(pictures, records=runs, task="digits"),
+    "summary_table": C(summary_table, records=runs, columns=["bytes_up"]),
+    "paired": C(paired, records=runs),
+    "curves": C(curves, records=runs, task="digits"),
+    "to_target": C(to_target, records=runs, accuracy=0.3),
+    "at_equal": C(at_equal, records=runs, budget=1.5),
+    "worst_clients": C(worst_clients, records=runs),
+    "equal_tries": C(equal_tries, folder=folder),
+    "tuning_table": C(tuning_table, folder=folder),
+    "read_choice": C(read_choice, folder=folder),
+}
+ACCEPTED: Listed = {
+    ("summary_table", "columns", "empty"): "no further columns",
+    ("Record", "rows", "empty"): "a way that makes a set has none",
+    ("show", "rows", "empty"): "a table without rows",
+    ("show", "left", "zero"): "all columns stand right",
+    ("spark", "accuracies", "empty"): "no rounds, no curve",
+    ("mean_std", "digits", "zero"): "whole numbers",
+    ("mean_std", "scale", "negative"): "losses become gains",
+}
+FILE = "the path, which leads nowhere"
+OTHERWISE: Listed = {
+    ("*", "records", "string"): FILE,
+}
+
+
+@cache
+def outcomes(name: str) -> list[Outcome]:
+    return list(odd_calls(name, CALLS[name]))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_odd_calls_are_refused_or_right(name: str) -> None:
+    valid = tried(name, CALLS[name], None, "", None)
+    assert valid.kind == ("refused" if name in ("read_records", "pictures") else "accepted"), valid
+    assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
+
+
+def test_the_lists_have_no_idle_line() -> None:
+    assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)

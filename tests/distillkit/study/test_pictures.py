@@ -1,0 +1,96 @@
+"""Pictures of a study show every way of its records, and say what is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from distillkit import LabeledImages
+from distillkit.study import Record, Records, curves, pictures
+from tests.distillkit.study.written import record, write
+
+RUNS = [
+    *(record([0.1, 0.2 + 0.1 * seed], "FedAvg", seed) for seed in (0, 1)),
+    record([0.1, 0.3], "FedProx"),
+    *(record(0.4 + 0.1 * seed, "DM", seed) for seed in (0, 1)),
+    *(record([None, None], "Local", seed) for seed in (0, 1)),
+]
+
+
+def legend(figure: Figure, panel: int = 0) -> list[str]:
+    return [t.get_text() for t in figure.axes[panel].get_legend().get_texts()]
+
+
+def test_every_way_is_drawn_or_named() -> None:
+    figure = curves(RUNS)
+    axes = figure.axes[0]
+    assert legend(figure) == ["FedAvg", "FedProx (1 of 2 seeds)", "DM"]
+    assert axes.get_title() == "digits\nwithout a number: Local"
+    average, _, level = axes.lines
+    assert [*average.get_ydata()] == pytest.approx([10, 25])
+    assert [*level.get_ydata()] == pytest.approx([45, 45])
+    assert axes.get_legend().get_title().get_text() == "mean ± std of 1 to 2 runs"
+
+
+def test_a_way_that_never_ran_is_named() -> None:
+    figure = curves(Records([record([0.5])], [("digits", "FedDM", 0)]))
+    assert figure.axes[0].get_title() == "digits\nwithout a number: FedDM (0 of 1 seeds)"
+
+
+def test_by_cost_tasks_beside_each_other_and_from_a_folder(tmp_path: Path) -> None:
+    runs = [*RUNS, record([0.5, 0.6, 0.7], "FedAvg", task="other")]
+    figure = curves(write(tmp_path, runs), by="bytes")
+    assert [ax.get_title().splitlines()[0] for ax in figure.axes] == ["digits", "other"]
+    assert [*figure.axes[1].lines[0].get_xdata()] == pytest.approx([3, 6, 9])
+    assert len(curves(tmp_path, task="other", by="client_seconds").axes) == 1
+
+
+def test_a_run_that_failed_does_not_cut_the_others_short() -> None:
+    burnt = record([0.5], "FedAvg", 2, error="loss is nan", accuracy_last=None)
+    figure = curves([*RUNS[:2], burnt])
+    assert legend(figure) == ["FedAvg (2 of 3 seeds)"]
+    assert len(figure.axes[0].lines[0].get_xdata()) == 2
+
+
+def made(folder: Path, runs: list[Record], classes: int = 3) -> Path:
+    """The folder with a set in each run of DM: of seed s, s + 1 images a class."""
+    write(folder, runs)
+    for r in (r for r in runs if r.method == "DM"):
+        labels = torch.arange(classes).repeat(r.seed + 1)
+        LabeledImages(torch.rand(len(labels), 1, 8, 8, generator=torch.Generator().manual_seed(0)), labels).save(
+            folder / str(r.line["run"]) / "set.safetensors"
+        )
+    return folder
+
+
+def test_pictures_are_of_the_first_seeds_set_a_panel_a_way(tmp_path: Path) -> None:
+    figure = pictures(made(tmp_path, RUNS))
+    assert [ax.get_title() for ax in figure.axes] == ["DM"]
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["0", "1", "2"]
+    (shown,) = figure.axes[0].get_images()
+    assert shown.get_array().shape == (3 * 10, 1 * 10, 3)
+    many = pictures(made(tmp_path / "b", [record(0.1, "DM", task=t) for t in ("a", "b")], 12), classes=4)
+    assert [ax.get_title() for ax in many.axes] == ["a: DM", "b: DM"]
+    assert len(many.axes[0].get_yticklabels()) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: curves(RUNS, by="rounds"), "by must be one of 'round', 'bytes'"),
+        (lambda: curves(RUNS, task="x"), "task must be one of 'digits', got 'x'"),
+        (lambda: pictures(RUNS, task="x"), "task must be one of 'digits', got 'x'"),
+        (lambda: curves([record(0.5)]), "runs whose rounds have the column 'accuracy'; 'digits' has none"),
+        (lambda: curves(RUNS, column="nothing"), "rounds have the column 'nothing'"),
+        (lambda: pictures(RUNS), r"has a set\.safetensors; none has"),
+        (lambda: pictures(RUNS, per_class=0), "per_class must be at least 1"),
+        (lambda: pictures(RUNS, classes=0), "classes must be at least 1"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        call()
