@@ -1,12 +1,14 @@
 """Datasets as tensors in memory, who holds what, and one set a client."""
 
 from distillkit.data import partition
+from distillkit.data.celeba import load_celeba, load_leaf_celeba
 from distillkit.data.cifar10c import load_cifar10c, load_cifar10c_domains
 from distillkit.data.client_arrays import load_client_arrays
 from distillkit.data.datasets import NAMES, load
 from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.femnist import load_femnist
 from distillkit.data.files import load_folder, load_npz
+from distillkit.data.flair import load_flair
 from distillkit.data.split import Split, split_by
 from distillkit.data.views import clients
 
@@ -16,12 +18,15 @@ __all__ = [
     "as_domains",
     "clients",
     "load",
+    "load_celeba",
     "load_cifar10c",
     "load_cifar10c_domains",
     "load_client_arrays",
     "load_domains",
     "load_femnist",
+    "load_flair",
     "load_folder",
+    "load_leaf_celeba",
     "load_npz",
     "partition",
     "split_by",

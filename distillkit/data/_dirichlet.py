@@ -124,7 +124,7 @@ def domains_by_dirichlet(
 ) -> list[Tensor]:
     """Cut every domain into several clients, each class by shares from Dir(alpha), so that all have enough of each.
 
-    FedLGD's 57 clients of CIFAR-10-C (Huang et al., 2023): 19 corruptions, three parts each, Dir(2), at least 100
+    FedLGD's 57 clients of CIFAR-10-C (Huang et al., TMLR 2024): 19 corruptions, three parts each, Dir(2), at least 100
     pictures of each class a client. A class is redrawn until every part has `min_each`; as the classes are drawn apart,
     this is the same as to redraw them all. The authors' script is not released, so that their draw is not known.
 

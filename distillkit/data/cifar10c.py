@@ -146,7 +146,7 @@ def load_cifar10c_domains(
     """Load CIFAR-10-C as a training and a test set that share no picture, for clients that train on a corruption each.
 
     With `partition.domains_by_dirichlet(split.train.labels, split.train.columns["domain"])` these are FedLGD's 57
-    clients (Huang et al., 2023). Its paper has 6,000 pictures a corruption; which ones, at which severity, and
+    clients (Huang et al., TMLR 2024). Its paper has 6,000 pictures a corruption; which ones, at which severity, and
     how they were cut into train and test, is not told, and neither is the draw of the clients. FedLGD gives
     `size=28, normalization=distillkit.normalization.IDENTITY`.
 

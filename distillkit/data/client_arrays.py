@@ -31,8 +31,8 @@ def load_client_arrays(
 ) -> Split:
     """Load images that were dealt to clients when they were written: `train/client0_images.npy` and so on.
 
-    The layout of FedLGD's `CIFAR-10-C/preprocessed` (Huang et al., 2023), whose 57 clients can be had so from whoever
-    has the files, and a plain one to bring your own clients in.
+    The layout of FedLGD's `CIFAR-10-C/preprocessed` (Huang et al., TMLR 2024), whose 57 clients can be had so from
+    whoever has the files, and a plain one to bring your own clients in.
 
     Args:
         path: the folder with `train/client{i}_images.npy`, uint8 [n, H, W, C] in 0..255, C in {1, 3},

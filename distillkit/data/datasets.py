@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit.data import medmnist
+from distillkit.data import medmnist, tiny_imagenet
+from distillkit.data.listing import read_listing
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import Normalization
 
@@ -70,7 +71,7 @@ _SOURCES = {
 CIFAR10 = _SOURCES["cifar10"]
 """For what has CIFAR-10's classes and is to be read in its space."""
 
-NAMES = ("digits", *_SOURCES, *medmnist.CLASSES)
+NAMES = ("digits", *_SOURCES, tiny_imagenet.NAME, *medmnist.CLASSES)
 """The names that `load` knows."""
 
 _DIGITS_NORMALIZATION = Normalization([0.3050], [0.3760])
@@ -91,20 +92,21 @@ def load(
 
     Args:
         name: `digits` (the 1,797 real 8x8 digits inside scikit-learn, no files needed), `mnist`, `fashionmnist`,
-            `usps`, `svhn`, `cifar10`, `cifar100` or one of MedMNIST's 2D sets (`pathmnist`, ...; `pathmnist_64`,
-            `_128` and `_224` are the larger pictures); case, hyphens and underscores do not matter.
-        root: the data root: `MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py`, `cifar-100-python` and
-            `pathmnist.npz` lie in it, USPS's and SVHN's files in its `USPS` and `SVHN`. Default: the environment
-            variable `DISTILLKIT_DATA`.
+            `usps`, `svhn`, `cifar10`, `cifar100`, `tiny-imagenet` or one of MedMNIST's 2D sets (`pathmnist`, ...;
+            `pathmnist_64`, `_128` and `_224` are the larger pictures); case, hyphens and underscores do not matter.
+        root: the data root: `MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py`, `cifar-100-python`,
+            `tiny-imagenet-200` and `pathmnist.npz` lie in it, USPS's and SVHN's files in its `USPS` and `SVHN`.
+            Default: the environment variable `DISTILLKIT_DATA`.
         size: height and width in pixels (one number: square). Default: as it is. Bilinear with antialiasing.
-        channels: 1 (luma) or 3 (grey repeated). Default: as it is.
+        channels: 1 (luma) or 3 (grey repeated). Default: as it is; 3 for Tiny-ImageNet, of which some are grey.
         normalization: default the published mean and standard deviation of the training split at its own size, or,
-            for RGB turned grey and for MedMNIST, measured on the training split.
+            for RGB turned grey, for Tiny-ImageNet and for MedMNIST, measured on the training split.
         download: fetch missing files into `root` with torchvision. Nothing is fetched unless this is asked for, and
-            nothing of MedMNIST at all.
+            nothing of Tiny-ImageNet and MedMNIST at all.
 
     `digits` has no test split of its own: a fixed random fifth of each class (359 images) is held back, the same in
-    every call. Of SVHN, `extra` is not used.
+    every call. Of SVHN, `extra` is not used. Tiny-ImageNet's `val` is the test set, as its `test` has no labels; its
+    110,000 pictures are 5.4 GB of float32.
 
     Raises:
         ValueError: unknown name, no root, bad size or channels, or files that cannot be read or fail torchvision's
@@ -114,6 +116,9 @@ def load(
     key = str(name).lower().replace("-", "").replace("_", "")
     if file := medmnist.file_of(key):
         return medmnist.read(_root(root, key) / file, size=size, channels=channels, normalization=normalization)
+    if key == tiny_imagenet.NAME:
+        listing = tiny_imagenet.list_tiny_imagenet(_root(root, key) / tiny_imagenet.FOLDER)
+        return read_listing(listing, size, channels or 3, normalization, progress=True)
     if key not in NAMES:
         raise ValueError(
             f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; your own pictures come with "

@@ -449,6 +449,8 @@ NOT_CALLED = {
     "curves": "draws runs of `fl`, whose odd calls are tried there",
     **dict.fromkeys(("load_folder", "load_npz"), "read files, whose oddities are `data/test_files.py`"),
     **dict.fromkeys(("as_domains", "load_domains"), "join what loaders read: `data/test_domains.py`"),
+    **dict.fromkeys(("load_celeba", "load_leaf_celeba"), "read files, whose oddities are `data/test_celeba.py`"),
+    "load_flair": "reads files, whose oddities are `data/test_flair.py`",
     "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
     **dict.fromkeys(
         ("load_cifar10c", "load_cifar10c_domains"), "read files, whose oddities are `data/test_cifar10c.py`"

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from distillkit import Normalization
+from distillkit.data import clients, load_celeba, load_leaf_celeba, partition
+
+HALF = Normalization([0.5], [0.5])
+PEOPLE = {1: "2880", 2: "12", 3: "2880", 4: "7", 5: "99", 6: "99", 7: "99"}
+PART = {1: 0, 2: 0, 3: 0, 4: 1, 5: 2, 6: 2, 7: 2}
+BLOND, SMILING = {2, 5}, {1, 2, 6}
+
+
+def face(number: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(number).integers(0, 256, (8, 6, 3), np.uint8)
+
+
+def pictures(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number in PEOPLE:
+        # lossless under the release's names: what is read must be what was written
+        Image.fromarray(face(number)).save(folder / f"{number:06d}.jpg", format="PNG")
+
+
+def write(folder: Path) -> Path:
+    pictures(folder / "img_align_celeba")
+    sign = {True: " 1", False: "-1"}
+    rows = [f"{n:06d}.jpg {sign[n in BLOND]} {sign[n in SMILING]}" for n in PEOPLE]
+    (folder / "list_attr_celeba.txt").write_text("\n".join([str(len(PEOPLE)), "Blond_Hair Smiling ", *rows]) + "\n")
+    for name, table in (("identity_CelebA.txt", PEOPLE), ("list_eval_partition.txt", PART)):
+        (folder / name).write_text("".join(f"{n:06d}.jpg {value}\n" for n, value in table.items()))
+    return folder
+
+
+def test_faces_labels_and_people(tmp_path: Path, global_rng_untouched: None) -> None:
+    split = load_celeba(write(tmp_path / "celeba"), size=(8, 6), normalization=HALF)
+    assert split.classes == ("not Smiling", "Smiling")
+    assert split.users == ("7", "12", "99", "2880")
+    assert split.validation is not None
+    for part, data in enumerate((split.train, split.validation, split.test)):
+        numbers = [n for n in PEOPLE if PART[n] == part]
+        stored = (data.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+        assert np.array_equal(stored, np.stack([face(n) for n in numbers]))
+        assert data.labels.tolist() == [int(n in SMILING) for n in numbers]
+        assert [split.users[k] for k in data.columns["user"].tolist()] == [PEOPLE[n] for n in numbers]
+    assert split.train.info == {"dataset": "celeba", "split": "train"}
+    people = clients(split.train, partition.by_domain(split.train.columns["user"]))
+    assert [mine.labels.tolist() for mine in people] == [[1], [1, 0]]
+
+
+def test_several_attributes_are_rows_and_84_pixels_the_default(tmp_path: Path) -> None:
+    split = load_celeba(write(tmp_path), attributes=["Smiling", "Blond_Hair"], normalization=HALF, channels=1)
+    assert split.train.shape == (1, 84, 84)
+    assert split.classes == ("Smiling", "Blond_Hair")
+    assert split.train.labels.tolist() == [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+    assert load_celeba(tmp_path, attributes="Blond_Hair", size=2, normalization=HALF).test.labels.tolist() == [1, 0, 0]
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing img_align_celeba, list_attr_celeba\.txt, identity_CelebA"):
+        load_celeba(tmp_path)
+    write(tmp_path / "celeba")
+    (tmp_path / "celeba" / "img_align_celeba" / "000004.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks 1 pictures, such as 000004\.jpg; get CelebA from https"):
+        load_celeba(tmp_path / "celeba")
+    (tmp_path / "celeba" / "identity_CelebA.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"celeba is not complete in .*: missing identity_CelebA\.txt; get"):
+        load_celeba(tmp_path / "celeba")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("identity_CelebA.txt", ("2880", "anna"), "must hold each picture once, with 1 times a number, got '000001"),
+        ("identity_CelebA.txt", ("000002.jpg", "000001.jpg"), "must hold each picture once"),
+        ("identity_CelebA.txt", ("000002.jpg", "000009.jpg"), "lacks 1 pictures of .*, such as 000002"),
+        ("list_attr_celeba.txt", ("-1", "0"), "with 2 times one of 1, -1"),
+        ("list_eval_partition.txt", (" 1\n", " 3\n"), "with 1 times one of 0, 1, 2, got '000004.jpg 3'"),
+        ("list_eval_partition.txt", (" 1\n", " 2\n"), "has no pictures of validation"),
+    ],
+)
+def test_tables_of_another_layout_are_refused(file: str, change: tuple[str, str], words: str, tmp_path: Path) -> None:
+    path = write(tmp_path) / file
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(ValueError, match=words):
+        load_celeba(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [("Happy", "attributes must be one of 'Blond_Hair', 'Smiling'"), ([], "distinct"), (["Smiling"] * 2, "distinct")],
+)
+def test_odd_attributes_are_refused(attributes: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_celeba(write(tmp_path), attributes=attributes)
+
+
+def leaf(folder: Path, **change: Any) -> Path:
+    """The files of LEAF's `metadata_to_json.py` and `split_data.py`: names, and y as numbers with a point."""
+    for part, numbers in (("train", [1, 2, 5, 6]), ("test", [3, 7])):
+        held: dict[str, Any] = {}
+        for n in numbers:
+            own = held.setdefault(PEOPLE[n], {"x": [], "y": []})
+            own["x"].append(f"{n:06d}.jpg")
+            own["y"].append(float(n in SMILING))
+        if change and part == "train":
+            held["99"].update(change)
+        whole = {"users": list(held), "num_samples": [len(own["y"]) for own in held.values()], "user_data": held}
+        (folder / part).mkdir(parents=True)
+        (folder / part / f"all_data_niid_1_keep_5_{part}_9.json").write_text(json.dumps(whole))
+    return folder
+
+
+def test_leaf_deals_faces_to_people(tmp_path: Path, global_rng_untouched: None) -> None:
+    pictures(leaf(tmp_path) / "raw" / "img_align_celeba")
+    split = load_leaf_celeba(tmp_path, size=(8, 6), normalization=HALF)
+    assert split.users == ("12", "99", "2880")
+    assert split.classes == ("not Smiling", "Smiling")
+    assert split.train.columns["user"].tolist() == [2, 0, 1, 1]
+    assert split.train.labels.tolist() == [1, 1, 0, 1]
+    stored = (split.test.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(stored, np.stack([face(3), face(7)]))
+    (tmp_path / "raw").rename(tmp_path / "elsewhere")
+    moved = load_leaf_celeba(tmp_path, images=tmp_path / "elsewhere" / "img_align_celeba", normalization=HALF)
+    assert moved.train.shape == (3, 84, 84)
+
+
+def test_leaf_without_files_or_faces_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"lacks train/\*\.json and test/\*\.json; make them with LEAF"):
+        load_leaf_celeba(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"raw/img_align_celeba lacks 6 pictures, such as 000001\.jpg"):
+        load_leaf_celeba(leaf(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change", [{"y": [0.0, 2.0]}, {"y": [0.0, 0.5]}, {"y": ["yes", "no"]}, {"x": [1, 2]}, {"x": ["000005.jpg"]}]
+)
+def test_leafs_files_of_another_layout_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"user '99' must have as many names of pictures x and labels y \(0 or 1\)"):
+        load_leaf_celeba(leaf(tmp_path, **change))

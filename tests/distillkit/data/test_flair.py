@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from distillkit import Normalization
+from distillkit.data import clients, load_flair, partition
+
+HALF = Normalization([0.5], [0.5])
+
+
+def record(photo: int, user: str, part: str, coarse: list[str], fine: list[str]) -> dict[str, Any]:
+    return {"user_id": user, "image_id": str(photo), "fine_grained_labels": fine, "labels": coarse, "partition": part}
+
+
+RECORDS = [
+    record(14, "b@N00", "train", ["equipment", "structure"], ["bag", "furniture"]),
+    record(11, "a@N01", "train", ["plant"], ["tree"]),
+    record(12, "b@N00", "train", [], []),
+    record(13, "d@N00", "val", ["food"], ["bread", "fruit"]),
+    record(15, "c@N02", "test", ["plant", "food"], ["tree", "fruit"]),
+]
+
+
+def photo(number: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(number).integers(0, 256, (6, 6) if number == 11 else (6, 6, 3), np.uint8)
+
+
+def write(folder: Path, records: Any = RECORDS) -> Path:
+    (folder / "small_images").mkdir(parents=True)
+    for number in range(11, 16):  # lossless under the release's names; one of them is grey
+        Image.fromarray(photo(number)).save(folder / "small_images" / f"{number}.jpg", format="PNG")
+    (folder / "labels_and_metadata.json").write_text(json.dumps(records))
+    return folder
+
+
+def test_photos_labels_and_users(tmp_path: Path, global_rng_untouched: None) -> None:
+    split = load_flair(write(tmp_path), size=6, normalization=HALF)
+    assert split.classes == ("equipment", "food", "plant", "structure")
+    assert split.users == ("a@N01", "b@N00", "c@N02", "d@N00")
+    assert split.validation is not None
+    assert split.train.labels.tolist() == [[1, 0, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]
+    assert split.validation.labels.tolist() == [[0, 1, 0, 0]]
+    assert [data.columns["user"].tolist() for data in (*split, split.validation)] == [[1, 0, 1], [2], [3]]
+    stored = (split.train.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(stored[0], photo(14))
+    assert np.array_equal(stored[1], np.repeat(photo(11)[..., None], 3, 2))
+    assert split.test.info == {"dataset": "flair", "split": "test"}
+    own = clients(split.train, partition.by_domain(split.train.columns["user"]))
+    assert [len(mine) for mine in own] == [1, 2]
+
+
+def test_fine_labels_and_the_other_name_of_the_validation_set(tmp_path: Path) -> None:
+    records = [{**r, "partition": "dev"} if r["partition"] == "val" else r for r in RECORDS]
+    split = load_flair(write(tmp_path, records), size=2, labels="fine", normalization=HALF)
+    assert split.classes == ("bag", "bread", "fruit", "furniture", "tree")
+    assert split.test.labels.tolist() == [[0, 0, 1, 0, 1]]
+    assert split.validation is not None
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing labels_and_metadata\.json, small_images; get it"):
+        load_flair(tmp_path, size=6)
+    write(tmp_path / "flair")
+    (tmp_path / "flair" / "small_images" / "15.jpg").unlink()
+    with pytest.raises(FileNotFoundError, match=r"small_images lacks 1 pictures, such as 15\.jpg; get it with"):
+        load_flair(tmp_path / "flair", size=6)
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ({"a": 1}, "must hold a list of objects, got a dict"),
+        ([*RECORDS, {**RECORDS[0], "user_id": 5}], "object 5 must have user_id and image_id"),
+        ([*RECORDS, {**RECORDS[0], "partition": "train2"}], "object 5 .* partition .one of train, val, dev, test"),
+        ([{**RECORDS[0], "labels": "plant"}, *RECORDS], "object 0 must have"),
+        ([*RECORDS, 7], "object 5 must have"),
+        (RECORDS[:3], "has no photos of test, validation"),
+        ([{**r, "labels": []} for r in RECORDS], "has no labels at all"),
+    ],
+)
+def test_metadata_of_another_layout_are_refused(records: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_flair(write(tmp_path, records), size=6)
+
+
+def test_damaged_metadata_and_odd_options_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path) / "labels_and_metadata.json"
+    with pytest.raises(ValueError, match="labels must be one of 'coarse', 'fine'"):
+        load_flair(tmp_path, size=6, labels="all")  # type: ignore[arg-type]
+    file.write_text(file.read_text()[:-5])
+    with pytest.raises(ValueError, match=r"labels_and_metadata\.json is damaged"):
+        load_flair(tmp_path, size=6)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from distillkit import Normalization
+from distillkit.data import load
+
+HALF = Normalization([0.5], [0.5])
+WNIDS = ("n02", "n01")  # the release's list is not sorted
+
+
+def picture(seed: int, grey: bool = False) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, (8, 8) if grey else (8, 8, 3), np.uint8)
+
+
+def save(file: Path, array: np.ndarray[Any, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(file, format="PNG")  # lossless under the release's names
+
+
+def write(root: Path) -> Path:
+    folder = root / "tiny-imagenet-200"
+    for k, wnid in enumerate(WNIDS):
+        for i in range(3):
+            save(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", picture(10 * k + i, grey=k == 1 and i == 2))
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t7\t7\n")
+    for i in range(2):
+        save(folder / "val" / "images" / f"val_{i}.JPEG", picture(100 + i))
+    (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01\t0\t0\t7\t7\nval_1.JPEG\tn02\t1\t2\t3\t4\n")
+    (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in WNIDS))
+    (folder / "words.txt").write_text("n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tespresso\n")
+    return folder
+
+
+def test_the_releases_tree(tmp_path: Path, global_rng_untouched: None) -> None:
+    write(tmp_path)
+    for name in ("tiny-imagenet", "TinyImageNet"):
+        split = load(name, root=tmp_path, normalization=HALF)
+        assert split.classes == ("goldfish, Carassius auratus", "espresso")
+        assert split.train.labels.tolist() == [0] * 3 + [1] * 3
+        assert split.test.labels.tolist() == [0, 1]
+    assert split.train.shape == (3, 8, 8)
+    stored = (split.train.pixels() * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(stored[3], picture(0))
+    assert np.array_equal(stored[2], np.repeat(picture(12, grey=True)[..., None], 3, 2))
+    assert split.test.info == {"dataset": "tinyimagenet", "split": "test"}
+    assert load("tiny-imagenet", root=tmp_path, size=4, channels=1).train.shape == (1, 4, 4)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing wnids\.txt, words\.txt, train, val/val_annotations\.txt"):
+        load("tiny-imagenet", root=tmp_path)
+    folder = write(tmp_path)
+    (folder / "val" / "images" / "val_1.JPEG").unlink()
+    with pytest.raises(FileNotFoundError, match=r"not complete in .*val/images: missing val_1\.JPEG; unpack http"):
+        load("tiny-imagenet", root=tmp_path)
+    for file in (folder / "train" / "n01" / "images").iterdir():
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match="train/n01/images holds no pictures"):
+        load("tiny-imagenet", root=tmp_path)
+    (folder / "train" / "n01" / "images").rmdir()
+    with pytest.raises(FileNotFoundError, match="missing train/n01/images"):
+        load("tiny-imagenet", root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("words.txt", "n01\tgoldfish\n", r"words\.txt must name each class of wnids\.txt, but lacks n02"),
+        ("wnids.txt", "", r"words\.txt must name each class of wnids\.txt, but lacks all"),
+        ("val/val_annotations.txt", "val_0.JPEG n01\n", "must hold lines picture<tab>class<tab>box, got 'val_0"),
+        ("val/val_annotations.txt", "val_0.JPEG\tn03\t0\n", "must hold lines picture<tab>class<tab>box"),
+        ("val/val_annotations.txt", "", r"val_annotations\.txt names no pictures"),
+    ],
+)
+def test_files_of_another_layout_are_refused(file: str, text: str, words: str, tmp_path: Path) -> None:
+    (write(tmp_path) / file).write_text(text)
+    with pytest.raises(ValueError, match=words):
+        load("tiny-imagenet", root=tmp_path)
