@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from distillkit.networks.base import split
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, StoredImages
 
 __all__ = ["network_identity", "set_fingerprint", "tensor_fingerprint"]
 
@@ -40,10 +40,11 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
     return state.hexdigest()
 
 
-def set_fingerprint(data: LabeledImages, *, key: bytes = b"") -> str:
+def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> str:
     """A short text that differs when sets do: a resumed run compares it, and is refused on other data.
 
-    Hashed are images, labels, columns, classes and normalisation.
+    Hashed are images, labels, columns, classes and normalisation; of a stored set, which is not read, the hashes of its
+    pictures in place of images (so the same pictures in memory and in a file have two fingerprints).
 
     Args:
         data: the set.
@@ -51,7 +52,8 @@ def set_fingerprint(data: LabeledImages, *, key: bytes = b"") -> str:
     """
     columns = [part for name in sorted(data.columns) for part in (name, data.columns[name])]
     space = f"{data.num_classes} {data.normalization!r}"
-    return tensor_fingerprint([data.images, data.labels, *columns, space], key=key)
+    images = data.digests if isinstance(data, StoredImages) else data.images
+    return tensor_fingerprint([images, data.labels, *columns, space], key=key)
 
 
 def network_identity(network: object, like: Tensor) -> dict[str, Any]:

@@ -21,9 +21,59 @@ from torch.utils.data import (
 
 from distillkit.progress import bar
 
-__all__ = ["as_tensor", "class_names", "is_dataset", "is_source", "read"]
+__all__ = ["InFile", "as_tensor", "class_names", "in_words", "is_dataset", "is_source", "read", "require_read"]
 
 _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its label"
+
+
+class InFile:
+    """What holds images in a file, of which a part is read with `read(indices)`: base of `sets.StoredImages`."""
+
+    @property
+    def bytes(self) -> int:
+        """How much memory all of it takes once it is read."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def told(self, what: str) -> str:
+        """How to read a part, for an error's message that begins with "the images of".
+
+        Args:
+            what: whose images they are, in words.
+        """
+        return (
+            f"{what} lie in a file: read those that are meant with `data.read(indices)`; all {len(self)} take "
+            f"{in_words(self.bytes)} as floats, `data.read()`"
+        )
+
+
+def require_read(source: Any, name: str) -> None:
+    """Refuse images in a file, or what selects from them, where images in memory are wanted.
+
+    Args:
+        source: what was given; anything else passes.
+        name: what the argument is called in messages.
+
+    Raises:
+        TypeError: says how to read a part.
+    """
+    while not isinstance(source, InFile) and (inner := getattr(source, "dataset", None)) is not None:
+        source = inner
+    if isinstance(source, InFile):
+        told = source.told(f"a {type(source).__name__}")
+        raise TypeError(f"{name} must lie in memory, but the images of {told}")
+
+
+def in_words(size: int) -> str:
+    """A number of bytes for a reader: "3.01 GB".
+
+    Args:
+        size: the number.
+    """
+    scale, unit = next(((s, u) for s, u in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if size >= s), (1, "bytes"))
+    return f"{size / scale:.3g} {unit}"
 
 
 def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
@@ -92,11 +142,13 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
         images [N, C, H, W], floats as they came or uint8, and labels as they came, both stacked.
 
     Raises:
-        TypeError: items that are no pairs, or a loader that is more than its dataset (an own sampler or `collate_fn`).
+        TypeError: images in a file (see `require_read`), items that are no pairs, or a loader that is more than
+            its dataset (an own sampler or `collate_fn`).
         ValueError: an empty dataset, or items of different shapes or kinds.
     """
     if isinstance(source, tuple | list):
         return source[0], source[1]
+    require_read(source, name)
     if isinstance(source, DataLoader):
         source = _dataset_of(source, name)
     if isinstance(source, TensorDataset) and len(source.tensors) == 2:

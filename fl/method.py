@@ -23,7 +23,7 @@ from fl.reduce import Like, Reduced, Schema
 from fl.sides import Client, Server
 from fl.task import LabelTask
 
-__all__ = ["Method", "NoUsableReply", "Predictor", "require_method", "sums_like"]
+__all__ = ["Method", "NoUsableReply", "Predictor", "at_once", "require_method", "sums_like"]
 
 
 class NoUsableReply(RuntimeError):
@@ -47,19 +47,35 @@ class Predictor:
     outputs: int | None = None
 
     @torch.no_grad()
-    def sums(self, data: LabeledImages, task: LabelTask, chunk: int = 256) -> torch.Tensor:
+    def sums(self, data: LabeledImages, task: LabelTask, chunk: int | None = None) -> torch.Tensor:
         """Test it on a set: the task's sums over all images, float64 [3 + 3K], see `LabelTask.sums`.
 
         Args:
             data: the test images, where the network lies.
             task: what the labels mean.
-            chunk: images per forward pass.
+            chunk: images per forward pass. Default: `at_once`.
         """
+        chunk = at_once(data.shape, data.images.device) if chunk is None else chunk
         total = torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64)
         for start in range(0, len(data), chunk):
             logits = self.network(data.images[start : start + chunk])[:, : self.outputs]
             total += task.sums(logits, data.labels[start : start + chunk])
         return total
+
+
+def at_once(shape: Sequence[int], device: torch.device) -> int:
+    """How many test images go through a network at a time: 256, or fewer if they are large.
+
+    A network keeps a multiple of its images in memory; on a CPU as many as of 256 images of 32x32, on an accelerator
+    sixteen times that.
+
+    Args:
+        shape: (C, H, W) of an image.
+        device: where they are.
+    """
+    pixels = (1 << 18) if device.type == "cpu" else (1 << 22)
+    fitting: int = max(1, min(256, pixels // (shape[1] * shape[2])))
+    return 1 << (fitting.bit_length() - 1)
 
 
 def sums_like(task: LabelTask, *names: str) -> Like:

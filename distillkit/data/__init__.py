@@ -1,4 +1,4 @@
-"""Datasets as tensors in memory, who holds what, and one set a client."""
+"""Datasets as tensors in memory or pictures in a file, who holds what, and one set a client."""
 
 from distillkit.data import partition
 from distillkit.data.celeba import load_celeba, load_leaf_celeba
@@ -9,12 +9,14 @@ from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.femnist import load_femnist
 from distillkit.data.files import load_folder, load_npz
 from distillkit.data.flair import load_flair
+from distillkit.data.opened import StoredSplit, open_folder
 from distillkit.data.split import Split, split_by
 from distillkit.data.views import clients
 
 __all__ = [
     "NAMES",
     "Split",
+    "StoredSplit",
     "as_domains",
     "clients",
     "load",
@@ -28,6 +30,7 @@ __all__ = [
     "load_folder",
     "load_leaf_celeba",
     "load_npz",
+    "open_folder",
     "partition",
     "split_by",
 ]

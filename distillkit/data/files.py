@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.data.layout import parts_of, pictures_of, subfolders
+from distillkit.data.layout import survey
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import Normalization
 from distillkit.plausible import warn
 from distillkit.progress import Bar, bar
 
-__all__ = ["load_folder", "load_npz"]
+__all__ = ["Size", "held_out", "like_first", "load_folder", "load_npz", "read_picture"]
 
 _PARTS = {"train": "train", "test": "test", "val": "validation"}
 
@@ -61,31 +62,18 @@ def load_folder(
     """
     path = Path(path).expanduser()
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
-    info: dict[str, Any] = {"dataset": path.resolve().name}
-    parts, beside = parts_of(path)
-    classes = [folder.name for folder in subfolders(parts["train"])]
-    if not classes:
-        raise FileNotFoundError(f"{parts['train']} has no sub-folders; want one a class: class/picture.png")
-    listed = {part: pictures_of(folder, classes, part) for part, folder in parts.items()}
-    if ignored := sum(others for _, _, others in listed.values()):
-        info["files_ignored"] = ignored
-    if beside:
-        info["folders_ignored"] = beside
-    first = listed["train"][0][0]
-    shape = _read(first, size, channels).shape
-    with bar(
-        sum(len(files) for files, _, _ in listed.values()), "reading pictures", unit="picture", progress=progress
-    ) as b:
-        pixels = {part: _read_all(files, size, channels, first, shape, b) for part, (files, _, _) in listed.items()}
-    labels = {part: torch.tensor(found, dtype=torch.long) for part, (_, found, _) in listed.items()}
+    found = survey(path)
+    first = found.files["train"][0]
+    shape = read_picture(first, size, channels).shape
+    with bar(sum(map(len, found.files.values())), "reading pictures", unit="picture", progress=progress) as b:
+        pixels = {part: _read_all(files, size, channels, first, shape, b) for part, files in found.files.items()}
+    labels, info = dict(found.labels), dict(found.info)
     if "test" not in pixels:
         info["test_fraction"] = test_fraction
-        kept, held = hold_out(labels["train"], test_fraction)
-        if test_fraction:
-            _look_at_held_out(labels["train"], held, classes, test_fraction)
+        kept, held = held_out(labels["train"], found.classes, test_fraction)
         for table in (pixels, labels):
             table["train"], table["test"] = table["train"][kept], table["train"][held]
-    return assemble(pixels, labels, classes, normalization, info)
+    return assemble(pixels, labels, found.classes, normalization, info)
 
 
 def load_npz(
@@ -139,8 +127,23 @@ def load_npz(
     return assemble(pixels, labels, classes, normalization, {"dataset": path.stem}, classes_given=given)
 
 
-def _look_at_held_out(labels: Tensor, held: Tensor, classes: list[str], fraction: float) -> None:
-    """Say which classes are so small that `fraction` of them is not one picture; all of them are refused."""
+def held_out(labels: Tensor, classes: Sequence[str], fraction: float) -> tuple[Tensor, Tensor]:
+    """Hold a part of every class back, and say which classes are so small that it is not one picture.
+
+    Args:
+        labels: class indices int [N].
+        classes: their names.
+        fraction: see `load_folder`.
+
+    Returns:
+        Indices (kept, held back), see `hold_out`.
+
+    Raises:
+        ValueError: not one picture of any class.
+    """
+    kept, held = hold_out(labels, fraction)
+    if not fraction:
+        return kept, held
     tested = labels[held].unique().tolist()
     if not tested:
         raise ValueError(
@@ -152,6 +155,7 @@ def _look_at_held_out(labels: Tensor, held: Tensor, classes: list[str], fraction
             f"test_fraction={fraction:g} holds back no picture of {len(untested)} of {len(classes)} classes, which "
             f"will not be tested: {', '.join(untested[:5])}"
         )
+    return kept, held
 
 
 def _read_all(
@@ -159,19 +163,40 @@ def _read_all(
 ) -> Tensor:
     pixels = torch.empty(len(files), *shape)
     for file, out in zip(files, pixels):
-        picture = _read(file, size, channels)
-        if picture.shape != shape:
-            remedy = "channels=1 or channels=3" if picture.shape[0] != shape[0] else "size=, for example size=32"
-            raise ValueError(
-                f"pictures differ: {first} is {list(shape)} (C, H, W), {file} is {list(picture.shape)}; give {remedy}"
-            )
-        out.copy_(picture)
+        out.copy_(like_first(read_picture(file, size, channels), file, first, shape))
         shown.update()
     return pixels
 
 
-def _read(file: Path, size: Size | None, channels: int | None) -> Tensor:
-    """One picture as pixels [C, H, W]."""
+def like_first(picture: Tensor, file: Path, first: Path, shape: Sequence[int]) -> Tensor:
+    """The picture, if it has the first one's shape.
+
+    Args:
+        picture: pixels [C, H, W].
+        file, first: where it and the first one are from.
+        shape: (C, H, W) of the first one.
+
+    Raises:
+        ValueError: with both shapes, and the option that makes them alike.
+    """
+    if tuple(picture.shape) == tuple(shape):
+        return picture
+    remedy = "channels=1 or channels=3" if picture.shape[0] != shape[0] else "size=, for example size=32"
+    raise ValueError(
+        f"pictures differ: {first} is {list(shape)} (C, H, W), {file} is {list(picture.shape)}; give {remedy}"
+    )
+
+
+def read_picture(file: Path, size: Size | None, channels: int | None) -> Tensor:
+    """One picture as float pixels [C, H, W] in [0, 1].
+
+    Args:
+        file: of the picture.
+        size, channels: what it is brought to; see `load_folder`.
+
+    Raises:
+        ValueError: it cannot be read; it is named.
+    """
     from PIL import Image
 
     try:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from distillkit.plausible import warn
 
-__all__ = ["SUFFIXES", "parts_of", "pictures_of", "subfolders"]
+__all__ = ["SUFFIXES", "Listing", "parts_of", "pictures_of", "subfolders", "survey"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -17,6 +22,47 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
 }
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Which pictures a folder holds.
+
+    Attributes:
+        files: by part ("train", and perhaps "test" and "validation"), in the order in which they are read.
+        labels: by part, class indices int64 [N].
+        classes: their names, in label order.
+        info: what sets made of them say: the folder's name, and what in it is not read.
+    """
+
+    files: dict[str, list[Path]]
+    labels: dict[str, Tensor]
+    classes: list[str]
+    info: dict[str, Any]
+
+
+def survey(path: Path) -> Listing:
+    """Look at a folder of pictures, without opening one.
+
+    Args:
+        path: see `load_folder`.
+
+    Raises:
+        FileNotFoundError, ValueError: no such folder, or none laid out as it must be; see `load_folder`.
+    """
+    info: dict[str, Any] = {"dataset": path.resolve().name}
+    parts, beside = parts_of(path)
+    classes = [folder.name for folder in subfolders(parts["train"])]
+    if not classes:
+        raise FileNotFoundError(f"{parts['train']} has no sub-folders; want one a class: class/picture.png")
+    listed = {part: pictures_of(folder, classes, part) for part, folder in parts.items()}
+    if ignored := sum(others for _, _, others in listed.values()):
+        info["files_ignored"] = ignored
+    if beside:
+        info["folders_ignored"] = beside
+    files = {part: found for part, (found, _, _) in listed.items()}
+    labels = {part: torch.tensor(found, dtype=torch.long) for part, (_, found, _) in listed.items()}
+    return Listing(files, labels, classes, info)
 
 
 def subfolders(path: Path) -> list[Path]:

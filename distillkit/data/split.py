@@ -17,7 +17,7 @@ from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.sets import Images, LabeledImages, as_set
 
-__all__ = ["HOLD_OUT_SEED", "Split", "assemble", "hold_out", "split_by", "to_pixels"]
+__all__ = ["HOLD_OUT_SEED", "Split", "assemble", "hold_out", "sides", "split_by", "to_pixels"]
 
 HOLD_OUT_SEED = 20_211
 """Which images a dataset without a test split of its own holds back: part of the dataset's definition, no option."""
@@ -125,7 +125,7 @@ def to_pixels(images: Tensor, size: int | tuple[int, int] | None, channels: int 
     Resizing is bilinear with antialiasing and ignores the aspect ratio; grey is the ITU-R 601 luma; grey to RGB
     repeats.
     """
-    height, width = _size(size) or images.shape[-2:]
+    height, width = sides(size) or images.shape[-2:]
     channels = images.shape[1] if channels is None else check.one_of(channels, "channels", (1, 3))
     pixels = torch.empty(len(images), channels, height, width)
     for chunk, out in zip(images.split(1024), pixels.split(1024)):
@@ -182,9 +182,14 @@ def assemble(
     )
 
 
-def _size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+    """The height and width that are asked for with `size`, see `to_pixels`; None for none.
+
+    Raises:
+        TypeError, ValueError: it is neither a number nor two.
+    """
     if size is None:
         return None
-    sides: Any = (size, size) if isinstance(size, Integral) else size
-    height, width = check.several(sides, "size", "numbers of pixels (height, width), if not one number", 2)
+    given: Any = (size, size) if isinstance(size, Integral) else size
+    height, width = check.several(given, "size", "numbers of pixels (height, width), if not one number", 2)
     return check.positive_int(height, "size"), check.positive_int(width, "size")

@@ -2,5 +2,6 @@
 
 from distillkit.sets.convert import Images, as_set
 from distillkit.sets.labeled import LabeledImages, Labels
+from distillkit.sets.stored import StoredImages
 
-__all__ = ["Images", "LabeledImages", "Labels", "as_set"]
+__all__ = ["Images", "LabeledImages", "Labels", "StoredImages", "as_set"]

@@ -44,9 +44,11 @@ def as_set(
     A `num_classes` given here takes the place of one that the set derived from its labels.
 
     Raises:
-        TypeError, ValueError: labels missing, or given beside what has its own; a class count or normalisation that
-            contradicts the set's; items that are no pairs of an image and a label.
+        TypeError, ValueError: a `StoredImages`, of which a part must be read first; labels missing, or given beside
+            what has its own; a class count or normalisation that contradicts the set's; items that are no
+            pairs of an image and a label.
     """
+    sources.require_read(images, name)
     images = within_a_set(images)
     if labels is not None and (isinstance(images, LabeledImages) or sources.is_source(images)):
         raise TypeError(f"labels must be left out when {name} is a {type(images).__name__} (it has its own)")

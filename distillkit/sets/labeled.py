@@ -18,7 +18,7 @@ from distillkit import check, plausible, sources
 from distillkit.display import as_html, sheet, shown
 from distillkit.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
-from distillkit.sets.parts import checked_columns, checked_images, checked_info
+from distillkit.sets.parts import checked_columns, checked_images, checked_info, class_counts
 
 __all__ = ["LabeledImages", "Labels", "confirmed", "from_arrays", "from_source", "within_a_set"]
 
@@ -166,6 +166,7 @@ class LabeledImages:
         Raises:
             TypeError, ValueError: see `as_set`.
         """
+        sources.require_read(dataset, "dataset")
         if not sources.is_dataset(dataset):
             raise TypeError(f"dataset must be a torch.utils.data.Dataset or DataLoader, got {type(dataset).__name__}")
         whole = within_a_set(dataset)
@@ -236,9 +237,7 @@ class LabeledImages:
 
         With label rows, how many entries of each column are above one half (multi-label).
         """
-        if self.labels.ndim == 2:
-            return (self.labels > 0.5).sum(0)
-        return torch.bincount(self.labels, minlength=self.num_classes)
+        return class_counts(self.labels, self.num_classes)
 
     def pixels(self) -> Tensor:
         """The images as pixels float [N, C, H, W], to look at or to save: not normalised, clamped to [0, 1]."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit import check, sources
 
-__all__ = ["checked_columns", "checked_images", "checked_info"]
+__all__ = ["checked_columns", "checked_images", "checked_info", "checked_labels", "class_counts"]
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
@@ -34,7 +34,23 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
     labels = sources.as_tensor(labels, "labels", lists=True)
     empty = isinstance(images, Tensor) and images.ndim == 4 and len(images) == 0 and images.is_floating_point()
     images = images if empty else check.batch_of_images(images)
-    n = len(images)
+    return images, *checked_labels(labels, len(images), num_classes)
+
+
+def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor, int]:
+    """The labels of `n` images, and how many classes there are.
+
+    Args:
+        labels: class indices [N], or finite float rows [N, K].
+        n: how many images there are.
+        num_classes: K, if it was given; needed if there are no images.
+
+    Returns:
+        Labels int64 [N] or float [N, K], and K: as given, else the largest label + 1 or the width of the rows.
+
+    Raises:
+        TypeError, ValueError: what is wrong with them.
+    """
     if isinstance(labels, Tensor) and labels.ndim == 2 and labels.is_floating_point():
         if len(labels) != n or not bool(torch.isfinite(labels).all()):
             raise ValueError(f"labels must be {n} finite rows, one an image, got shape {list(labels.shape)}")
@@ -48,7 +64,19 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
             raise ValueError("num_classes must be given for an empty set")
         labels = check.class_labels(labels, n, num_classes)
         num_classes = int(labels.max()) + 1 if num_classes is None else num_classes
-    return images, labels, check.positive_int(num_classes, "num_classes")
+    return labels, check.positive_int(num_classes, "num_classes")
+
+
+def class_counts(labels: Tensor, num_classes: int) -> Tensor:
+    """How many images each class has, int64 [K]; of rows, how many entries of each column are above one half.
+
+    Args:
+        labels: class indices [N] or rows [N, K].
+        num_classes: K.
+    """
+    if labels.ndim == 2:
+        return (labels > 0.5).sum(0)
+    return torch.bincount(labels, minlength=num_classes)
 
 
 def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:

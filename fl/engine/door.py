@@ -12,8 +12,8 @@ from distillkit import check
 from distillkit.plausible import warn
 from distillkit.privacy import Ledger
 from distillkit.privacy.guards import refuse_measured, require_given_classes
-from distillkit.sets import Images, LabeledImages
-from fl.engine.roster import grown, read_set, require_like
+from distillkit.sets import Images, LabeledImages, StoredImages
+from fl.engine.roster import grown, read_or_stored, read_set, require_like
 from fl.method import Method
 from fl.task import Classification, LabelTask
 
@@ -84,11 +84,11 @@ def task_at(task: LabelTask | None, first: LabeledImages) -> LabelTask:
     return task
 
 
-def test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | None:
+def test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | StoredImages | None:
     """The global test set, if it fits the clients' sets.
 
     Args:
-        test: as it was given to `simulate`; a dataset, loader or pair is read.
+        test: as it was given to `simulate`; a dataset, loader or pair is read, a stored set is not.
         first: the first client's set.
         progress: whether long reading shows a bar.
 
@@ -97,7 +97,7 @@ def test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImage
     """
     if test is None:
         return None
-    data = grown(read_set(test, "test", progress), first.num_classes, True)
+    data = grown(read_or_stored(test, "test", progress), first.num_classes, True)
     if not len(data):
         raise ValueError("test holds no images: leave it out, or give some")
     require_like(first, data, "test")

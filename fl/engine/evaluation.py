@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, StoredImages
 from fl.engine import history
 from fl.engine.delivery import Post, weight
 from fl.engine.placement import placed
 from fl.message import Message, sizes
+from fl.method import at_once
 from fl.reduce import BadReply, check_reply
+from fl.sides import Server
 from fl.task import clients_accuracy
 
 __all__ = ["on_clients", "on_server"]
 
 
-def on_server(post: Post, test: LabeledImages | None) -> dict[str, Any]:
+def on_server(post: Post, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
     """Metrics of the global models on the global test set, for the round's row of the history.
 
     Args:
         post: knows the method, the server and where its work runs.
-        test: the test set; `accuracy` and `loss` are None without one.
+        test: the test set, of which a stored one is read piece by piece; `accuracy` and `loss` are None without one.
     """
     method, server = post.method, post.server
 
     def work() -> dict[str, Tensor]:
         if test is None:
             return {}
-        return {name: p.sums(test, server.task) for name, p in method.predictors(server).items()}
+        models = method.predictors(server)
+        found = [{name: p.sums(part, server.task) for name, p in models.items()} for part in _parts(test, server)]
+        return {name: sum((sums[name] for sums in found[1:]), found[0][name]) for name in models}
 
     return {"accuracy": None, "loss": None, **history.global_metrics(post.thread.run(work), server.task)}
+
+
+def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
+    """A set that is in memory as one; of a stored one what goes through a network at once, so that no bit differs."""
+    if isinstance(test, StoredImages):
+        count = at_once(test.shape, server.device)
+        for start in range(0, len(test), count):
+            yield placed(test.read(slice(start, start + count)), server.device)
+    else:
+        yield test
 
 
 def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | None, Message]:

@@ -44,7 +44,8 @@ class _Data:
 
 def pack_holding(held: Holding) -> bytes:
     """What one client holds, `held`, as bytes; the far side reads them back."""
-    sets = {_Data.train: held.train} | ({} if held.test is None else {_Data.test: held.test})
+    train, test = held.read()
+    sets = {_Data.train: train} | ({} if test is None else {_Data.test: test})
     return encode(Message(sets))
 
 

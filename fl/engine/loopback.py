@@ -111,11 +111,15 @@ class Processes:
         """What is sent for a job: the client's data if they are not there, and the job."""
         frames: list[Frame] = []
         if job.client not in seat.sent:
-            frames.append(("data", job.client, pack_holding(self._clients[job.client])))
+            held = self._clients[job.client]
+            frames.append(("data", job.client, pack_holding(held)))
+            keeps = self._clients.whole and not held.stored
+        else:
+            keeps = True
         frames.append(("job", pack_job(job, whole=whole)))
-        if self._clients.whole:
+        if keeps:
             seat.sent.add(job.client)
-        else:  # it is made on demand, and may be one of very many
+        else:  # it is made or read on demand, and may be one of very many
             frames.append(("forget", job.client))
         return frames
 

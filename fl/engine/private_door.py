@@ -11,6 +11,8 @@ from torch import Tensor
 
 from distillkit.privacy import Ledger
 from distillkit.privacy.guards import FRESH
+from distillkit.sets import StoredImages
+from fl.engine.holding import Holding
 from fl.engine.roster import Roster
 
 __all__ = ["EXACT_TESTS", "open_ledger"]
@@ -27,13 +29,13 @@ def open_ledger(ledger: Ledger, fresh: bool, clients: Roster, panel: str | Seque
     Args:
         ledger: the run's.
         fresh: whether it was made for this run.
-        clients: who takes part; their sets are compared if they lie in memory anyway.
+        clients: who takes part; their sets are compared if they are known anyway.
         panel: whose own test images are used.
 
     Warns:
         UserWarning: two clients hold the same images, though the ledger takes their records to be disjoint.
     """
-    twins = _twins([held.train.images for held in clients]) if ledger.disjoint and clients.whole else None
+    twins = _twins([_content(held) for held in clients]) if ledger.disjoint and clients.whole else None
     if twins is not None:
         warnings.warn(
             f"clients {twins[0]} and {twins[1]} hold the same images, but the ledger takes clients' records to be "
@@ -45,6 +47,10 @@ def open_ledger(ledger: Ledger, fresh: bool, clients: Roster, panel: str | Seque
         ledger.remark(FRESH)
     if panel != "none":
         ledger.remark(EXACT_TESTS)
+
+
+def _content(held: Holding) -> Tensor:
+    return held.train.digests if isinstance(held.train, StoredImages) else held.train.images
 
 
 def _twins(images: Sequence[Tensor]) -> tuple[int, int] | None:

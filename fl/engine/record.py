@@ -16,7 +16,7 @@ from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fin
 from distillkit.plausible import warn, without_warnings
 from distillkit.privacy import Ledger
 from distillkit.recipes import NotMade, NotRecorded, made, named, recipe
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, StoredImages
 from fl.engine.roster import Roster
 from fl.engine.store import CheckpointError
 from fl.method import Method
@@ -139,7 +139,7 @@ def config_of(
     min_replies: int,
     evaluate: Any,
     server_threads: int,
-    test: LabeledImages | None,
+    test: LabeledImages | StoredImages | None,
     rounds: int,
     key: bytes,
 ) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def config_of(
         key: of the fingerprints of data; empty for plain ones.
     """
 
-    def facts(data: LabeledImages | None) -> list[Any] | None:
+    def facts(data: LabeledImages | StoredImages | None) -> list[Any] | None:
         return None if data is None else [len(data), set_fingerprint(data, key=key)]
 
     held = list(clients) if clients.whole else [clients[0]]

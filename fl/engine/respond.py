@@ -68,8 +68,9 @@ def respond(site: Site, head: Head, number: int, letter: Callable[[], Letter]) -
         if _absent(site.method, head, held):
             return Answer(number, absent=True, seconds=cost())
         told = letter()
+        train, test = held.read()
         client = Client(
-            number, placed(held.train, site.device), placed(held.test, site.device), site.task, head.round, head.seed,
+            number, placed(train, site.device), placed(test, site.device), site.task, head.round, head.seed,
             memory=placed(site.memories.load(number, told.memory), site.device), stop=site.stop, device=site.device,
             ledger=site.ledger, secret=noise_of(head.secret, head.round, number),
         )  # fmt: skip

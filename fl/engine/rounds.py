@@ -13,7 +13,7 @@ import torch
 from distillkit import check
 from distillkit.privacy import BudgetExhausted
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, StoredImages
 from fl.engine import evaluation, history
 from fl.engine.delivery import Post, weight
 from fl.engine.placement import placed
@@ -47,7 +47,13 @@ class Engine:
     """
 
     def __init__(
-        self, post: Post, store: Store | None, test: LabeledImages | None, *, run_id: str, transcript: bool = False
+        self,
+        post: Post,
+        store: Store | None,
+        test: LabeledImages | StoredImages | None,
+        *,
+        run_id: str,
+        transcript: bool = False,
     ) -> None:
         self.post, self.method, self.server, self.thread = post, post.method, post.server, post.thread
         for verb, schema in (("answer", "expect_answer"), ("evaluate", "expect_evaluation")):

@@ -16,7 +16,7 @@ from distillkit import check
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.progress import bar
-from distillkit.sets import Images
+from distillkit.sets import Images, StoredImages
 from fl.engine import door
 from fl.engine.delivery import Post
 from fl.engine.holding import Holding
@@ -38,10 +38,10 @@ __all__ = ["Holding", "Run", "simulate"]
 
 def simulate(
     method: Method,
-    clients: Sequence[Images | Holding],
+    clients: Sequence[Images | StoredImages | Holding],
     *,
     rounds: int,
-    test: Images | None = None,
+    test: Images | StoredImages | None = None,
     task: LabelTask | None = None,
     server_data: Mapping[str, Images] | None = None,
     participation: float | int = 1.0,
@@ -71,10 +71,11 @@ def simulate(
     Args:
         method: what to run, as `FedAvg(factory=...)`.
         clients: one set (or `Holding`) a client; a `Dataset` or a pair of images and labels is read into one (see
-            `distillkit.sets.as_set`). A list is checked whole; of another sequence only drawn clients are looked at. A
-            client without images is recorded as `empty` and not asked.
+            `distillkit.sets.as_set`); a `StoredImages` is read whenever the client is asked, and let go then. A list is
+            checked whole; of another sequence only drawn clients are looked at. A client without images is
+            recorded as `empty` and not asked.
         rounds: how many rounds; a resumed run may ask for more than before.
-        test: the global test set, evaluated after every round.
+        test: the global test set, evaluated after every round; a `StoredImages` is read piece by piece.
         task: what the labels mean; default: `Classification` with the first client's class count.
         server_data: sets that only the server holds, by name.
         participation: share in (0, 1] or number of the clients drawn in a round, without replacement.

@@ -1,0 +1,139 @@
+"""The user's own images when they are too many for memory: read a part at a time, from a cache that is made once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.data.cache import Cache, as_bytes, in_threads, listing_key, measured, open_cache
+from distillkit.data.files import Size, held_out, like_first, read_picture
+from distillkit.data.layout import survey
+from distillkit.data.split import sides
+from distillkit.normalization import Normalization
+from distillkit.sets import StoredImages
+
+__all__ = ["StoredSplit", "open_folder"]
+
+AnyPath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class StoredSplit:
+    """One dataset in a file, as `open_folder` and `open_npz` return it; unpacks as `train, test`.
+
+    Attributes:
+        train: the training set.
+        test: the test set, in the same normalisation.
+        classes: the names of the classes, in label order.
+        validation: the validation set, where the source has one.
+    """
+
+    train: StoredImages
+    test: StoredImages
+    classes: tuple[str, ...]
+    validation: StoredImages | None = None
+
+    def __iter__(self) -> Iterator[StoredImages]:
+        yield self.train
+        yield self.test
+
+
+def open_folder(
+    path: AnyPath,
+    *,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    test_fraction: float = 0.2,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> StoredSplit:
+    """Open a folder of more, or larger, pictures than memory holds as floats: `load_folder`, but read when needed.
+
+    The first call decodes and resizes every picture once, into a cache of one byte a value, and takes its time; a
+    later one finds it, and takes as long as looking at the files. A killed call is gone on with; a folder that has
+    changed since (a file came, went, moved, or has another size or time) gets a new cache in place of the old one.
+
+    What is read is what `load_folder` gives, in the same order and the same splits: bit for bit, for pictures of 8 bits
+    that already have the size and channels wanted; otherwise every pixel within 1/510, the rounding to bytes. The
+    normalisation is measured on the rounded pixels.
+
+    Args:
+        path, size, channels, normalization, test_fraction, progress: see `load_folder`.
+        cache: a folder for the cache, of N x C x H x W bytes: 3 GB for 20,000 RGB pictures of 224 pixels. Default: the
+            environment variable `DISTILLKIT_CACHE`, else `<path>.cache` beside the folder, of which a warning tells
+            when it is written. A cache that is there may be read-only, as the pictures may always be.
+        workers: threads that decode. Default: as many as this process has cores.
+
+    Raises:
+        FileNotFoundError, ValueError: see `load_folder`.
+        OSError: the cache cannot be written, or there is no room for it.
+        distillkit.owner.InUse: another process has been making this cache for a day.
+    """
+    path = Path(path).expanduser()
+    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
+    found = survey(path)
+    files = [file for part in found.files.values() for file in part]
+    first = found.files["train"][0]
+    _, c, h, w = read_picture(first, size, channels)[None].shape
+    shape = (c, h, w)
+
+    def picture(row: int) -> Tensor:
+        return as_bytes(like_first(read_picture(files[row], size, channels), files[row], first, shape))
+
+    key = listing_key((file.relative_to(path).as_posix(), file.stat()) for file in files)
+    fill, asked = in_threads(picture, workers), f"{sides(size)} {channels}"
+    opened = open_cache(path, key, len(files), shape, fill, asked=asked, folder=cache, progress=progress)
+    rows = dict(zip(found.files, torch.arange(len(files)).split([len(part) for part in found.files.values()])))
+    labels, info = dict(found.labels), dict(found.info)
+    if "test" not in rows:
+        info["test_fraction"] = test_fraction
+        kept, held = held_out(labels["train"], found.classes, test_fraction)
+        for table in (rows, labels):
+            table["train"], table["test"] = table["train"][kept], table["train"][held]
+    return stored(opened, rows, labels, found.classes, normalization, info)
+
+
+def stored(
+    cache: Cache,
+    rows: Mapping[str, Tensor],
+    labels: Mapping[str, Tensor],
+    classes: Sequence[str],
+    normalization: Normalization | None,
+    info: Mapping[str, Any],
+    *,
+    classes_given: bool = True,
+) -> StoredSplit:
+    """Build a `StoredSplit` on a cache, as `assemble` builds a `Split`.
+
+    Args:
+        cache: the pictures of all parts.
+        rows: by part, which pictures of the cache it has.
+        labels: by part.
+        classes: their names, in label order.
+        normalization: of all parts; None measures mean and standard deviation on `train`.
+        info: what every set says of its origin.
+        classes_given: whether the classes are known apart from the labels, as by their names.
+    """
+    normalization = normalization or measured(cache.sums[rows["train"]], cache.file.shape)
+    sets = {
+        part: StoredImages(
+            cache.file,
+            which,
+            labels[part],
+            num_classes=len(classes),
+            normalization=normalization,
+            info={**info, "split": part},
+            classes_given=classes_given,
+        )
+        for part, which in rows.items()
+    }
+    return StoredSplit(sets["train"], sets["test"], tuple(classes), sets.get("validation"))

@@ -1,0 +1,266 @@
+"""Pictures in a cache: the same as `load_folder` gives, made once, gone on with, noticed when they change."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader, Subset
+
+from distillkit import LabeledImages, Normalization
+from distillkit.condense import random_subset
+from distillkit.data import cache as caches
+from distillkit.data import clients, load_folder, open_folder, opened, partition
+from distillkit.sets import StoredImages, as_set
+from distillkit.training import accuracy
+
+HALF = Normalization([0.5], [0.5])
+
+
+def made(path: Path, each: int = 5, size: tuple[int, int] = (9, 7), seed: int = 0, grey: bool = False) -> Path:
+    """A folder of noise in two classes."""
+    rng = np.random.default_rng(seed)
+    for name in ("cat", "dog"):
+        (path / name).mkdir(parents=True, exist_ok=True)
+        for i in range(each):
+            shape = size if grey else (*size, 3)
+            Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(path / name / f"{i}.png")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(tmp_path_factory.mktemp("source") / "pets", 6)
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pictures that are decoded from now on."""
+    found: list[str] = []
+    read = opened.read_picture
+
+    def counted(file: Path, *options: Any) -> torch.Tensor:
+        found.append(file.name)
+        return read(file, *options)
+
+    monkeypatch.setattr(opened, "read_picture", counted)
+    return found
+
+
+def indices(count: int) -> st.SearchStrategy[Any]:
+    """A slice, a mask, an index tensor or a list, of any order and with repetitions."""
+    numbers = st.lists(st.integers(-count, count - 1), max_size=2 * count)
+    return st.one_of(
+        st.slices(count).filter(lambda s: s.step is None or s.step > 0),
+        st.lists(st.booleans(), min_size=count, max_size=count).map(torch.tensor),
+        numbers,
+        numbers.map(lambda n: torch.tensor(n, dtype=torch.int64)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.sampled_from([None, (9, 7), 5, (13, 8)]), channels=st.sampled_from([None, 1, 3]))
+def test_what_is_read_is_what_load_folder_gives(
+    data: st.DataObject, size: Any, channels: int | None, pets: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Bit for bit where no picture is resized or turned grey, else every pixel within half a byte's step."""
+    options: dict[str, Any] = {"size": size, "channels": channels, "normalization": HALF, "test_fraction": 0.34}
+    loaded = load_folder(pets, **options)
+    stored = open_folder(pets, cache=tmp_path_factory.getbasetemp() / "cache", **options)
+    exact = size in (None, (9, 7)) and channels in (None, 3)
+    for one, other in zip(loaded, stored):
+        which = data.draw(indices(len(one)))
+        wanted, part = one[which], other[which]
+        found = other.read(which)
+        assert torch.equal(part.read().images, found.images)
+        assert torch.equal(part.labels, wanted.labels)
+        assert torch.equal(found.labels, wanted.labels)
+        assert (found.num_classes, found.normalization, found.info) == (2, HALF, wanted.info)
+        assert (found.classes_given, part.shape, len(part)) == (True, wanted.shape, len(wanted))
+        assert torch.equal(part.counts(), wanted.counts())
+        if exact:
+            assert torch.equal(found.images, wanted.images)
+        elif len(wanted):
+            assert float((HALF.decode(found.images) - HALF.decode(wanted.images)).abs().max()) <= 1 / 510 + 1e-6
+
+
+def test_one_picture_and_a_loader(pets: Path, tmp_path: Path) -> None:
+    stored, loaded = open_folder(pets, cache=tmp_path).train, load_folder(pets).train
+    loaded = loaded.renormalized(stored.normalization)
+    for k in (0, 3, -1):
+        image, label = stored[k]
+        assert torch.allclose(image, loaded[k][0], atol=1e-6)
+        assert int(label) == int(loaded.labels[k])
+    with pytest.raises(IndexError):
+        stored[len(stored)]
+    assert len(list(stored)) == len(stored)
+    images, labels = next(iter(DataLoader(pickle.loads(pickle.dumps(stored)), batch_size=4)))
+    assert torch.equal(images, stored.read(slice(4)).images)
+    assert torch.equal(labels, stored.labels[:4])
+
+
+def test_the_normalization_is_that_of_the_training_pictures(tmp_path: Path, global_rng_untouched: None) -> None:
+    made(tmp_path / "pets")
+    for file in (tmp_path / "pets").rglob("*.png"):  # a channel that is constant
+        array = np.array(Image.open(file))
+        array[..., 1] = 77
+        Image.fromarray(array).save(file)
+    train, test = open_folder(tmp_path / "pets", cache=tmp_path / "cache", size=5)
+    wanted = Normalization.of(train.replace(normalization=Normalization([0.0], [1.0])).read().images)
+    assert train.mean == pytest.approx(wanted.mean, abs=1e-6)
+    assert train.std == pytest.approx(wanted.std, abs=1e-6)
+    assert (train.std[1], train.normalization.measured) == (1.0, True)
+    assert test.normalization == train.normalization
+
+
+def test_a_cache_is_made_once_and_found_again_without_a_write(
+    pets: Path, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = open_folder(pets, cache=tmp_path, workers=3)
+    assert len(decoded) == 12 + 1  # the first one for its shape
+    monkeypatch.setattr(caches, "owned", None)  # what would lock, and so write
+    again = open_folder(pets, cache=tmp_path)
+    assert len(decoded) == 12 + 2
+    assert again.train.path == first.train.path
+    assert np.load(first.train.path, mmap_mode="r").shape == (12, 3, 9, 7)
+    assert not list(tmp_path.glob("*.rows"))
+
+
+def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
+    path = made(tmp_path / "pets")
+    old = open_folder(path, cache=tmp_path / "cache").train
+    file = path / "cat" / "0.png"
+    shutil.copy(path / "dog" / "0.png", file)
+    os.utime(file, ns=(1, 1))
+    new = open_folder(path, cache=tmp_path / "cache")
+    assert new.train.path != old.path
+    both = [load_folder(path).train.renormalized(new.train.normalization), new.train.read()]
+    assert torch.allclose(both[0].images, both[1].images, atol=1e-6)
+    with pytest.raises(FileNotFoundError, match="open it again"):
+        old.read([0])
+    (path / "cat" / "1.png").unlink()
+    assert len(open_folder(path, cache=tmp_path / "cache", test_fraction=0).train) == 9
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 1
+    os.truncate(open_folder(path, cache=tmp_path / "cache").train.path, 300)
+    assert len(open_folder(path, cache=tmp_path / "cache", test_fraction=0).train.read()) == 9
+
+
+def test_a_cache_that_was_cut_off_is_gone_on_with(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made(tmp_path / "pets", 40)
+    counted = opened.read_picture
+
+    def killed(file: Path, *options: Any) -> torch.Tensor:
+        if len(decoded) > 50:
+            raise KeyboardInterrupt
+        return counted(file, *options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened, "read_picture", killed)
+        with pytest.raises(KeyboardInterrupt):
+            open_folder(path, cache=tmp_path / "cache", workers=1)
+    done = len(decoded) - 1
+    assert 0 < done < 80
+    assert not list((tmp_path / "cache").glob("*.safetensors"))
+    [pixels] = (tmp_path / "cache").glob("*.npy")
+    with pixels.open("r+b") as file:  # a picture that did not get to the disk
+        file.seek(-80 * 3 * 9 * 7 + 10 * 3 * 9 * 7, os.SEEK_END)
+        file.write(bytes(100))
+    decoded.clear()
+    stored = open_folder(path, cache=tmp_path / "cache", normalization=HALF).train
+    assert len(decoded) == 1 + 80 - done + 1
+    assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
+
+
+def test_threads_that_open_the_same_folder_make_one_cache(pets: Path, tmp_path: Path, decoded: list[str]) -> None:
+    found: list[StoredImages] = []
+    threads = [threading.Thread(target=lambda: found.append(open_folder(pets, cache=tmp_path).train)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({data.path for data in found}) == 1
+    assert (len(found), len(decoded)) == (3, 12 + 3)
+
+
+def test_where_a_cache_lies_and_that_it_says_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made(tmp_path / "pets")
+    monkeypatch.delenv("DISTILLKIT_CACHE", raising=False)
+    with pytest.warns(UserWarning, match=r"1.89 kB is written to .*pets.cache; give cache="):
+        data = open_folder(path).train
+    assert data.path.parent == tmp_path / "pets.cache"
+    monkeypatch.setenv("DISTILLKIT_CACHE", str(tmp_path / "elsewhere"))
+    assert open_folder(path).train.path.parent == tmp_path / "elsewhere"
+    monkeypatch.setattr(shutil, "disk_usage", lambda where: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    with pytest.raises(OSError, match=r"1.89 kB to .*full.*1 kB are free\); give cache=, a folder that has room"):
+        open_folder(path, cache=tmp_path / "full")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot write a cache of 1.89 kB"):
+        open_folder(path, cache=tmp_path / "file")
+
+
+def test_what_load_folder_refuses_is_refused(tmp_path: Path) -> None:
+    path = made(tmp_path / "pets")
+    made(path / "deeper", 2, (4, 4))
+    (path / "cat" / "9.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"9\.png"):
+        open_folder(path, size=4, cache=tmp_path / "cache")
+    (path / "cat" / "9.png").unlink()
+    open_folder(path, size=(9, 7), cache=tmp_path / "cache")  # a cache of the first picture's own shape
+    for load in (load_folder, open_folder):
+        with pytest.raises(ValueError, match="pictures differ.*give size="):
+            load(path, **({"cache": tmp_path / "cache"} if load is open_folder else {}))
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        open_folder(tmp_path / "nowhere")
+
+
+def test_components_say_how_to_read_a_part(pets: Path, tmp_path: Path) -> None:
+    data = open_folder(pets, cache=tmp_path).train
+    words = r"must lie in memory.*data\.read\(indices\).*all 10 take 7.56 kB as floats, `data.read\(\)`"
+    for images in (data, Subset(data, [0, 1]), DataLoader(data)):
+        with pytest.raises(TypeError, match=rf"^real {words}"):
+            as_set(images, name="real")
+        with pytest.raises(TypeError, match=rf"^images {words}"):
+            random_subset(images, ipc=1)
+        with pytest.raises(TypeError, match=words):
+            accuracy(torch.nn.Flatten(), images)
+    with pytest.raises(TypeError, match=words):
+        LabeledImages.from_dataset(Subset(data, [0]))
+    with pytest.raises(AttributeError, match="lie in a file"):
+        _ = data.images
+    assert as_set(data.read([0, 1])).info == data.info
+
+
+def test_clients_of_a_stored_set_read_nothing(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = open_folder(pets, cache=tmp_path).train
+    monkeypatch.setattr(caches.PixelFile, "read", None)
+    held = clients(data, partition.iid(data.labels, 3))
+    assert [len(client) for client in held] == [4, 3, 3]
+    assert held[1].info == {**data.info, "client": 1, "clients": 3}
+    assert torch.equal(torch.cat([client.digests for client in held]).unique(dim=0), data.digests.unique(dim=0))
+
+
+def test_what_does_not_fit_a_stored_set_is_refused(pets: Path, tmp_path: Path) -> None:
+    data = open_folder(pets, cache=tmp_path).train
+    with pytest.raises(TypeError, match="replace takes labels.*got images"):
+        data.replace(images=torch.zeros(1))
+    with pytest.raises(ValueError, match="below num_classes=1"):
+        data.replace(num_classes=1)
+    with pytest.raises(ValueError, match="2 channels|has 2"):
+        data.replace(normalization=Normalization([0.5, 0.5], [1.0, 1.0]))
+    with pytest.raises(ValueError, match="column 'user' must have 10 rows"):
+        data.replace(columns={"user": torch.arange(3)})
+    rows = data.replace(labels=torch.eye(2)[data.labels])
+    assert (rows.counts().tolist(), len(rows[:0].read())) == ([5, 5], 0)
+    assert rows[torch.tensor([8])].read().labels.tolist() == [[0.0, 1.0]]

@@ -1,0 +1,173 @@
+"""Clients and a test set whose pictures lie in a file: the run of the same pictures in memory, little of it read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from distillkit import LabeledImages, Normalization
+from distillkit.data import clients, open_folder, partition
+from distillkit.privacy import Ledger
+from distillkit.sets import StoredImages
+from distillkit.sets.stored import PixelFile
+from fl import ClientDP, FedAvg, Filtered, Holding, Run, simulate
+from fl.engine.loopback import Processes
+from fl.method import at_once
+from tests.fl.small import Tiny
+
+HALF = Normalization([0.5], [0.5])
+METHOD = FedAvg(factory=Tiny, steps=2, batch=4, lr=0.05)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "noise"
+    rng = np.random.default_rng(0)
+    for name in "abc":
+        (path / name).mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(rng.integers(0, 256, (4, 4), dtype=np.uint8)).save(path / name / f"{i}.png")
+    return path
+
+
+def stored(source: Path, tmp_path: Path) -> tuple[list[Holding], StoredImages]:
+    """Four clients with tests of their own, and the test set."""
+    train, test = open_folder(source, cache=tmp_path / "cache", normalization=HALF)
+    held = clients(train, partition.iid(train.labels, 4))
+    return [Holding(data[:8], data[8:]) for data in held], test
+
+
+def in_memory(held: list[Holding]) -> list[Holding]:
+    return [Holding(*client.read()) for client in held]
+
+
+def told(run: Run) -> list[Any]:
+    kept = ("accuracy", "loss", "accuracy_clients", "bytes_up", "drawn", "failed", "empty")
+    return [[row.get(name) for name in kept] for row in run.rows]
+
+
+def weights(run: Run) -> torch.Tensor:
+    return torch.cat([p.flatten() for p in run.models[""].parameters()])
+
+
+@pytest.mark.parametrize("where", ["threads", "loopback"])
+def test_a_run_is_that_of_the_same_pictures_in_memory(source: Path, tmp_path: Path, where: Any) -> None:
+    held, test = stored(source, tmp_path)
+    options: dict[str, Any] = {"rounds": 2, "participation": 0.5, "evaluate": "all", "progress": False}
+    run = simulate(METHOD, held, test=test, where=where, workers=2 if where == "threads" else 1, **options)
+    other = simulate(METHOD, in_memory(held), test=test.read(), **options)
+    assert told(run) == told(other)
+    assert run.rows[-1]["accuracy_clients"] is not None
+    assert torch.equal(weights(run), weights(other))
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The rows of every reading from now on."""
+    found: list[torch.Tensor] = []
+    read = PixelFile.read
+
+    def counted(file: PixelFile, rows: torch.Tensor) -> torch.Tensor:
+        found.append(rows)
+        return read(file, rows)
+
+    monkeypatch.setattr(PixelFile, "read", counted)
+    return found
+
+
+def test_only_what_is_drawn_is_read_and_the_test_set_piece_by_piece(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, test = stored(source, tmp_path)
+    found = reads(monkeypatch)
+    how: dict[str, Any] = {"evaluate": "none", "progress": False, "out": tmp_path / "run"}
+    run = simulate(METHOD, held, test=test, rounds=1, participation=1 / 4, **how)
+    [drawn] = run.rows[0]["drawn"]
+    pictures = [rows for rows in found if len(rows)]
+    train, own = held[drawn].train, held[drawn].test
+    assert isinstance(train, StoredImages)
+    assert isinstance(own, StoredImages)
+    assert [len(rows) for rows in pictures] == [len(train), len(own), len(test)]
+    monkeypatch.setattr("fl.engine.evaluation.at_once", lambda shape, device: 5)
+    found.clear()
+    again = simulate(METHOD, held, test=test, rounds=2, participation=1 / 4, resume=True, **how)
+    assert [len(rows) for rows in found if len(rows)][2:] == [5, 5, 2]
+    assert (len(again.rows), len(found) - sum(1 for rows in found if not len(rows))) == (2, 5)
+
+
+def test_a_test_of_large_images_keeps_few_of_them() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [at_once((3, s, s), cpu) for s in (8, 28, 32, 64, 224, 1024)] == [256, 256, 256, 64, 4, 1]
+    assert [at_once((3, s, s), gpu) for s in (32, 128, 224)] == [256, 256, 64]
+
+
+def test_a_run_says_which_pictures_it_was_of(source: Path, tmp_path: Path) -> None:
+    def config(name: str, change: Callable[[list[Holding]], Any]) -> dict[str, Any]:
+        held, test = stored(source, tmp_path / name)  # each with a cache of its own
+        simulate(METHOD, change(held), test=test, rounds=1, progress=False, out=tmp_path / name / "run")
+        return json.loads((tmp_path / name / "run" / "config.json").read_text())
+
+    whole = config("one", list)
+    assert config("two", list) == whole
+    other = config("three", lambda held: [Holding(held[0].train[1:], held[0].test), *held[1:]])
+    assert other["data"] != whole["data"]
+    assert other["test"] == whole["test"] == [12, whole["test"][1]]
+
+
+def test_a_process_forgets_what_it_can_read_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    send = Processes._send
+
+    def noted(cohort: Processes, index: int, *frames: Any) -> None:
+        sent.extend(frame[0] for frame in frames if frame[0] in ("data", "job", "forget"))
+        send(cohort, index, *frames)
+
+    monkeypatch.setattr(Processes, "_send", noted)
+    held, _ = stored(source, tmp_path)
+    simulate(METHOD, held[:2], rounds=2, evaluate="none", where="loopback", progress=False)
+    assert sent == ["data", "job", "forget"] * 4
+    sent.clear()
+    simulate(METHOD, in_memory(held[:2]), rounds=2, evaluate="none", where="loopback", progress=False)
+    assert sent == ["data", "job"] * 2 + ["job"] * 2
+
+
+def test_who_holds_the_same_pictures_is_told_without_reading(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, _ = stored(source, tmp_path)
+    parts = [client.train for client in held]
+    method = FedAvg(factory=Tiny, steps=2, batch=4, lr=0.05, weights="uniform")
+    private, found = Filtered(method, ClientDP(1.0, 0.5, 1.0)), reads(monkeypatch)
+    with pytest.warns(UserWarning, match="clients 1 and 3 hold the same images"):
+        simulate(private, [*parts[:3], parts[1]], rounds=1, ledger=Ledger(), secret=0, progress=False)
+    assert sum(len(rows) for rows in found) <= sum(map(len, parts))  # of the clients drawn
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_read(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, test = stored(source, tmp_path)
+    found = reads(monkeypatch)
+    data = held[0].train
+    assert isinstance(data, StoredImages)
+    go = partial(simulate, METHOD, rounds=1, progress=False)
+    with pytest.raises(ValueError, match=r"clients\[1\] does not fit.*normalizations"):
+        go([data, data.replace(normalization=Normalization([0.1], [0.2]))])
+    with pytest.raises(ValueError, match=r"test does not fit.*normalizations"):
+        go([data], test=test.replace(normalization=Normalization([0.1], [0.2])))
+    with pytest.raises(TypeError, match=r"clients must be a sequence of sets, one a client, got one StoredImages"):
+        go(data)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"server_data\['proxy'\] must lie in memory.*data.read\(indices\)"):
+        go([data], server_data={"proxy": test})  # type: ignore[dict-item]
+    mixed: list[LabeledImages | StoredImages] = [data.read(), data]
+    assert [len(rows) for rows in found if len(rows)] == [len(data)]  # for the line above
+    assert go(mixed).rows[0]["failed"] == {}
