@@ -16,7 +16,10 @@ from torch import Tensor
 
 from distillkit import check
 
-__all__ = ["FEW", "Point", "Rate", "Roc", "at_threshold", "bonferroni", "clopper_pearson", "ppv", "roc"]
+__all__ = [
+    "FEW", "Estimate", "Point", "Rate", "Roc", "at_threshold", "bonferroni", "clopper_pearson", "ppv",
+    "ppv_between", "roc",
+]  # fmt: skip
 
 FEW = 10
 """A false-positive rate that rests on fewer false positives is flagged: another sample may halve or double it."""
@@ -95,6 +98,25 @@ class Rate:
         return f"{100 * self.value:.1f} % ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A number that was measured, and the interval that its true value lies in.
+
+    Attributes:
+        value: what was measured.
+        low, high: the interval's ends.
+        confidence: with which the interval holds the true value.
+    """
+
+    value: float
+    low: float
+    high: float
+    confidence: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
 def _rate(hits: int, trials: int, confidence: float) -> Rate:
     return Rate(hits, trials, *clopper_pearson(hits, trials, confidence), confidence)
 
@@ -114,31 +136,57 @@ class Point:
     fpr: Rate
     few: bool
 
+    def ppv(self, prior: float) -> Estimate:
+        """What a hit at this threshold is worth where a share `prior` of the candidates are members; see `ppv`.
+
+        The interval takes both rates at their worst and at their best, so it holds whenever theirs do: with twice the
+        error that they have. It is wide where the false positives are few, which is where attacks shine.
+
+        Args:
+            prior: the share of the candidates that are members, in (0, 1).
+
+        Raises:
+            TypeError, ValueError: a prior out of range, or a threshold at which nobody is called a member.
+        """
+        return ppv_between(self.tpr, self.fpr, prior)
+
     def __str__(self) -> str:
         few = f" (only {self.fpr.hits} false positives)" if self.few else ""
         return f"TPR {self.tpr} at FPR {100 * self.fpr.value:.2g} %{few}"
 
 
-def at_threshold(scores: Tensor, member: Tensor, threshold: float, *, confidence: float = 0.95) -> Point:
+def at_threshold(
+    scores: Tensor, member: Tensor, threshold: float, *, confidence: float = 0.95, chosen_elsewhere: bool = False
+) -> Point:
     """What an attack finds at a threshold that was fixed without looking at these scores.
 
-    Take the threshold from other shadow models, or from theory. The intervals are exact only then; to choose it on the
-    scores at hand use `roc(...).at(...)`, whose intervals know that.
+    Take the threshold from other shadow models (`attacks.membership.leave_one_out` does), or from theory. The intervals
+    are exact only then. A threshold that is itself one of the scores was most likely chosen on them, and is refused:
+    use `roc(...).at(...)`, whose intervals know of the choice.
 
     Args:
         scores: one a record, floats [n], higher for members; infinities are allowed, NaN is not.
         member: bool [n], the truth; at least one of each.
         threshold: records that score at least this are called members.
         confidence: of both intervals, each by itself, in (0, 1).
+        chosen_elsewhere: say True where the threshold did come from elsewhere and is one of the scores by chance, as
+            with scores of few values (`rmia`'s are shares of a population).
 
     Raises:
-        TypeError, ValueError: bad scores or truth, or a threshold that is NaN.
+        TypeError, ValueError: bad scores or truth, a threshold that is NaN, or one that is among the scores.
     """
     inside, outside = _halves(scores, member)
+    check.switch(chosen_elsewhere, "chosen_elsewhere")
     if isinstance(threshold, bool) or not isinstance(threshold, Real):
         raise TypeError(f"threshold must be a number, got {type(threshold).__name__}")
     if math.isnan(threshold):
         raise ValueError("threshold must be a number, got nan, to which no score compares")
+    if not chosen_elsewhere and math.isfinite(threshold) and bool((torch.cat([inside, outside]) == threshold).any()):
+        raise ValueError(
+            f"threshold must not be chosen on the scores it is reported on, and {threshold:g} is one of them: its "
+            "interval would be too narrow. Take roc(scores, member).at(fpr), which corrects for that, or give "
+            "chosen_elsewhere=True if it did come from other scores"
+        )
     hits, false = (int((side >= threshold).sum()) for side in (inside, outside))
     return Point(
         float(threshold), _rate(hits, len(inside), confidence), _rate(false, len(outside), confidence), false < FEW
@@ -281,6 +329,23 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
     if not called:
         raise ValueError("tpr and fpr must not both be 0: nobody is called a member; take a looser threshold")
     return prior * tpr / called
+
+
+def ppv_between(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
+    """`ppv` of two rates with intervals: at their values, and at the ends that make it smallest and largest.
+
+    Args:
+        tpr, fpr: true- and false-positive rates.
+        prior: the share of the candidates that are members, in (0, 1).
+
+    Returns:
+        Its confidence is what is left of both rates' errors added up.
+
+    Raises:
+        TypeError, ValueError: as `ppv`.
+    """
+    low, high = ppv(tpr.low, fpr.high, prior), ppv(tpr.high, fpr.low, prior)
+    return Estimate(ppv(tpr.value, fpr.value, prior), low, high, max(0.0, tpr.confidence + fpr.confidence - 1))
 
 
 def _halves(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:

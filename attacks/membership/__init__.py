@@ -1,13 +1,21 @@
 """Who was trained on: scores of records, and attacks that compare a target with shadow models trained without them.
 
 In order of cost: `nearest` needs the published images alone; `loss`, `margin` and `stable_logit` need the target model;
-`lira` and `rmia` need shadow models beside it, trained as it was on random halves of the candidates. Each returns one
-score a record, higher for "this one was trained on"; `attacks.roc` turns scores into rates.
+`lira` and `rmia` need shadow models beside it, trained as it was on random halves of the candidates: `shadows` runs the
+whole `Pipeline` for them. Each returns one score a record, higher for "this one was trained on"; `attacks.roc` turns
+scores into rates, and `leave_one_out` judges attacks on many targets at once.
 """
 
+from attacks.membership.leave_one_out import ATTACKS, Found, leave_one_out
 from attacks.membership.lira import VARIANCES, lira
 from attacks.membership.nearest import nearest
+from attacks.membership.pipeline import Pipeline, model_scorer
 from attacks.membership.rmia import rmia
 from attacks.membership.scores import loss, margin, stable_logit
+from attacks.membership.shadow import PLACES, Cost, estimate, halves, shadows
+from attacks.membership.target import Shadows, Target
 
-__all__ = ["VARIANCES", "lira", "loss", "margin", "nearest", "rmia", "stable_logit"]
+__all__ = [
+    "ATTACKS", "PLACES", "VARIANCES", "Cost", "Found", "Pipeline", "Shadows", "Target", "estimate", "halves",
+    "leave_one_out", "lira", "loss", "margin", "model_scorer", "nearest", "rmia", "shadows", "stable_logit",
+]  # fmt: skip

@@ -70,7 +70,7 @@ def test_a_point_keeps_to_its_false_positives_and_no_other_finds_more(
     wanted = min(1.0, count / others)
     point = roc(scores, member).at(wanted)
     assert point.fpr.value <= wanted + 1e-12
-    better = [at_threshold(scores, member, s) for s, _ in rows]
+    better = [at_threshold(scores, member, s, chosen_elsewhere=True) for s, _ in rows]
     assert point.tpr.hits == max([0, *(p.tpr.hits for p in better if p.fpr.value <= wanted + 1e-12)])
     assert point.tpr.low <= point.tpr.value <= point.tpr.high
     assert point.few == (point.fpr.hits < 10)
@@ -113,6 +113,33 @@ def test_the_best_of_several_pays_for_its_luck() -> None:
 @given(st.floats(0, 1), st.floats(0.001, 1), st.floats(0.001, 0.999))
 def test_ppv_is_bayes(tpr: float, fpr: float, prior: float) -> None:
     assert ppv(tpr, fpr, prior) == pytest.approx(1 / (1 + (1 - prior) * fpr / (prior * tpr)) if tpr else 0.0)
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.floats(0.001, 0.5))
+def test_what_a_hit_is_worth_lies_between_the_worst_and_the_best(hits: int, false: int, prior: float) -> None:
+    scores = torch.cat([torch.arange(50) < hits, torch.arange(50) < false]).double()
+    point = at_threshold(scores, torch.arange(100) < 50, 0.5)
+    if hits + false == 0:
+        with pytest.raises(ValueError, match="must not both be 0"):
+            point.ppv(prior)
+        return
+    worth = point.ppv(prior)
+    assert worth.value == pytest.approx(prior * hits / (prior * hits + (1 - prior) * false))
+    assert worth.low == pytest.approx(ppv(point.tpr.low, point.fpr.high, prior))
+    assert worth.low <= worth.value <= worth.high == pytest.approx(ppv(point.tpr.high, point.fpr.low, prior))
+    assert worth.confidence == pytest.approx(0.9)
+
+
+def test_a_threshold_chosen_on_the_scores_is_refused() -> None:
+    """The threshold of `Roc.at`, or any other score: its plain interval would cover too rarely (see above)."""
+    member = torch.arange(200) < 100
+    scores = torch.randn(200, generator=derive(8)) + member
+    picked = roc(scores, member).at(0.05)
+    with pytest.raises(ValueError, match=r"must not be chosen on the scores it is reported on.* Take roc\("):
+        at_threshold(scores, member, picked.threshold)
+    assert at_threshold(scores, member, picked.threshold, chosen_elsewhere=True).tpr.hits == picked.tpr.hits
+    assert at_threshold(scores, member, math.inf).tpr.hits == 0
+    assert at_threshold(scores, member, picked.threshold + 1e-9).tpr.trials == 100
 
 
 def test_ppv_of_the_docstring() -> None:

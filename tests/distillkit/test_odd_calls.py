@@ -13,7 +13,21 @@ from torch import Tensor, nn
 from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv, psnr, roc, ssim
 from attacks.audit import ceiling, many_run, one_run, refutes
 from attacks.inversion import class_counts, invert_gradient, label_of_one, linear_input, linear_inputs
-from attacks.membership import lira, loss, margin, nearest, rmia, stable_logit
+from attacks.membership import (
+    Pipeline,
+    Shadows,
+    estimate,
+    halves,
+    leave_one_out,
+    lira,
+    loss,
+    margin,
+    model_scorer,
+    nearest,
+    rmia,
+    shadows,
+    stable_logit,
+)
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
 from distillkit.augment import DSA, CropFlip, augmented, in_space, require_augmentation, require_space
@@ -117,6 +131,16 @@ def net() -> nn.Module:
 
 def made() -> nn.Module:
     return build(net, 0).eval()
+
+
+def fit(indices: Tensor, seed: int) -> dict[str, Any]:
+    """What a pipeline gives: here the sum of pixels, less the mean record's."""
+    mean = data().images[indices].mean(0).sum()
+    return {"a": lambda x, y: x.flatten(1).sum(1) - mean}
+
+
+def pipeline() -> Pipeline:
+    return Pipeline(fit, data().images, LABELS)
 
 
 def sampler() -> FixedNetwork:
@@ -410,6 +434,36 @@ CALLS: dict[str, Call] = {
     **{f.__name__: C(f, logits=lambda: normal(9, 3), labels=lambda: LABELS) for f in (loss, margin, stable_logit)},
     "lira": C(lira, **SHADOWS),
     "rmia": C(rmia, z_target=lambda: normal(6, seed=3), z_shadows=lambda: normal(5, 6, seed=4), **SHADOWS),
+    "halves": C(halves, count=4, records=6, seed=0),
+    "model_scorer": C(
+        model_scorer, lambda f: finite(f(data().images, LABELS)), network=made, score=lambda: stable_logit, chunk=4
+    ),
+    "Pipeline": C(
+        Pipeline,
+        lambda p: finite(shadows(p, 4).scores["a"]),
+        fit=lambda: fit,
+        images=lambda: data().images,
+        labels=lambda: LABELS,
+        population=lambda: (data().images[:4], LABELS[:4]),
+        tag="a tag",
+    ),
+    "shadows": C(shadows, lambda s: finite(s.scores["a"]), pipeline=lambda: pipeline(), count=4, skip=("out",)),
+    "estimate": C(estimate, lambda cost: finite(cost.each), pipeline=lambda: pipeline(), count=4, skip=("out",)),
+    "Shadows": C(
+        Shadows,
+        lambda s: finite(s.target(0, "a").scores),
+        inside=lambda: halves(6, 9, 0),
+        scores=lambda: {"a": normal(6, 9)},
+        population=lambda: {"a": normal(6, 5)},
+        labels=lambda: LABELS,
+    ),
+    "leave_one_out": C(
+        leave_one_out,
+        lambda found: None,
+        shadows=lambda: Shadows(halves(6, 12, 0), {"model": normal(6, 12)}),
+        attacks=lambda: {"a": lambda target: target.scores},
+        fpr=0.5,
+    ),
     "nearest": C(nearest, images=lambda: torch.rand(4, 1, 4, 4), candidates=lambda: torch.rand(3, 1, 4, 4)),
     **{f.__name__: C(f, lambda r: finite(getattr(r, "input", r)), **LAYER) for f in (linear_input, linear_inputs)},
     **{
@@ -436,11 +490,38 @@ CALLS: dict[str, Call] = {
 NOT_CALLED = {
     **dict.fromkeys(("Augmentation", "Network", "NetworkSampler", "Images", "Labels"), "a protocol or an alias"),
     **dict.fromkeys(
-        ("CLASSIC", "DIGITS", "IDENTITY", "METHODS", "NAMES", "NATURAL", "NETWORK_NAMES", "VARIANCES", "__version__"),
+        (
+            "ATTACKS",
+            "CLASSIC",
+            "DIGITS",
+            "IDENTITY",
+            "METHODS",
+            "NAMES",
+            "NATURAL",
+            "NETWORK_NAMES",
+            "PLACES",
+            "VARIANCES",
+            "__version__",
+        ),
         "a constant",
     ),
     **dict.fromkeys(
-        ("Attempt", "Evaluation", "Point", "Progress", "Rate", "Recipe", "Recovered", "Roc", "Row", "Verdict"),
+        (
+            "Attempt",
+            "Cost",
+            "Estimate",
+            "Evaluation",
+            "Found",
+            "Point",
+            "Progress",
+            "Rate",
+            "Recipe",
+            "Recovered",
+            "Roc",
+            "Row",
+            "Target",
+            "Verdict",
+        ),
         "a result",
     ),
     **dict.fromkeys(("Separability", "Split", "StoredSplit"), "a result"),
@@ -488,10 +569,13 @@ ACCEPTED: Listed = {
     ("at_threshold", "*", "bool"): "the truth in other words",
     ("roc", "*", "bool"): "the truth in other words",
     **{(name, "in*", "bool"): "another truth" for name in ("one_run", "lira", "rmia")},
+    ("Shadows", "inside", "bool"): "another truth",
+    ("leave_one_out", "also_tried", "zero"): "no attack was tried besides",
     ("at_threshold", "threshold", "infinite"): "nobody is called a member, or everybody",
     ("*", "*", "one row"): ROW,
     ("*", "*", "*one of them: one row"): ROW,
-    ("invert_gradient", "seed", "zero"): "a seed as any",
+    **{(name, "seed", "zero"): "a seed as any" for name in ("invert_gradient", "halves", "shadows", "estimate")},
+    ("Pipeline", "tag", "*"): "any words",
     ("class_counts", "predictions", "one dimension less"): "one prediction, averaged already",
     ("augmented", "images", "empty"): "no images, none augmented",
     ("decorrelation", "images", "empty"): "no images: 0",

@@ -1,0 +1,177 @@
+"""The whole way from records to what is published, as one callable, and one run of it whose outcome is scored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attacks.membership.scores import stable_logit
+from distillkit import check
+from distillkit.chunks import chunk_size, forward_chunks
+
+__all__ = ["Fit", "Fitted", "Pipeline", "Scorer", "fit_once", "model_scorer"]
+
+Scorer = Callable[[Tensor, Tensor], Tensor]
+"""`scorer(images, labels)`: what a fitted model or set says of records, [n], higher for members, or several numbers
+each, [n, d], such as logits."""
+
+Fit = Callable[[Tensor, int], Mapping[str, Scorer]]
+"""`fit(indices, seed)`: run everything on the records of these indices, and return the outcome's scorers by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """What is attacked: everything that happens to records before something of them is published, to be run again.
+
+    An attack with shadow models is as good as its shadows are like the target. So `fit` is not the last training alone:
+    what distils, selects, noises or federates the records belongs into it, and so do their normalisation and a start
+    from real images. It is called on a random half of the records, often, and by several threads at a time: it must
+    draw from `seed` alone and change nothing that lives outside of it.
+
+        def fit(indices, seed):
+            condensed = distribution_matching(data[indices], factory, ipc=10, generator=seed)
+            network = train(factory, condensed, generator=seed)
+            return {"model": model_scorer(network), "set": lambda x, y: nearest(condensed.images, x)}
+
+    Args:
+        fit: called as `fit(indices, seed)` with int64 [k] indices into `images` and an int in [0, 2**31); gives scorers
+            by name, the same names every time.
+        images: all candidates, float [N, C, H, W], N at least 4, as the scorers take them.
+        labels: their class indices, int [N].
+        population: images [Z, C, H, W] and labels [Z] of the same distribution on which `fit` never trains; RMIA
+            compares with them. None for no such records.
+        tag: what the folder of the shadows is to know of `fit`: its settings, in words. Shadows with another tag are
+            not gone on with.
+
+    Attributes:
+        fit, images, labels, population, tag: as given.
+    """
+
+    fit: Fit
+    images: Tensor
+    labels: Tensor
+    population: tuple[Tensor, Tensor] | None = None
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        check.callable_with(self.fit, "fit", ("indices", "seed"), "a function that runs the pipeline on those records")
+        if isinstance(self.fit, nn.Module):
+            raise TypeError("fit must be a function of indices and seed that trains a network, got a network")
+        check.batch_of_images(self.images)
+        check.class_labels(self.labels, len(self.images), None)
+        if len(self.images) < 4:
+            raise ValueError(f"images must be at least 4, to be halved, got {len(self.images)}")
+        if self.population is not None:
+            images, labels = check.several(self.population, "population", "tensors, images and labels", 2)
+            check.batch_of_images(images, "population (its images)")
+            check.class_labels(labels, len(images), None, "population (its labels)")
+        if not isinstance(self.tag, str):
+            raise TypeError(f"tag must be a string, got {type(self.tag).__name__}")
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What one run of a pipeline came to.
+
+    Attributes:
+        scores: of all candidates by every scorer, float64 [N] or [N, d].
+        population: of the population by every scorer, float64 [Z] or [Z, d]; empty without one.
+        seconds: what fitting and scoring took.
+    """
+
+    scores: dict[str, Tensor]
+    population: dict[str, Tensor]
+    seconds: float
+
+
+def fit_once(pipeline: Pipeline, inside: Tensor, seed: int) -> Fitted:
+    """Run a pipeline on some records and score all of them.
+
+    Args:
+        pipeline: what is run.
+        inside: bool [N], the records it is run on.
+        seed: handed to `fit`.
+
+    Raises:
+        TypeError, ValueError: `fit` returned no scorers, or scores that are not finite or of another shape. What `fit`
+            raises itself is let through.
+    """
+    start = time.perf_counter()
+    scorers = pipeline.fit(inside.nonzero().flatten(), seed)
+    if not isinstance(scorers, Mapping) or not scorers:
+        raise TypeError(
+            "fit must return scorers by name, as {'model': model_scorer(network)}, got "
+            f"{'an empty mapping' if isinstance(scorers, Mapping) else type(scorers).__name__}"
+        )
+    found: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
+    for name, scorer in scorers.items():
+        if not isinstance(name, str) or not callable(scorer):
+            raise TypeError(f"fit must map names to functions of images and labels, got {name!r}: {scorer!r:.60}")
+        found[name] = _scored(name, scorer, pipeline.images, pipeline.labels)
+        if pipeline.population is not None:
+            others[name] = _scored(name, scorer, *pipeline.population)
+    return Fitted(found, others, time.perf_counter() - start)
+
+
+def model_scorer(
+    network: nn.Module, score: Callable[[Tensor, Tensor], Tensor] | None = stable_logit, *, chunk: int | None = None
+) -> Scorer:
+    """A scorer of a trained classifier, for `fit` to return: its score of records, in eval mode, in parts.
+
+    In training mode batch statistics and dropout would give every record away or hide it by chance, so the network is
+    in eval mode for the length of each call, and in its own mode afterwards.
+
+    Args:
+        network: called with images [n, C, H, W], as the pipeline has them; gives logits [n, K].
+        score: of logits and labels: `stable_logit`, `loss`, `margin`, or a function of yours. None for the logits.
+        chunk: images at once; by default what suits device and size.
+
+    Raises:
+        TypeError: no network, or a score that is no function of logits and labels.
+        ValueError: a chunk below 1.
+    """
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+    if score is not None:
+        check.callable_with(score, "score", ("logits", "labels"), "attacks.membership.stable_logit, say")
+        if isinstance(score, nn.Module):
+            raise TypeError("score must be a function of logits and labels, got a network")
+    if chunk is not None:
+        check.positive_int(chunk, "chunk")
+
+    def scorer(images: Tensor, labels: Tensor) -> Tensor:
+        modes = [(module, module.training) for module in network.modules()]
+        try:
+            network.eval()
+            logits = torch.cat(list(forward_chunks(network, images, chunk_size(images, chunk))))
+        finally:
+            for module, training in modes:
+                module.training = training
+        return logits if score is None else score(logits, labels)
+
+    return scorer
+
+
+def _scored(name: str, scorer: Scorer, images: Tensor, labels: Tensor) -> Tensor:
+    scores = scorer(images, labels)
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        raise TypeError(
+            f"fit's scorer {name!r} must give a floating tensor [n] or [n, d], got "
+            f"{getattr(scores, 'dtype', type(scores).__name__)}"
+        )
+    if scores.ndim not in (1, 2) or len(scores) != len(images):
+        raise ValueError(
+            f"fit's scorer {name!r} must give one row a record, [{len(images)}] or [{len(images)}, d], got "
+            f"{list(scores.shape)}"
+        )
+    if not bool(scores.isfinite().all()):
+        raise ValueError(
+            f"fit's scorer {name!r} must give finite scores, but {int((~scores.isfinite()).sum())} of "
+            f"{scores.numel()} are not; take stable_logit in place of probabilities"
+        )
+    return scores.detach().double().cpu()

@@ -1,0 +1,154 @@
+"""Shadows' scores, and one of them put in the target's place with what an attacker may know of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attacks.membership._inputs import finite_scores
+from distillkit import check
+
+__all__ = ["Shadows", "Target"]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """What an attack with shadow models is given: the target's scores, and the others' with who they were trained on.
+
+    Who the target was trained on is not in it.
+
+    Attributes:
+        scores: the target's, float64 [N] or [N, d].
+        inside: bool [R, N], who each other shadow was trained on.
+        shadows: their scores [R, N] or [R, N, d].
+        z_scores, z_shadows: scores of the population, [Z] and [R, Z]; None without one.
+        labels: int64 [N], the records' classes; None where they are not known.
+    """
+
+    scores: Tensor
+    inside: Tensor
+    shadows: Tensor
+    z_scores: Tensor | None
+    z_shadows: Tensor | None
+    labels: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Shadows:
+    """What many runs of one pipeline, each on some of the records, say of all records. Made by `shadows`.
+
+    Make it yourself of scores that you have. Rows of `inside` must be drawn independently of each other, or be pairs of
+    complements.
+
+    Args:
+        inside: bool [S, N], the records each run was given.
+        scores: by scorer's name, [S, N] or [S, N, d], higher for members.
+        population: the same for records that no run was given, [S, Z] or [S, Z, d].
+        labels: int [N], the records' classes, if an attack wants them.
+
+    Attributes:
+        inside, scores, population, labels: as given, scores in float64.
+
+    Raises:
+        TypeError, ValueError: tensors that do not fit each other, or scores that are not finite.
+    """
+
+    inside: Tensor
+    scores: Mapping[str, Tensor]
+    population: Mapping[str, Tensor] = field(default_factory=dict)
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inside, Tensor) or self.inside.dtype != torch.bool:
+            came = getattr(self.inside, "dtype", type(self.inside).__name__)
+            raise TypeError(f"inside must be a bool tensor [S, N], got {came}")
+        if self.inside.ndim != 2 or 0 in self.inside.shape:
+            raise ValueError(f"inside must be [S, N], neither empty, got {list(self.inside.shape)}")
+        check.mapping(self.scores, "scores")
+        check.mapping(self.population, "population")
+        if not self.scores:
+            raise ValueError("scores must hold at least one scorer's, got none")
+        unknown = sorted(set(self.population) - set(self.scores))
+        if unknown:
+            raise ValueError(f"population must be by scorers of scores, {sorted(self.scores)}, got {unknown}")
+        checked: dict[str, dict[str, Tensor]] = {"scores": {}, "population": {}}
+        for kind, given in (("scores", self.scores), ("population", self.population)):
+            for name, values in given.items():
+                values = finite_scores(values, f"{kind}[{name!r}]")
+                count = self.inside.shape if kind == "scores" else self.inside.shape[:1]
+                if values.ndim not in (2, 3) or values.shape[: len(count)] != count or 0 in values.shape:
+                    raise ValueError(f"{kind}[{name!r}] must be {list(count)} or more, got {list(values.shape)}")
+                checked[kind][name] = values
+            object.__setattr__(self, kind, checked[kind])
+        if self.labels is not None:
+            object.__setattr__(self, "labels", check.class_labels(self.labels, self.inside.shape[1], None))
+
+    def __len__(self) -> int:
+        return len(self.inside)
+
+    def without(self, number: int) -> Shadows:
+        """The shadows that say nothing of who shadow `number` was trained on: all but itself and its complement.
+
+        Raises:
+            TypeError, ValueError: no such shadow; or a design in which how often the rest was trained on a record tells
+                whether this one was, so that no attack on it would mean anything.
+        """
+        number = check.positive_int(number, "number", least=0, most=len(self) - 1)
+        own = self.inside[number]
+        rest = ~((self.inside == own).all(1) | (self.inside == ~own).all(1))
+        if not bool(rest.any()):
+            raise ValueError(
+                f"inside must hold shadows beside number {number} and its complement, got {len(self)} in all; run more"
+            )
+        times = self.inside[rest].sum(0)
+        with_, without = times[own].unique(), times[~own].unique()
+        if len(with_) == len(without) == 1 and with_ != without:
+            raise ValueError(
+                f"inside must not be balanced but for pairs of complements: the other shadows have a record of shadow "
+                f"{number} {int(with_)} times and another one {int(without)} times, which tells them apart; draw the "
+                "halves independently, or take attacks.membership.halves"
+            )
+        return self.only(rest)
+
+    def only(self, kept: Tensor) -> Shadows:
+        """Some of the shadows.
+
+        Args:
+            kept: bool [S], which.
+        """
+        found = copy(self)  # checked already
+        object.__setattr__(found, "inside", self.inside[kept])
+        object.__setattr__(found, "scores", {n: s[kept] for n, s in self.scores.items()})
+        object.__setattr__(found, "population", {n: s[kept] for n, s in self.population.items()})
+        return found
+
+    def target(self, number: int, name: str) -> Target:
+        """Shadow `number` as the target of an attack that knows the shadows of `without(number)`.
+
+        Args:
+            number: which, from 0.
+            name: by which scorer.
+
+        Raises:
+            TypeError, ValueError: no such shadow or scorer, or no shadow is left beside it.
+        """
+        check.one_of(name, "name", tuple(self.scores))
+        rest = self.without(number)
+        z, z_rest = self.population.get(name), rest.population.get(name)
+        return Target(
+            self.scores[name][number], rest.inside, rest.scores[name], None if z is None else z[number], z_rest,
+            self.labels,
+        )  # fmt: skip
+
+    def targets(self, name: str) -> Iterator[tuple[Target, Tensor]]:
+        """Every shadow in turn as a target, and the truth, bool [N], that only whoever judges the attack may see.
+
+        Args:
+            name: by which scorer.
+        """
+        for number in range(len(self)):
+            yield self.target(number, name), self.inside[number]

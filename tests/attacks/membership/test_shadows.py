@@ -1,0 +1,405 @@
+"""Shadows: their design, their folder, the same with any number of workers; and attacks judged on each in turn."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import t as student
+from torch import Tensor, nn
+
+from attacks import clopper_pearson, roc
+from attacks.membership import (
+    ATTACKS,
+    Cost,
+    Pipeline,
+    Shadows,
+    Target,
+    estimate,
+    halves,
+    leave_one_out,
+    lira,
+    model_scorer,
+    rmia,
+    shadows,
+)
+from distillkit.networks import ConvNet, build
+from distillkit.rng import derive
+
+IMAGES = torch.rand(20, 1, 4, 4, generator=derive(0))
+LABELS = torch.arange(20) % 2
+POPULATION = (torch.rand(6, 1, 4, 4, generator=derive(1)), torch.arange(6) % 2)
+
+
+def fit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+    """A 'model' that knows the mean of its records, with noise of its own."""
+    mean = IMAGES[indices].mean(0) + 0.01 * torch.randn(1, 4, 4, generator=derive(seed))
+    return {"model": lambda x, y: (x * mean).flatten(1).sum(1) + y, "both": lambda x, y: (x * mean).flatten(1)[:, :3]}
+
+
+def pipeline(run: Any = fit, **changes: Any) -> Pipeline:
+    return Pipeline(run, IMAGES, LABELS, **{"population": POPULATION, "tag": "mean", **changes})
+
+
+def drawn(seed: int, count: int = 12, records: int = 60, effect: float = 1.0) -> Shadows:
+    """Scores of shadows without any training: records with their own means, models with their own shift."""
+    inside, g = halves(count, records, seed), derive(seed, "scores")
+    own = torch.randn(records, generator=derive(3), dtype=torch.float64)
+    scores = own + torch.randn(count, records, generator=g, dtype=torch.float64) + effect * inside
+    return Shadows(inside, {"model": scores}, {"model": torch.randn(count, 30, generator=g, dtype=torch.float64)})
+
+
+def same(a: Shadows, b: Shadows) -> bool:
+    kinds = ((a.scores, b.scores), (a.population, b.population))
+    return torch.equal(a.inside, b.inside) and all(torch.equal(x[n], y[n]) for x, y in kinds for n in x)
+
+
+# The design.
+
+
+@given(st.integers(1, 6), st.integers(4, 25), st.integers(0, 1000))
+def test_halves_are_balanced_and_say_nothing_of_a_target_in_the_rest(pairs: int, records: int, seed: int) -> None:
+    inside = halves(2 * pairs, records, seed)
+    assert inside.sum(0).tolist() == [pairs] * records
+    assert set(inside.sum(1).tolist()) <= {records // 2, (records + 1) // 2}
+    assert torch.equal(inside[::2], ~inside[1::2])
+    assert torch.equal(halves(2 * pairs + 4, records, seed)[: 2 * pairs], inside)
+    if pairs > 2 and len({tuple(row.tolist()) for row in inside}) == len(inside):
+        rest = Shadows(inside, {"s": torch.zeros(inside.shape)}).without(1)
+        assert rest.inside.sum(0).tolist() == [pairs - 1] * records
+
+
+def test_every_half_is_as_likely() -> None:
+    """Pairs of records are together in a half with probability (n/2 - 1) / (n - 1)."""
+    inside = halves(4000, 6, 0)[::2].double()
+    together = (inside.T @ inside) / 2000
+    assert (together[~torch.eye(6, dtype=torch.bool)] - 0.5 * 2 / 5).abs().max() < 0.05
+    assert (inside.mean(0) - 0.5).abs().max() < 0.05
+
+
+def test_a_balance_that_tells_the_target_is_refused() -> None:
+    """Every record in exactly half of the shadows, as in public releases of LiRA, but not in pairs: the rest has a
+    record once less often if the target has it, and counting finds all members."""
+    keep = torch.rand(8, 40, generator=derive(5)).argsort(0) < 4
+    scores = {"s": torch.randn(8, 40, generator=derive(6))}
+    rest = keep[1:].sum(0)
+    assert roc(-rest.double(), keep[0]).auc == 1.0
+    with pytest.raises(ValueError, match="tells them apart; draw the halves independently"):
+        Shadows(keep, scores).target(0, "s")
+    free = torch.rand(8, 40, generator=derive(7)) < 0.5
+    assert len(Shadows(free, scores).target(0, "s").inside) == 7
+    counting = leave_one_out(drawn(0), {"counting": lambda t: -t.inside.sum(0).double()}, fpr=0.1, progress=False)
+    assert (counting["counting"].auc.value, counting["counting"].auc.high) == (0.5, 0.5)
+
+
+# Running it.
+
+
+def test_shadows_are_what_the_pipeline_gives() -> None:
+    found = shadows(pipeline(), 4, seed=3, progress=False)
+    seeds: list[int] = []
+
+    def spy(indices: Tensor, seed: int) -> Any:
+        seeds.append(seed)
+        return fit(indices, seed)
+
+    again = shadows(pipeline(spy), 4, seed=3, progress=False)
+    assert same(found, again)
+    assert len(set(seeds)) == 4
+    assert all(0 <= s < 2**31 for s in seeds)
+    for number in range(4):
+        scorers = fit(found.inside[number].nonzero().flatten(), seeds[number])
+        assert torch.equal(found.scores["model"][number], scorers["model"](IMAGES, LABELS).double())
+        assert torch.equal(found.population["both"][number], scorers["both"](*POPULATION).double())
+    assert torch.equal(found.labels if found.labels is not None else LABELS - 1, LABELS)
+    assert not same(found, shadows(pipeline(), 4, seed=4, progress=False))
+
+
+@pytest.mark.parametrize(("workers", "where"), [(3, "threads"), (1, "processes")])
+def test_workers_change_nothing(workers: int, where: Any) -> None:
+    there: set[str] = set()
+
+    def closure(indices: Tensor, seed: int) -> Any:
+        there.add(threading.current_thread().name)
+        return fit(indices, seed)
+
+    run = fit if where == "processes" else closure
+    assert same(shadows(pipeline(), 4, progress=False), shadows(pipeline(run), 4, workers=workers, where=where))
+    assert where == "processes" or all(name.startswith("shadow") for name in there)
+
+
+def test_a_stopped_run_goes_on_and_more_shadows_can_follow(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def fragile(indices: Tensor, seed: int) -> Any:
+        calls.append(seed)
+        if len(calls) == 4:
+            raise RuntimeError("power cut")
+        return fit(indices, seed)
+
+    with pytest.raises(RuntimeError, match="power cut") as caught:
+        shadows(pipeline(fragile), 6, out=tmp_path, progress=False)
+    assert caught.value.__notes__ == ["raised in shadow 3 of 6"]
+    kept = sorted(p.name for p in tmp_path.glob("shadow-*"))
+    assert kept == [f"shadow-0000{i}.safetensors" for i in range(3)] or len(kept) >= 3
+    calls.clear()
+    found = shadows(pipeline(fragile), 6, out=tmp_path, progress=False)
+    assert len(calls) == 6 - len(kept)
+    assert same(found, shadows(pipeline(), 6, progress=False))
+    calls.clear()
+    calls += [0] * 10
+    more = shadows(pipeline(fragile), 8, out=tmp_path, progress=False)
+    assert len(calls) == 12
+    assert torch.equal(more.scores["model"][:6], found.scores["model"])
+    assert same(shadows(pipeline(fragile), 4, out=tmp_path, progress=False), shadows(pipeline(), 4, progress=False))
+    assert len(calls) == 12
+
+
+def test_a_folder_of_another_design_is_refused(tmp_path: Path) -> None:
+    shadows(pipeline(), 4, out=tmp_path, progress=False)
+    other = IMAGES.clone()
+    other[0, 0, 0, 0] += 1
+    changed = [
+        (pipeline(tag="median"), 0, "tag 'mean', here 'median'"),
+        (pipeline(), 1, "seed 0, here 1"),
+        (Pipeline(fit, other, LABELS, POPULATION, "mean"), 0, "data '"),
+        (Pipeline(fit, IMAGES[:10], LABELS[:10], POPULATION, "mean"), 0, "records 20, here 10"),
+        (pipeline(population=None), 0, "population 6, here 0"),
+    ]
+    for one, seed, said in changed:
+        for call in (
+            lambda p, s: shadows(p, 4, out=tmp_path, seed=s),
+            lambda p, s: estimate(p, 4, out=tmp_path, seed=s),
+        ):
+            with pytest.raises(ValueError, match=f"of another design .*{said}.*give another folder"):
+                call(one, seed)
+    (tmp_path / "design.json").unlink()
+    with pytest.raises(ValueError, match=r"holds shadows but no design\.json"):
+        shadows(pipeline(), 4, out=tmp_path)
+
+
+def test_a_damaged_shadow_is_named(tmp_path: Path) -> None:
+    shadows(pipeline(), 4, out=tmp_path, progress=False)
+    (tmp_path / "shadow-00002.safetensors").write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"shadow-00002\.safetensors is damaged"):
+        shadows(pipeline(), 4, out=tmp_path)
+
+
+def test_an_estimate_costs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def counted(indices: Tensor, seed: int) -> Any:
+        calls.append(seed)
+        return fit(indices, seed)
+
+    cost = estimate(pipeline(counted), 6, out=tmp_path, workers=2)
+    assert (cost.missing, cost.workers, len(calls)) == (5, 2, 1)
+    assert cost.seconds == pytest.approx(3 * cost.each)
+    shadows(pipeline(counted), 6, out=tmp_path, progress=False)
+    assert len(calls) == 6
+    done = estimate(pipeline(counted), 6, out=tmp_path)
+    assert (done.seconds, done.each, len(calls)) == (0, cost.each, 6)
+    assert str(Cost(3.1, 65, 2)) == "3.1 s a shadow: 65 more take at least 102 s with 2 at a time"
+    facts = json.loads((tmp_path / "design.json").read_text())
+    assert facts["tag"] == "mean"
+
+
+def test_a_fit_that_draws_globally_is_seeded_or_warned_of() -> None:
+    def careless(indices: Tensor, seed: int) -> Any:
+        shift = torch.rand(())
+        return {"model": lambda x, y: x.flatten(1).sum(1) + shift}
+
+    before = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        once, again = (shadows(pipeline(careless), 4, progress=False) for _ in range(2))
+        shadows(pipeline(), 4, workers=2, progress=False)
+    assert same(once, again)
+    assert len(once.scores["model"][:, 0].unique()) == 4
+    with pytest.warns(UserWarning, match=r"global generator.*where='processes', or workers=1"):
+        shadows(pipeline(careless), 4, workers=2, progress=False)
+    torch.set_rng_state(before)
+
+
+def test_a_model_is_scored_in_eval_mode_and_in_parts() -> None:
+    network = nn.Sequential(build(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch"), 0), nn.Dropout(0.5))
+    images, labels = torch.randn(9, 1, 8, 8, generator=derive(0)), torch.arange(9) % 3
+    network.train()
+    network[1].eval()
+    whole = model_scorer(network, None)(images, labels)
+    assert [m.training for m in network] == [True, False]
+    assert torch.allclose(model_scorer(network, None, chunk=2)(images, labels), whole, atol=1e-6)
+    assert torch.allclose(whole, network.eval()(images), atol=1e-6)
+    assert model_scorer(network)(images, labels).shape == (9,)
+
+
+# Judging attacks.
+
+
+def test_a_threshold_never_saw_its_target() -> None:
+    """Whatever the target and its complement score, their thresholds stay."""
+    one = drawn(1)
+    attacks = {n: ATTACKS[n] for n in ("threshold", "LiRA offline", "RMIA offline")}
+    first = leave_one_out(one, attacks, fpr=0.1, progress=False)
+    scores, z = one.scores["model"].clone(), one.population["model"].clone()
+    scores[4:6], z[4:6] = 7 * scores[4:6] + 3, z[4:6] - 1
+    second = leave_one_out(Shadows(one.inside, {"model": scores}, {"model": z}), attacks, fpr=0.1, progress=False)
+    for name in attacks:
+        assert [first[name].points[i].threshold for i in (4, 5)] == [second[name].points[i].threshold for i in (4, 5)]
+        assert first[name].points[0].threshold != second[name].points[0].threshold
+
+
+def slow(one: Shadows, fpr: float, judges: list[int], units: list[int]) -> dict[int, tuple[float, float, float, float]]:
+    """Target by target: rest, judges, threshold, area and rates; as `leave_one_out` says it, without its shortcuts."""
+    scores, inside = one.scores["model"], one.inside
+    found = {}
+    for t in units:
+        rest = [s for s in units if s // 2 != t // 2]
+        outside = []
+        for judge in (s for s in judges if s // 2 != t // 2):
+            left = [s for s in range(len(one)) if s // 2 not in (t // 2, judge // 2)]
+            outside += lira(scores[judge], inside[left], scores[left])[~inside[judge]].tolist()
+        threshold = min(v for v in outside if sum(o >= v for o in outside) <= fpr * len(outside))
+        attack = lira(scores[t], inside[rest], scores[rest])
+        known = [s for s in range(len(one)) if s // 2 != t // 2]
+        called = lira(scores[t], inside[known], scores[known]) >= threshold
+        rates = [float(called[side].double().mean()) for side in (inside[t], ~inside[t])]
+        found[t] = (threshold, roc(attack, inside[t]).auc, *rates)
+    return found
+
+
+def test_it_is_the_loop_that_it_says_it_is() -> None:
+    one, fpr = drawn(2, count=8, records=40), 0.1
+    found = leave_one_out(one, {"LiRA": ATTACKS["LiRA offline"]}, fpr=fpr, confidence=0.9, progress=False)["LiRA"]
+    everybody = list(range(8))
+    whole = slow(one, fpr, everybody, everybody)
+    assert [p.threshold for p in found.points] == [whole[t][0] for t in range(8)]
+    without = []
+    for pair in range(4):
+        rest = [s for s in everybody if s // 2 != pair]
+        replicate = slow(one, fpr, rest, rest)
+        without.append([sum(row[k] for row in replicate.values()) / 6 for k in (1, 2, 3)])
+    again = torch.tensor(without, dtype=torch.float64)
+    error = ((again - again.mean(0)).square().sum(0) * 3 / 4).sqrt()
+    for k, rate in enumerate((found.auc, found.tpr, found.fpr)):
+        value = sum(row[k + 1] for row in whole.values()) / 8
+        assert rate.value == pytest.approx(value)
+        half, ends = student.isf(0.05, 3) * float(error[k]), (1.0, 0.0)
+        if k:
+            hits = sum((p.tpr, p.fpr)[k - 1].hits for p in found.points)
+            ends = clopper_pearson(hits, 8 * 20, 0.9)
+        assert rate.low == pytest.approx(max(0.0, min(value - half, ends[0])))
+        assert rate.high == pytest.approx(min(1.0, max(value + half, ends[1])))
+    assert str(found).startswith("TPR ")
+
+
+def test_intervals_of_the_mean_over_targets_cover() -> None:
+    """60 whole designs; the truth is their mean. The spread over targets, taken for independent, is too narrow."""
+    found, n = [], 60
+    for seed in range(n):
+        one = drawn(1000 + seed, count=8, records=24, effect=0.7)
+        found.append(leave_one_out(one, {"t": ATTACKS["LiRA offline"]}, fpr=0.25, progress=False)["t"])
+    for rates in ([f.auc for f in found], [f.tpr for f in found], [f.fpr for f in found]):
+        truth = sum(r.value for r in rates) / n
+        assert sum(r.low <= truth <= r.high for r in rates) / n >= 0.9
+    areas, truth = [f.auc for f in found], sum(f.auc.value for f in found) / n
+    assert sum(r.low > 0.5 for r in areas) / n > 0.2  # and they are narrow enough to say something
+    values = [torch.tensor([p.tpr.value for p in f.points]) for f in found]
+    naive = [1.96 * float(v.std()) / len(v) ** 0.5 for v in values]
+    truth = sum(f.tpr.value for f in found) / n
+    assert sum(abs(f.tpr.value - truth) <= half for f, half in zip(found, naive)) / n < 0.87
+
+
+def test_more_attacks_make_wider_intervals() -> None:
+    one = drawn(3)
+    alone = leave_one_out(one, {"a": ATTACKS["threshold"]}, fpr=0.1, progress=False)["a"]
+    several = leave_one_out(one, fpr=0.1, progress=False)
+    assert set(several) == set(ATTACKS)
+    assert several["threshold"].tpr.confidence == pytest.approx(1 - 0.05 / 5)
+    assert several["threshold"].auc.low < alone.auc.low
+    assert several["threshold"].auc.value == alone.auc.value
+    also = leave_one_out(one, {"a": ATTACKS["threshold"]}, fpr=0.1, also_tried=4, progress=False)["a"]
+    assert also.tpr == several["threshold"].tpr
+    bare = Shadows(one.inside, one.scores)
+    assert set(leave_one_out(bare, fpr=0.1, progress=False)) == {"threshold", "LiRA offline", "LiRA online"}
+    assert alone.ppv(0.01).value < alone.ppv(0.5).value
+    assert torch.equal(ATTACKS["RMIA online"](one.target(0, "model")), rmia(*rmia_of(one), online=True))
+
+
+def rmia_of(one: Shadows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    s, z = one.scores["model"], one.population["model"]
+    return s[0], one.inside[2:], s[2:], z[0], z[2:]
+
+
+def test_attacks_find_what_is_there_and_nothing_else() -> None:
+    with_, without = (leave_one_out(drawn(4, effect=e), fpr=0.1, progress=False) for e in (2.0, 0.0))
+    assert with_["LiRA offline"].tpr.low > 0.2
+    assert with_["LiRA offline"].auc.value > with_["threshold"].auc.value
+    assert all(f.tpr.low <= 0.1 <= f.tpr.high and f.auc.low <= 0.5 <= f.auc.high for f in without.values())
+
+
+# Refusals.
+
+
+def scorers(value: Any) -> Any:
+    return lambda indices, seed: {"model": lambda x, y: value(x)}
+
+
+REFUSALS: list[tuple[Callable[[], object], str]] = [
+    (lambda: Pipeline(fit, IMAGES[:3], LABELS[:3]), "images must be at least 4, to be halved, got 3"),
+    (lambda: Pipeline(lambda x: None, IMAGES, LABELS), r"fit is called as fit\(indices, seed\)"),
+    (lambda: Pipeline(fit, IMAGES, LABELS, IMAGES), "population must be 2 tensors, images and labels, got 20"),
+    (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),  # type: ignore[arg-type]
+    (lambda: halves(5, 10, 0), "count must be even, as shadows come in pairs of complements, got 5"),
+    (lambda: shadows(pipeline(), 2), "count must be at least 4"),
+    (lambda: shadows(fit, 4), "pipeline must be a Pipeline"),  # type: ignore[arg-type]
+    (lambda: shadows(pipeline(), 4, where="cluster"), "where must be one of 'threads', 'processes'"),  # type: ignore[arg-type]
+    (lambda: shadows(pipeline(lambda i, s: fit(i, s)), 4, where="processes"), "give where='threads' for closures"),
+    (lambda: shadows(pipeline(lambda i, s: None), 4), "fit must return scorers by name.* got NoneType"),
+    (lambda: shadows(pipeline(lambda i, s: {}), 4), "got an empty mapping"),
+    (lambda: shadows(pipeline(lambda i, s: {"a": 3}), 4), "fit must map names to functions"),
+    (lambda: shadows(pipeline(scorers(lambda x: x[:3, 0, 0, 0])), 4), r"one row a record, \[20\] or \[20, d\]"),
+    (lambda: shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1).int())), 4), "must give a floating tensor"),
+    (lambda: shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1) / 0)), 4), "must give finite scores, but 20 of 20"),
+    (
+        lambda: shadows(pipeline(lambda i, s: {f"a{s}": lambda x, y: x.flatten(1).sum(1)}), 4),
+        "fit must return the same scorers every time",
+    ),
+    (lambda: model_scorer(fit), "network must be an nn.Module"),  # type: ignore[arg-type]
+    (lambda: Shadows(torch.ones(2, 3), {}), "inside must be a bool tensor"),
+    (lambda: Shadows(halves(4, 6, 0), {}), "scores must hold at least one"),
+    (lambda: Shadows(halves(4, 6, 0), {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
+    (lambda: Shadows(halves(4, 6, 0), {"a": torch.zeros(4, 6)}, {"b": torch.zeros(4, 2)}), "population must be by"),
+    (lambda: Shadows(halves(2, 6, 0), {"a": torch.zeros(2, 6)}).target(0, "a"), "must hold shadows beside number 0"),
+    (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
+    (lambda: drawn(0).target(0, "set"), "name must be one of 'model', got 'set'"),
+    (lambda: leave_one_out(drawn(0), fpr=0.01), "fpr must be at least 1/30, one false positive among a target's"),
+    (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
+    (lambda: leave_one_out(drawn(0), {"a": lambda: None}, fpr=0.1), r"attacks\['a'\] is called as"),
+    (lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:3]}, fpr=0.1), r"one score a record, \[60\], got \[3\]"),
+    (
+        lambda: leave_one_out(Shadows(drawn(0).inside, drawn(0).scores), {"r": ATTACKS["RMIA online"]}, fpr=0.1),
+        "population must be given to the pipeline for RMIA",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSALS)))
+def test_bad_arguments_are_named(case: int) -> None:
+    call, said = REFUSALS[case]
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
+
+
+def test_a_target_says_nothing_of_its_truth() -> None:
+    assert set(vars(drawn(0).target(0, "model"))) == set(Target.__dataclass_fields__) - {"member"}
+    assert not math.isnan(float(drawn(0).target(0, "model").scores.sum()))
