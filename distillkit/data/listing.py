@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit.data.files import Size, _read, _read_all
+from distillkit.data.files import Size, _read_all, read_picture
 from distillkit.data.split import Split, assemble
 from distillkit.normalization import Normalization
 from distillkit.progress import bar
@@ -52,7 +52,7 @@ def read_listing(
         ValueError: a picture that cannot be read (it is named), or pictures that differ in size or channels.
     """
     first = listing.files["train"][0]
-    shape = _read(first, size, channels).shape
+    shape = read_picture(first, size, channels).shape
     with bar(sum(map(len, listing.files.values())), "reading pictures", unit="picture", progress=progress) as b:
         pixels = {part: _read_all(files, size, channels, first, shape, b) for part, files in listing.files.items()}
     return assemble(
