@@ -48,11 +48,11 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     yield one
     for process in started:
-        if os.name == "posix":
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
+        with process:
+            if os.name == "posix":
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
 
 
 def tried(start: Callable[..., subprocess.Popen[str]], lock: Path) -> str:
@@ -163,6 +163,7 @@ def test_workers_end_within_two_seconds_of_their_parents_death(number: int, tmp_
     finally:
         for worker in filter(alive, workers):
             os.kill(worker, signal.SIGKILL)
+        parent.stdout.close()
 
 
 def test_only_a_worker_can_end_with_its_parent() -> None:

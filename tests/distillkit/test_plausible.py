@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +37,6 @@ def marks(n: int = 6) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _every_warning_is_an_error() -> Any:
-    gc.collect()  # what earlier tests left behind is not this one's to warn of
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield

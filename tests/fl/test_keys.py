@@ -108,8 +108,8 @@ ENTRIES = """
 """
 
 
-def built_in() -> set[type[Keyed]]:
-    """Every method, add-on and filter of the package, but the bases."""
+def built_in() -> list[type[Keyed]]:
+    """Every method, add-on and filter of the package, but the bases, by name."""
     for module in pkgutil.walk_packages(fl.__path__, "fl."):
         importlib.import_module(module.name)
 
@@ -119,7 +119,8 @@ def built_in() -> set[type[Keyed]]:
             yield from below(sub)
 
     bases = {Method, Part, AddOn, Filter}
-    return {kind for kind in below(Keyed) if kind.__module__.startswith("fl.") and kind not in bases}
+    found = {kind for kind in below(Keyed) if kind.__module__.startswith("fl.") and kind not in bases}
+    return sorted(found, key=lambda kind: (kind.__name__, kind.__module__))
 
 
 def test_every_class_of_ours_has_the_key_that_its_runs_were_written_with() -> None:

@@ -27,14 +27,13 @@ from tests.fl.small import Tiny, federation
 @contextmanager
 def held(lock: Path) -> Iterator[int]:
     """Another process owns it; its number."""
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    try:
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def tried(lock: Path) -> str:
