@@ -8,8 +8,10 @@ STAMP := $(VENV)/.made
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
 
+# A process a core, at most four: each may take 3 GB. One alone: make test WORKERS=0.
+WORKERS := logical
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
