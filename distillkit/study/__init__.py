@@ -3,7 +3,8 @@
 from distillkit.owner import processes
 from distillkit.provenance import git_commit
 from distillkit.study.pictures import curves, pictures
-from distillkit.study.records import Record, RecordError, Records, read_records
+from distillkit.study.record import Record, RecordError, Records
+from distillkit.study.records import read_records, write_records
 from distillkit.study.tables import paired, summary_table
 from distillkit.study.text import Table, mean_std, show, spark
 from distillkit.study.tuning import Tuned, equal_tries, read_choice, tuning_table
@@ -27,4 +28,5 @@ __all__ = [
     "spark",
     "summary_table",
     "tuning_table",
+    "write_records",
 ]

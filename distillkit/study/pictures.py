@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distillkit import check, plot
 from distillkit.plot.figure import panels
 from distillkit.sets import LabeledImages
-from distillkit.study.records import Given, Group, groups
+from distillkit.study.groups import Given, Group, groups
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from distillkit import check
+from distillkit.study.groups import Given, Group, groups
 from distillkit.study.history import best_seed_mean
-from distillkit.study.records import Given, Group, groups
 from distillkit.study.text import NONE, Table, Unit, mean_std, unit_of
 
 __all__ = ["header_of", "interval", "numbers_of", "paired", "require_columns", "summary_table"]

@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from distillkit.study.records import RecordError, as_path
+from distillkit.study.records import RECORDS, RecordError, as_path, read_json
 from distillkit.study.text import NONE, Table
 
 __all__ = ["Tuned", "equal_tries", "read_choice", "tuning_table"]
@@ -41,10 +42,10 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[st
     """Read what a study tried and chose, and by which rule.
 
     Args:
-        folder: of the study, or its `choice.json`.
+        folder: of the study, its `choice.json`, or a file of `write_records`.
 
     Returns:
-        What was tried, by task and way in the order of the file; and the file's other facts: `rule`, `seeds`.
+        What was tried, by task and way in the order of the file; and by which `rule`, under which `seeds`.
 
     Raises:
         FileNotFoundError: nothing was chosen there.
@@ -53,53 +54,56 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[st
     path = as_path(folder)
     path = path / "choice.json" if path.is_dir() else path
     if not path.is_file():
-        raise FileNotFoundError(
-            f"folder has no choice: {path} does not exist; a study writes it when all its tries are done"
-        )
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise RecordError(f"{path} is damaged: {error}") from error
-    said = found.get("format") if isinstance(found, Mapping) else None
-    if said != FORMAT:
-        raise RecordError(f"{path} is of the format {said!r}, this version reads {FORMAT!r}: choose again")
+        raise FileNotFoundError(f"folder has no choice: {path} does not exist; a study writes it after its last try")
+    found = _choices(path)
+    for choice in found:
+        said = choice.get("format") if isinstance(choice, Mapping) else None
+        if said != FORMAT:
+            raise RecordError(f"{path} is of the format {said!r}, this version reads {FORMAT!r}: choose again")
     tuned = []
-    for task, ways in found["tasks"].items():
+    for task, ways in (pair for one in found for pair in one["tasks"].items()):
         for method, way in ways.items():
             one = Tuned(task, method, tuple(way["tries"]), way["chosen"], way["like"])
             scores = [t["score"] for t in one.tries if t["score"] is not None]
             if one.tries and (one.chosen is None or one.tries[one.chosen]["score"] != max(scores, default=None)):
                 raise RecordError(f"{path} is damaged: of {method} on {task}, try {one.chosen} is not the best")
             tuned.append(one)
-    return tuned, {name: value for name, value in found.items() if name != "tasks"}
+    rules, seeds = (dict.fromkeys(v) for v in ([c["rule"] for c in found], [s for c in found for s in c["seeds"]]))
+    return tuned, {"rule": ", ".join(rules), "seeds": list(seeds)}
 
 
-def equal_tries(folder: str | os.PathLike[str]) -> int:
-    """How many settings were tried of every way on every task; refuses a study where that differs.
+def equal_tries(folder: str | os.PathLike[str]) -> dict[str, int]:
+    """How many settings were tried of every way, by task; refuses a study where one way had more than another.
 
     The better tuned way wins: a comparison is fair only if all had as many tries. Ways that take another's settings
-    have that one's tries.
+    have that one's tries; a way with one setting has one.
 
     Args:
-        folder: of the study, or its `choice.json`.
+        folder: of the study, its `choice.json`, or a file of `write_records`.
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.
-        ValueError: the numbers of tries differ; they are listed.
+        ValueError: the numbers of tries differ, or there are no ways; they are listed.
     """
     tuned, _ = read_choice(folder)
-    counts = {f"{t.method} on {t.task}": max(1, len(t.tries)) for t in tuned if t.like is None}
-    if len(set(counts.values())) != 1:
-        said = ", ".join(f"{name} {count}" for name, count in counts.items()) or "none at all"
-        raise ValueError(f"folder must hold a study with as many tries of every way, got {said}")
-    return next(iter(counts.values()))
+    counts: dict[str, dict[str, int]] = {}
+    for t in tuned:
+        if t.like is None:
+            counts.setdefault(t.task, {})[t.method] = max(1, len(t.tries))
+    for task, ways in counts.items():
+        if len(set(ways.values())) > 1:
+            said = ", ".join(f"{name} {count}" for name, count in ways.items())
+            raise ValueError(f"folder must hold a study with as many tries of every way, on {task} they are {said}")
+    if not counts:
+        raise ValueError("folder must hold a study that chose something, this one has no ways")
+    return {task: next(iter(ways.values())) for task, ways in counts.items()}
 
 
 def tuning_table(folder: str | os.PathLike[str]) -> Table:
     """What was tried, what it came to, and what was chosen: to be printed under a table of results.
 
     Args:
-        folder: of the study, or its `choice.json`.
+        folder: of the study, its `choice.json`, or a file of `write_records`.
 
     Returns:
         A row a task and way: how many settings were tried, those chosen, their score on the validation part, the worst
@@ -130,6 +134,17 @@ def tuning_table(folder: str | os.PathLike[str]) -> Table:
         f"Tried on the validation part, never on the test set; rule: {facts.get('rule')}; seeds of the tries: {seeds}."
     )
     return Table(header, tuple(printed), rows, (note,), left=3)
+
+
+def _choices(path: Path) -> list[Any]:
+    """Of a study's `choice.json`, or of a file of records, which may hold several studies' or none."""
+    try:
+        head = json.loads(path.read_bytes().split(b"\n", 1)[0])
+    except ValueError:  # a `choice.json` is not of one line
+        head = None
+    if isinstance(head, Mapping) and head.get("format") == RECORDS:
+        return list(head["choices"])
+    return [read_json(path)]
 
 
 def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:

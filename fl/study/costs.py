@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from distillkit import check
+from distillkit.study.groups import Given, Group, groups
 from distillkit.study.history import Row, rounds_to
-from distillkit.study.records import Given, Group, Record, groups
+from distillkit.study.record import Record
 from distillkit.study.tables import numbers_of
 from distillkit.study.text import NONE, Table
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distillkit.study import Record, RecordError, Records, read_records
-from distillkit.study.records import as_records, groups
+from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
+from distillkit.study.groups import as_records, groups
 from tests.distillkit.study.written import record, write
 
 THREE = [record([0.1, 0.2], seed=seed) for seed in (1, 0)] + [record(0.5, "DM"), record([None, None], "Local")]
@@ -158,3 +159,48 @@ def test_what_is_no_records_is_refused(wrong: Any) -> None:
         as_records(wrong)
     with pytest.raises(ValueError, match="records must hold at least one run"):
         as_records([])
+
+
+# One file.
+
+
+def test_a_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -> None:
+    """Without the reasons of failures, which name clients."""
+    folder = write(tmp_path / "study", THREE, PLAN)
+    found = read_records(folder)
+    path = write_records(found, tmp_path / "records.jsonl")
+    again = read_records(path)
+    assert again.missing == found.missing
+    assert [r.line for r in again] == [r.line for r in found]
+    assert str(summary_table(path)) == str(summary_table(folder))
+    assert "failed" in found[1].rows[0]
+    for mine, theirs in zip(again, found):
+        assert [*mine.rows] == [{k: v for k, v in row.items() if k != "failed"} for row in theirs.rows]
+    assert read_choice(path)[0] == []
+
+
+def test_a_file_of_records_knows_what_its_studies_chose(tmp_path: Path) -> None:
+    studies = [write(tmp_path / name, [record([0.5], task=name)]) for name in ("a", "b")]
+    for study in studies:
+        way = {"tries": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
+        choice = {"format": "distillkit.choice/1", "rule": "last", "seeds": [9], "tasks": {study.name: {"A": way}}}
+        (study / "choice.json").write_text(json.dumps(choice, indent=1))
+    path = write_records([r for study in studies for r in read_records(study)], tmp_path / "both.jsonl")
+    tuned, facts = read_choice(path)
+    assert [(t.task, t.method, t.chosen) for t in tuned] == [("a", "A", 0), ("b", "A", 0)]
+    assert facts == {"rule": "last", "seeds": [9]}
+
+
+def test_files_of_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    for content in ("", "{", '{"format": "distillkit.records/0"}', "[]", '{"format": "distillkit.records/1"}\n{}'):
+        path.write_text(content)
+        with pytest.raises(RecordError, match=r"records\.jsonl is (damaged|of the format)"):
+            read_records(path)
+    with pytest.raises(RecordError, match="one run a task, method and seed"):
+        write_records([THREE[0], record([0.3], seed=1)], path)
+    for wrong in (None, [3], tmp_path):
+        with pytest.raises(TypeError, match="records must be"):
+            write_records(wrong, path)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="path must be a path"):
+        write_records(THREE, 3)  # type: ignore[arg-type]

@@ -1,0 +1,136 @@
+"""What is known of one run of a study, and of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distillkit import check
+from distillkit.study.history import RecordError, Row
+
+__all__ = ["Record", "RecordError", "Records", "once"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished run: its line of the summary and its history.
+
+    Args:
+        line: the run's `summary.json`. It names the `task`, the `method` and the `seed`, and has `accuracy_last`, a
+            fraction, or None for a run without a test set.
+        rows: its `history.jsonl`, one mapping a round; empty for a way that makes a set.
+        folder: of the run, where its other files are; None for a record that was not read from files.
+
+    Raises:
+        RecordError: the line lacks one of these, or the accuracy is no fraction.
+    """
+
+    line: Mapping[str, Any]
+    rows: Sequence[Row] = ()
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        where = f"{self.folder / 'summary.json'}" if self.folder else "a record"
+        check.mapping(self.line, "line")
+        if not all(isinstance(row, Mapping) for row in check.several(self.rows, "rows", "mappings, one a round")):
+            raise TypeError("rows must be a list of mappings, one a round")
+        missing = [name for name in ("task", "method", "seed", "accuracy_last") if name not in self.line]
+        if missing:
+            raise RecordError(
+                f"{where} cannot be read: it lacks {', '.join(missing)}; it has {', '.join(self.line) or 'nothing'}. "
+                "A line of a study's summary names its task, method and seed and has an accuracy_last: lines of older "
+                "scripts do not. Run the study again, or read this file as JSON"
+            )
+        for name, kind in (("task", str), ("method", str), ("seed", int)):
+            if not isinstance(self.line[name], kind) or isinstance(self.line[name], bool):
+                raise RecordError(f"{where}: {name} must be of type {kind.__name__}, got {self.line[name]!r}")
+        if not _fraction(self.line["accuracy_last"]):
+            raise RecordError(
+                f"{where}: accuracy_last must be a fraction in [0, 1] or null, got {self.line['accuracy_last']!r}"
+            )
+
+    @property
+    def task(self) -> str:
+        """The name of what was learned, on which data."""
+        return self.line["task"]
+
+    @property
+    def method(self) -> str:
+        """The name of the way that was run."""
+        return self.line["method"]
+
+    @property
+    def seed(self) -> int:
+        """What the run's draws were made from."""
+        return self.line["seed"]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run ended with an error, which its line says; then it has no accuracy."""
+        return self.line.get("error") is not None
+
+    def last(self, column: str) -> Any:
+        """A value of the run: of its line, or else of its last round; None if neither has it.
+
+        Args:
+            column: the name; a dot goes into a mapping ("accuracy_clients.worst10").
+        """
+        for place in (self.line, self.rows[-1] if self.rows else {}):
+            found: Any = place
+            for name in (column,) if column in place else column.split("."):
+                found = found.get(name) if isinstance(found, Mapping) else None
+            if found is not None:
+                return found
+        return None
+
+
+class Records(list[Record]):
+    """The finished runs of a study, and which of its runs are missing. It is a list: filter it as one.
+
+    A list that was filtered no longer says what is missing: tables then hold each way against the seeds of the others.
+
+    Args:
+        records: of finished runs.
+        missing: (task, method, seed) of every run that the study has and that is not finished.
+    """
+
+    def __init__(self, records: Iterable[Record], missing: Iterable[tuple[str, str, int]] = ()) -> None:
+        super().__init__(records)
+        self.missing = tuple(missing)
+
+    def __repr__(self) -> str:
+        ways = {(r.task, r.method) for r in self}
+        tasks = {r.task for r in self}
+        said = f"{len(self)} finished runs: {len(tasks)} tasks, {len(ways)} ways on them"
+        return f"<{said}; {len(self.missing)} runs are missing>"
+
+
+def once(records: Iterable[Record]) -> list[Record]:
+    """The same, if no two are of one task, method and seed: a mean would take them for two seeds.
+
+    Args:
+        records: of finished runs.
+
+    Raises:
+        RecordError: two are; they are named, and how they differ.
+    """
+    found: dict[tuple[str, str, int], Record] = {}
+    for record in records:
+        key = (record.task, record.method, record.seed)
+        other = found.setdefault(key, record)
+        if other is not record:
+            apart = [k for k in record.line if record.line[k] != other.line.get(k)]
+            names = " and ".join(str(r.folder or r.line.get("run", "a record")) for r in (other, record))
+            raise RecordError(
+                f"records must hold one run a task, method and seed: {names} are both of {key}; they differ in "
+                f"{', '.join(apart) or 'nothing'}. A study gives what differs another task or way; read them apart"
+            )
+    return list(found.values())
+
+
+def _fraction(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and math.isfinite(value) and 0 <= value <= 1)
