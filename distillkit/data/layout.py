@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,23 @@ _SPLITS = {
 
 @dataclass(frozen=True)
 class Listing:
-    """Which pictures a folder holds.
+    """Which pictures a dataset has; nothing is decoded yet.
 
     Attributes:
-        files: by part ("train", and perhaps "test" and "validation"), in the order in which they are read.
-        labels: by part, class indices int64 [N].
+        files: by part ("train", "test" and perhaps "validation"), in the order in which they are read.
+        labels: by part, class indices int64 [N] or rows float [N, K].
         classes: their names, in label order.
-        info: what sets made of them say: the folder's name, and what in it is not read.
+        info: what sets made of them say of their origin.
+        columns: by part, what else belongs to each picture.
+        users: what the column `user` counts in.
     """
 
     files: dict[str, list[Path]]
     labels: dict[str, Tensor]
-    classes: list[str]
+    classes: tuple[str, ...]
     info: dict[str, Any]
+    columns: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    users: tuple[str, ...] = ()
 
 
 def survey(path: Path) -> Listing:
@@ -62,7 +66,7 @@ def survey(path: Path) -> Listing:
         info["folders_ignored"] = beside
     files = {part: found for part, (found, _, _) in listed.items()}
     labels = {part: torch.tensor(found, dtype=torch.long) for part, (_, found, _) in listed.items()}
-    return Listing(files, labels, classes, info)
+    return Listing(files, labels, tuple(classes), info)
 
 
 def subfolders(path: Path) -> list[Path]:

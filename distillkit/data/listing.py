@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from distillkit.data.files import Size, _read_all, read_picture
+from distillkit.data.layout import Listing
 from distillkit.data.split import Split, assemble
 from distillkit.normalization import Normalization
 from distillkit.progress import bar
 
 __all__ = ["Listing", "columns_of", "pictures_in", "read_listing", "require"]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Which pictures a dataset has; nothing is decoded yet.
-
-    Attributes:
-        files: by part ("train", "test" and perhaps "validation"), in the order in which they are read.
-        labels: by part, class indices int64 [N] or rows float [N, K].
-        classes: their names, in label order.
-        info: what sets made of them say of their origin.
-        columns: by part, what else belongs to each picture.
-        users: what the column `user` counts in.
-    """
-
-    files: dict[str, list[Path]]
-    labels: dict[str, Tensor]
-    classes: tuple[str, ...]
-    info: dict[str, Any]
-    columns: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    users: tuple[str, ...] = ()
 
 
 def read_listing(

@@ -14,31 +14,33 @@ from torch import Tensor
 from distillkit import check
 from distillkit.data.cache import Cache, as_bytes, in_threads, listing_key, measured, open_cache
 from distillkit.data.files import Size, held_out, like_first, read_picture
-from distillkit.data.layout import survey
+from distillkit.data.layout import Listing, survey
 from distillkit.data.split import sides
 from distillkit.normalization import Normalization
 from distillkit.sets import StoredImages
 
-__all__ = ["StoredSplit", "open_folder"]
+__all__ = ["StoredSplit", "open_folder", "open_listing", "stored"]
 
 AnyPath = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
 class StoredSplit:
-    """One dataset in a file, as `open_folder` and `open_npz` return it; unpacks as `train, test`.
+    """One dataset in a file, as `open_folder` returns it; unpacks as `train, test`.
 
     Attributes:
         train: the training set.
         test: the test set, in the same normalisation.
         classes: the names of the classes, in label order.
         validation: the validation set, where the source has one.
+        users: the names of the people whose images these are; see `Split`.
     """
 
     train: StoredImages
     test: StoredImages
     classes: tuple[str, ...]
     validation: StoredImages | None = None
+    users: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[StoredImages]:
         yield self.train
@@ -80,26 +82,53 @@ def open_folder(
     """
     path = Path(path).expanduser()
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
-    found = survey(path)
-    files = [file for part in found.files.values() for file in part]
-    first = found.files["train"][0]
-    _, c, h, w = read_picture(first, size, channels)[None].shape
-    shape = (c, h, w)
+    options: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
+    return open_listing(survey(path), path, size, channels, normalization, test_fraction=test_fraction, **options)
+
+
+def open_listing(
+    listing: Listing,
+    path: Path,
+    size: Size | None,
+    channels: int | None,
+    normalization: Normalization | None,
+    *,
+    cache: AnyPath | None,
+    workers: int | None,
+    progress: bool,
+    test_fraction: float = 0.0,
+) -> StoredSplit:
+    """Open all pictures of a listing: `read_listing`, but read when needed.
+
+    Args:
+        listing: what to open.
+        path: the folder that its files are below, which the cache is named after.
+        size, channels, normalization, cache, workers, progress: see `open_folder`.
+        test_fraction: of each class, where the listing has no `test`.
+
+    Raises:
+        ValueError, OSError, distillkit.owner.InUse: see `open_folder`.
+    """
+    files = [file for part in listing.files.values() for file in part]
+    first = listing.files["train"][0]
+    c, h, w = read_picture(first, size, channels).shape
 
     def picture(row: int) -> Tensor:
-        return as_bytes(like_first(read_picture(files[row], size, channels), files[row], first, shape))
+        return as_bytes(like_first(read_picture(files[row], size, channels), files[row], first, (c, h, w)))
 
-    key = listing_key((file.relative_to(path).as_posix(), file.stat()) for file in files)
+    key = listing_key((os.path.relpath(file, path), file.stat()) for file in files)
     fill, asked = in_threads(picture, workers), f"{sides(size)} {channels}"
-    opened = open_cache(path, key, len(files), shape, fill, asked=asked, folder=cache, progress=progress)
-    rows = dict(zip(found.files, torch.arange(len(files)).split([len(part) for part in found.files.values()])))
-    labels, info = dict(found.labels), dict(found.info)
+    opened = open_cache(path, key, len(files), (c, h, w), fill, asked=asked, folder=cache, progress=progress)
+    rows = dict(zip(listing.files, torch.arange(len(files)).split([len(part) for part in listing.files.values()])))
+    labels, info, columns = dict(listing.labels), dict(listing.info), dict(listing.columns)
     if "test" not in rows:
         info["test_fraction"] = test_fraction
-        kept, held = held_out(labels["train"], found.classes, test_fraction)
+        kept, held = held_out(labels["train"], listing.classes, test_fraction)
         for table in (rows, labels):
             table["train"], table["test"] = table["train"][kept], table["train"][held]
-    return stored(opened, rows, labels, found.classes, normalization, info)
+        own = columns.get("train", {})
+        columns["train"], columns["test"] = ({name: c[which] for name, c in own.items()} for which in (kept, held))
+    return stored(opened, rows, labels, listing.classes, normalization, info, columns=columns, users=listing.users)
 
 
 def stored(
@@ -111,6 +140,8 @@ def stored(
     info: Mapping[str, Any],
     *,
     classes_given: bool = True,
+    columns: Mapping[str, Mapping[str, Tensor]] | None = None,
+    users: Sequence[str] = (),
 ) -> StoredSplit:
     """Build a `StoredSplit` on a cache, as `assemble` builds a `Split`.
 
@@ -122,6 +153,8 @@ def stored(
         normalization: of all parts; None measures mean and standard deviation on `train`.
         info: what every set says of its origin.
         classes_given: whether the classes are known apart from the labels, as by their names.
+        columns: by part, what else belongs to each picture.
+        users: what the column `user` counts in.
     """
     normalization = normalization or measured(cache.sums[rows["train"]], cache.file.shape)
     sets = {
@@ -131,9 +164,10 @@ def stored(
             labels[part],
             num_classes=len(classes),
             normalization=normalization,
+            columns=(columns or {}).get(part),
             info={**info, "split": part},
             classes_given=classes_given,
         )
         for part, which in rows.items()
     }
-    return StoredSplit(sets["train"], sets["test"], tuple(classes), sets.get("validation"))
+    return StoredSplit(sets["train"], sets["test"], tuple(classes), sets.get("validation"), users=tuple(users))
