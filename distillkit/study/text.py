@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distillkit import check
@@ -99,6 +99,32 @@ class Table:
     rows: list[dict[str, Any]]
     notes: tuple[str, ...] = ()
     left: int = 2
+
+    def with_column(self, name: str, cell: Callable[[Mapping[str, Any]], str]) -> Table:
+        """The same table with one more printed column, on the right: published numbers beside ours, say.
+
+        Args:
+            name: of the column.
+            cell: what it says for a row of `rows`; "" becomes "–".
+        """
+        cells = tuple((*line, cell(row) or NONE) for line, row in zip(self.cells, self.rows))
+        return replace(self, header=(*self.header, name), cells=cells)
+
+    def without(self, *names: str) -> Table:
+        """The same table without some of its printed columns; `rows` keeps them.
+
+        Args:
+            names: of the columns, as the header says them.
+
+        Raises:
+            ValueError: the table has no such column.
+        """
+        if unknown := [name for name in names if name not in self.header]:
+            raise ValueError(f"names must be columns of the table, {', '.join(self.header)}; got {unknown[0]!r}")
+        kept = [i for i, name in enumerate(self.header) if name not in names]
+        cells = tuple(tuple(line[i] for i in kept) for line in self.cells)
+        left = sum(i < self.left for i in kept)
+        return replace(self, header=tuple(self.header[i] for i in kept), cells=cells, left=left)
 
     def __str__(self) -> str:
         return "\n\n".join([show(self.header, self.cells, left=self.left), *self.notes])

@@ -99,11 +99,13 @@ def equal_tries(folder: str | os.PathLike[str]) -> dict[str, int]:
     return {task: next(iter(ways.values())) for task, ways in counts.items()}
 
 
-def tuning_table(folder: str | os.PathLike[str]) -> Table:
+def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> Table:
     """What was tried, what it came to, and what was chosen: to be printed under a table of results.
 
     Args:
         folder: of the study, its `choice.json`, or a file of `write_records`.
+
+        task: only this one; default all.
 
     Returns:
         A row a task and way: how many settings were tried, those chosen, their score on the validation part, the worst
@@ -112,8 +114,12 @@ def tuning_table(folder: str | os.PathLike[str]) -> Table:
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.
+        ValueError: no such task.
     """
-    tuned, facts = read_choice(folder)
+    every, facts = read_choice(folder)
+    tuned = [t for t in every if task in (None, t.task)]
+    if task is not None and not tuned:
+        raise ValueError(f"task must be one of {', '.join(dict.fromkeys(repr(t.task) for t in every))}, got {task!r}")
     printed, rows = [], []
     for t in tuned:
         scores = [one["score"] for one in t.tries]

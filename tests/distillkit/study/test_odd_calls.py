@@ -56,7 +56,7 @@ CALLS = {
     "at_equal": C(at_equal, records=runs, budget=1.5),
     "worst_clients": C(worst_clients, records=runs),
     "equal_tries": C(equal_tries, folder=folder),
-    "tuning_table": C(tuning_table, folder=folder),
+    "tuning_table": C(tuning_table, folder=folder, task="digits"),
     "read_choice": C(read_choice, folder=folder),
 }
 ACCEPTED: Listed = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.study import mean_std, show, spark
+from distillkit.study import Table, mean_std, show, spark
 from distillkit.study.text import Unit, unit_of
 
 
@@ -39,3 +39,16 @@ def test_units_follow_the_columns_name() -> None:
     assert unit_of("bytes_up", [1.0]) == unit_of("up.bytes", []) == Unit("MB", 1e-6, 2)
     assert unit_of("client_seconds", [1.0]) == Unit("s", 1.0, 1)
     assert [unit_of("x", v).digits for v in ([], [3, 3.0], [3, 4], [0.25], [250.5])] == [0, 0, 1, 3, 1]
+
+
+def test_columns_are_added_and_left_out() -> None:
+    table = Table(
+        ("task", "method", "last %"), (("a", "DM", "1.0"), ("b", "DM", "2.0")), [{"task": "a"}, {"task": "b"}]
+    )
+    more = table.with_column("published %", lambda row: {"a": "3.0"}.get(row["task"], ""))
+    assert more.cells == (("a", "DM", "1.0", "3.0"), ("b", "DM", "2.0", "–"))
+    less = more.without("task", "last %")
+    assert (less.header, less.cells, less.rows) == (("method", "published %"), (("DM", "3.0"), ("DM", "–")), rows)
+    assert str(less).splitlines()[1] == "| ------ | ----------: |"
+    with pytest.raises(ValueError, match="names must be columns of the table, task, method, last %; got 'x'"):
+        table.without("x")

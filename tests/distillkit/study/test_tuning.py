@@ -66,6 +66,9 @@ def test_the_table_says_what_was_chosen_and_where_the_grid_ended(tmp_path: Path)
         "score": 0.6, "worst": 0.4, "edge": "lr",
     }  # fmt: skip
     assert "rule: last; seeds of the tries: 100." in str(table)
+    assert tuning_table(tmp_path, task="other").cells == tuple(("other", *line[1:]) for line in table.cells[:4])
+    with pytest.raises(ValueError, match="task must be one of 'digits', 'other', got 'x'"):
+        tuning_table(tmp_path, task="x")
     assert read_choice(tmp_path)[1] == {"rule": "last", "seeds": [100]}
 
 

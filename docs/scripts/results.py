@@ -1,0 +1,108 @@
+"""Write the tables and curves of a page of results from the records of its studies, and from nothing else.
+
+    python docs/scripts/results.py PAGE [FOLDER ...]
+
+With FOLDERs, of finished studies, their records are first kept in `results/PAGE.jsonl`; the page is then made from that
+file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- end of table -->`:
+
+    summary columns=bytes_up,client_seconds        to_target accuracy=0.9         worst_clients
+    paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
+
+and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
+printed) and `published=yes` (a column from `results/PAGE_published.json`, {task: {way: text}}). A picture that the page
+shows as `../pictures/PAGE_curves_TASK_BY.png` is drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from distillkit.study import (
+    Records,
+    Table,
+    curves,
+    paired,
+    read_records,
+    summary_table,
+    tuning_table,
+    write_records,
+)
+from fl.study import at_equal, to_target, worst_clients
+
+DOCS = Path(__file__).parents[1]
+TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+Options = dict[str, str]
+KINDS: dict[str, Callable[[Records, Options], Table]] = {
+    "summary": lambda records, o: summary_table(records, columns=[c for c in o.pop("columns", "").split(",") if c]),
+    "paired": lambda records, o: paired(records, o.pop("base", "FedAvg"), column=o.pop("column", "accuracy_last")),
+    "to_target": lambda records, o: to_target(records, accuracy=float(o.pop("accuracy"))),
+    "at_equal": lambda records, o: at_equal(records, by=o.pop("by", "rounds")),
+    "worst_clients": lambda records, o: worst_clients(records),
+}
+
+
+def chosen(records: Records, task: str | None, ways: Sequence[str]) -> Records:
+    """The records of a task and of some ways, in the order of these."""
+    unknown = set(ways) - {r.method for r in records} - {method for _, method, _ in records.missing}
+    if unknown:
+        raise ValueError(f"no run of {', '.join(sorted(unknown))}")
+
+    def among(key: tuple[str, str]) -> bool:
+        return task in (None, key[0]) and (not ways or key[1] in ways)
+
+    found = [r for r in records if among((r.task, r.method))]
+    ordered = sorted(found, key=lambda r: ways.index(r.method)) if ways else found
+    return Records(ordered, [key for key in records.missing if among(key[:2])])
+
+
+def table(said: str, path: Path) -> Table:
+    """The table that a page asks for, of the records in a file."""
+    kind, *words = shlex.split(said)
+    options = dict(word.split("=", 1) for word in words)
+    task, ways = options.pop("task", None), [w for w in options.pop("ways", "").split("|") if w]
+    hide, published = [h for h in options.pop("hide", "").split("|") if h], options.pop("published", "no")
+    if kind == "tuning":
+        made = tuning_table(path, task=task)
+    elif kind in KINDS:
+        made = KINDS[kind](chosen(read_records(path), task, ways), options)
+    else:
+        raise ValueError(f"a table must be one of tuning, {', '.join(KINDS)}, got {kind!r}")
+    if options:
+        raise ValueError(f"a table of kind {kind} has no option {', '.join(options)}")
+    if published == "yes":
+        numbers = json.loads(path.with_name(f"{path.stem}_published.json").read_text())
+        made = made.with_column("published %", lambda row: numbers.get(row["task"], {}).get(row["method"], ""))
+    return made.without(*hide)
+
+
+def filled(text: str, path: Path) -> str:
+    """The text of a page with its tables made anew from the records in a file."""
+    return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2], path)}\n\n{found[3]}", text)
+
+
+def draw(text: str, path: Path) -> None:
+    """Draw the curves that a page shows."""
+    shown = re.findall(rf"pictures/({path.stem}_curves_([\w.-]+?)_(round|bytes|client_seconds)\.png)", text)
+    for name, task, by in shown:
+        curves(path, task=task, by=by).savefig(path.parents[1] / "pictures" / name)
+
+
+def main() -> None:
+    """Take the records of the named studies, then write the page."""
+    page, *folders = sys.argv[1:]
+    path = DOCS / "results" / f"{page}.jsonl"
+    if folders:
+        studies = [read_records(folder) for folder in folders]
+        write_records(Records([r for s in studies for r in s], [key for s in studies for key in s.missing]), path)
+    text = filled(path.with_suffix(".md").read_text(), path)
+    path.with_suffix(".md").write_text(text)
+    draw(text, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Pages of results say what their records say: every table is the one that the script makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from distillkit.study import Records, write_records
+from tests.distillkit.study.written import record
+from tests.scripts import load_script
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+SCRIPT = load_script("docs/scripts/results.py")
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda p: p.stem)
+def test_the_tables_of_a_page_are_of_its_records(path: Path) -> None:
+    text = path.with_suffix(".md").read_text()
+    assert SCRIPT.TABLE.search(text)
+    assert SCRIPT.filled(text, path) == text, f"run python docs/scripts/results.py {path.stem}"
+
+
+def page(*kinds: str) -> str:
+    return "".join(f"words\n\n<!-- table: {kind} -->\nold\n<!-- end of table -->\n" for kind in kinds)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    runs = [record([0.1, a], way, seed) for way, a in (("FedAvg", 0.5), ("FedDM", 0.7)) for seed in (0, 1)]
+    missing = [("digits", "VHL, noise", 0)]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "pictures").mkdir()
+    path = write_records(
+        Records([*runs, record(0.8, "DM", task="other")], missing), tmp_path / "results" / "mine.jsonl"
+    )
+    (tmp_path / "results" / "mine_published.json").write_text(json.dumps({"digits": {"FedDM": "72.0 ± 0.1"}}))
+    return path
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_tables_are_made_in_their_places_and_making_them_again_changes_nothing(records: Path) -> None:
+    kinds = ["paired task=digits", "to_target accuracy=0.6", "at_equal by=bytes", "worst_clients", "summary task=other"]
+    text = SCRIPT.filled(page(*kinds), records)
+    assert text.count("words\n") == len(kinds)
+    assert "old" not in text
+    assert "+20.0" in text
+    assert SCRIPT.filled(text, records) == text
+
+
+def test_ways_are_chosen_and_ordered_columns_hidden_and_published_numbers_added(records: Path) -> None:
+    said = 'summary task=digits ways="FedDM|VHL, noise|FedAvg" hide="task|best % *" published=yes columns=bytes_up'
+    found = rows(SCRIPT.filled(page(said), records))
+    assert found[0] == [
+        "method", "seeds", "last %", "best of the seeds' mean % *", "bytes up (MB)", "published %",
+    ]  # fmt: skip
+    assert [line[0] for line in found[1:]] == ["FedDM", "FedAvg", "VHL, noise"]
+    assert [line[-1] for line in found[1:]] == ["72.0 ± 0.1", "–", "–"]
+    assert found[3][1] == "0 of 2"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("histogram", "must be one of tuning, summary"),
+        ("summary colour=red", "of kind summary has no option colour"),
+        ("summary ways=SCAFFOLD", "no run of SCAFFOLD"),
+        ("summary hide=x", "names must be columns of the table"),
+    ],
+)
+def test_a_table_that_cannot_be_made_is_refused(records: Path, said: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SCRIPT.filled(page(said), records)
+
+
+def test_the_curves_that_a_page_shows_are_drawn(records: Path) -> None:
+    SCRIPT.draw("![a](../pictures/mine_curves_digits_client_seconds.png) ![b](../pictures/other_x_round.png)", records)
+    drawn = [p.name for p in (records.parents[1] / "pictures").iterdir()]
+    assert drawn == ["mine_curves_digits_client_seconds.png"]
+
+
+def test_pages_with_records_have_marks_that_end() -> None:
+    for path in RESULTS.glob("*.md"):
+        assert len(re.findall("<!-- table", path.read_text())) == path.read_text().count("<!-- end of table -->")
