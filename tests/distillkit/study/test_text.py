@@ -42,9 +42,8 @@ def test_units_follow_the_columns_name() -> None:
 
 
 def test_columns_are_added_and_left_out() -> None:
-    table = Table(
-        ("task", "method", "last %"), (("a", "DM", "1.0"), ("b", "DM", "2.0")), [{"task": "a"}, {"task": "b"}]
-    )
+    rows = [{"task": "a"}, {"task": "b"}]
+    table = Table(("task", "method", "last %"), (("a", "DM", "1.0"), ("b", "DM", "2.0")), rows)
     more = table.with_column("published %", lambda row: {"a": "3.0"}.get(row["task"], ""))
     assert more.cells == (("a", "DM", "1.0", "3.0"), ("b", "DM", "2.0", "–"))
     less = more.without("task", "last %")
