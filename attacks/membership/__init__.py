@@ -1,11 +1,13 @@
 """Who was trained on: scores of records, and attacks that compare a target with shadow models trained without them.
 
-In order of cost: `nearest` needs the published images alone; `loss`, `margin` and `stable_logit` need the target model;
-`lira` and `rmia` need shadow models beside it, trained as it was on random halves of the candidates: `shadows` runs the
-whole `Pipeline` for them. Each returns one score a record, higher for "this one was trained on"; `attacks.roc` turns
-scores into rates, and `leave_one_out` judges attacks on many targets at once.
+In order of cost: `nearest` needs the published images alone; `loss`, `margin`, `stable_logit` and `gradient_norm` need
+the target model; `lira`, `rmia` and `shadow_classifier` need shadow models beside it, trained as it was on random
+halves of the candidates: `shadows` runs the whole `Pipeline` for them. Each returns one score a record, higher for
+"this one was trained on"; `attacks.roc` turns scores into rates, and `leave_one_out` judges attacks on many targets.
 """
 
+from attacks.membership.classifier import shadow_classifier
+from attacks.membership.gradients import gradient_kde, gradient_norm
 from attacks.membership.leave_one_out import ATTACKS, Found, leave_one_out
 from attacks.membership.lira import VARIANCES, lira
 from attacks.membership.nearest import nearest
@@ -16,6 +18,7 @@ from attacks.membership.shadow import PLACES, Cost, estimate, halves, shadows
 from attacks.membership.target import Shadows, Target
 
 __all__ = [
-    "ATTACKS", "PLACES", "VARIANCES", "Cost", "Found", "Pipeline", "Shadows", "Target", "estimate", "halves",
-    "leave_one_out", "lira", "loss", "margin", "model_scorer", "nearest", "rmia", "shadows", "stable_logit",
+    "ATTACKS", "PLACES", "VARIANCES", "Cost", "Found", "Pipeline", "Shadows", "Target", "estimate", "gradient_kde",
+    "gradient_norm", "halves", "leave_one_out", "lira", "loss", "margin", "model_scorer", "nearest", "rmia",
+    "shadow_classifier", "shadows", "stable_logit",
 ]  # fmt: skip

@@ -17,6 +17,8 @@ from attacks.membership import (
     Pipeline,
     Shadows,
     estimate,
+    gradient_kde,
+    gradient_norm,
     halves,
     leave_one_out,
     lira,
@@ -25,6 +27,7 @@ from attacks.membership import (
     model_scorer,
     nearest,
     rmia,
+    shadow_classifier,
     shadows,
     stable_logit,
 )
@@ -434,6 +437,13 @@ CALLS: dict[str, Call] = {
     **{f.__name__: C(f, logits=lambda: normal(9, 3), labels=lambda: LABELS) for f in (loss, margin, stable_logit)},
     "lira": C(lira, **SHADOWS),
     "rmia": C(rmia, z_target=lambda: normal(6, seed=3), z_shadows=lambda: normal(5, 6, seed=4), **SHADOWS),
+    "gradient_norm": C(
+        gradient_norm, finite, network=made, images=lambda: data().images, labels=lambda: LABELS, chunk=4
+    ),
+    "gradient_kde": C(
+        gradient_kde, finite, statistic=lambda: normal(24), member=lambda: torch.arange(24) % 2 == 0, folds=3
+    ),
+    "shadow_classifier": C(shadow_classifier, finite, **SHADOWS, labels=lambda: torch.arange(7) % 2),
     "halves": C(halves, count=4, records=6, seed=0),
     "model_scorer": C(
         model_scorer, lambda f: finite(f(data().images, LABELS)), network=made, score=lambda: stable_logit, chunk=4
@@ -568,13 +578,17 @@ ACCEPTED: Listed = {
     ("*", "*", "negative"): NUMBERS,
     ("at_threshold", "*", "bool"): "the truth in other words",
     ("roc", "*", "bool"): "the truth in other words",
-    **{(name, "in*", "bool"): "another truth" for name in ("one_run", "lira", "rmia")},
+    **{(name, "in*", "bool"): "another truth" for name in ("one_run", "lira", "rmia", "shadow_classifier")},
     ("Shadows", "inside", "bool"): "another truth",
+    ("gradient_kde", "member", "bool"): "another truth",
     ("leave_one_out", "also_tried", "zero"): "no attack was tried besides",
     ("at_threshold", "threshold", "infinite"): "nobody is called a member, or everybody",
     ("*", "*", "one row"): ROW,
     ("*", "*", "*one of them: one row"): ROW,
-    **{(name, "seed", "zero"): "a seed as any" for name in ("invert_gradient", "halves", "shadows", "estimate")},
+    **{
+        (name, "seed", "zero"): "a seed as any"
+        for name in ("invert_gradient", "halves", "shadows", "estimate", "gradient_kde")
+    },
     ("Pipeline", "tag", "*"): "any words",
     ("class_counts", "predictions", "one dimension less"): "one prediction, averaged already",
     ("augmented", "images", "empty"): "no images, none augmented",

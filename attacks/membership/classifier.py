@@ -1,0 +1,74 @@
+"""The first attack with shadow models: a classifier that learned from them what members' outputs look like."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attacks.membership._inputs import finite_scores
+from distillkit import check
+
+__all__ = ["shadow_classifier"]
+
+
+def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: Tensor | None = None) -> Tensor:
+    """The attack of Shokri et al.: learn on shadow models, class by class, what outputs on their members look like.
+
+    For every class a logistic regression tells the shadows' outputs on records that they were trained on from those on
+    other records; the target's outputs are then judged by it. It compares all records of a class with each other, so it
+    is a baseline for `lira`, which compares each record with itself. Nothing that it learns from knows the target: give
+    it shadows other than the target and its complement, as `leave_one_out` does.
+
+    Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations:
+    logistic regression (scikit-learn, on standardised outputs, at its default penalty) in place of a network; logits or
+    any scores in place of probabilities, which confident models round to 1; shadows on halves of the same records.
+
+    Args:
+        target: the target's outputs, float [n], or [n, d] such as logits (`model_scorer(network, None)`).
+        inside: bool [S, n], whether shadow s was trained on record i.
+        shadows: their outputs [S, n] or [S, n, d].
+        labels: class indices int [n]; None for one classifier for all classes.
+
+    Returns:
+        Float64 [n], the log odds of membership, higher for members.
+
+    Raises:
+        TypeError, ValueError: shapes that do not fit, scores that are not finite, or a class of which the shadows have
+            seen every record, or none.
+    """
+    target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows").to(target.device)
+    if not isinstance(inside, Tensor) or inside.dtype != torch.bool:
+        raise TypeError(f"inside must be a bool tensor, got {getattr(inside, 'dtype', type(inside).__name__)}")
+    if target.ndim not in (1, 2) or 0 in target.shape or shadows.ndim != target.ndim + 1:
+        raise ValueError(
+            f"target must be [n] or [n, d] and shadows [S, n] or [S, n, d], got {list(target.shape)} and "
+            f"{list(shadows.shape)}"
+        )
+    if shadows.shape[1:] != target.shape or inside.shape != shadows.shape[:2]:
+        raise ValueError(
+            f"inside and shadows must have a row of target's {list(target.shape)} a shadow, got "
+            f"{list(inside.shape)} and {list(shadows.shape)}"
+        )
+    labels = torch.zeros(len(target), dtype=torch.int64) if labels is None else labels
+    labels = check.class_labels(labels, len(target), None).to(target.device)
+    rows, outputs = target.reshape(len(target), -1), shadows.reshape(*shadows.shape[:2], -1)
+    inside = inside.to(target.device)
+    found = torch.zeros(len(target), dtype=torch.float64, device=target.device)
+    for label in labels.unique().tolist():
+        own = labels == label
+        found[own] = _odds(label, outputs[:, own].flatten(0, 1), inside[:, own].flatten(), rows[own])
+    return found
+
+
+def _odds(label: int, known: Tensor, member: Tensor, rows: Tensor) -> Tensor:
+    from sklearn.linear_model import LogisticRegression
+
+    if bool(member.all()) or not bool(member.any()):
+        raise ValueError(
+            f"inside must hold members and others of every class, but of class {label} the shadows have seen "
+            f"{'every' if bool(member.all()) else 'no'} record; train more shadows on random halves"
+        )
+    mean, spread = known.mean(0), known.std(0, correction=0)
+    spread = torch.where(spread > 0, spread, 1.0)
+    model = LogisticRegression(max_iter=1000).fit(((known - mean) / spread).cpu().numpy(), member.cpu().numpy())
+    return torch.from_numpy(model.decision_function(((rows - mean) / spread).cpu().numpy())).to(rows)

@@ -1,0 +1,158 @@
+"""The gradient of each record's loss: its norm as a score, and the test on such statistics in FedLGD's paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attacks.membership._inputs import finite_scores
+from distillkit import check
+from distillkit.rng import derive
+
+__all__ = ["gradient_kde", "gradient_norm"]
+
+_NUMBERS = 1 << 26
+"""How many numbers the gradients of the records at hand may be: 256 MiB in float32."""
+
+
+def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: int | None = None) -> Tensor:
+    """Minus the norm of each record's own gradient: training has made it small on what it was given.
+
+    A score beside `loss` for who holds the network itself (a white box), and the statistic of `gradient_kde`. The
+    gradient is that of the cross-entropy in all parameters, in eval mode. For `lira` take minus its logarithm,
+    `-(-score).log()`, which is more nearly Gaussian.
+
+    Args:
+        network: called with images; gives logits [n, K]. Its own mode is put back.
+        images: float [n, C, H, W], as the network wants them.
+        labels: class indices int [n].
+        chunk: records at once; by default as many as have 256 MiB of gradients, at most 256. A network that
+            `torch.func.vmap` cannot take goes record by record.
+
+    Returns:
+        Float64 [n], at most 0.
+
+    Raises:
+        TypeError, ValueError: no network or one without parameters, bad images or labels, a chunk below 1, or gradients
+            that are not finite.
+
+    Paper: Nasr, Shokri and Houmansadr, "Comprehensive privacy analysis of deep learning" (S&P 2019), who show that
+    gradients tell members; their attack learns from whole gradients, this is the norm alone.
+    """
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+    images = check.batch_of_images(images).detach()
+    labels = check.class_labels(labels, len(images), None).to(images.device)
+    values = {name: p.detach() for name, p in network.named_parameters()}
+    if not values:
+        raise ValueError("network must have parameters, got none: there is no gradient")
+    if chunk is None:
+        chunk = min(256, max(1, _NUMBERS // sum(p.numel() for p in values.values())))
+    chunk = check.positive_int(chunk, "chunk")
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        network.eval()
+        with torch.no_grad():
+            logits = network(images[:1])
+        if not isinstance(logits, Tensor) or logits.ndim != 2:
+            raise ValueError(f"network must give logits [n, K], got {list(getattr(logits, 'shape', ()))}")
+        check.class_labels(labels, None, logits.shape[1])
+        parts = [_norms(network, values, x, y) for x, y in zip(images.split(chunk), labels.split(chunk))]
+    finally:
+        for module, training in modes:
+            module.training = training
+    found = torch.cat(parts)
+    if not bool(found.isfinite().all()):
+        raise ValueError(f"network must have finite gradients, but {int((~found.isfinite()).sum())} records have not")
+    return -found
+
+
+def _norms(network: nn.Module, values: dict[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
+    buffers = dict(network.named_buffers())
+
+    def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(network, {**parameters, **buffers}, (image.unsqueeze(0),))
+        return F.cross_entropy(logits, label.unsqueeze(0))
+
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no batching rule
+            rows = vmap(grad(loss), (None, 0, 0))(values, images, labels)
+    except RuntimeError:  # a network with a branch on its input, say, or a layer without a batching rule
+        each = [grad(loss)(values, x, y) for x, y in zip(images, labels)]
+        rows = {name: torch.stack([one[name] for one in each]) for name in values}
+    return torch.stack([row.flatten(1).double().square().sum(1) for row in rows.values()]).sum(0).sqrt()
+
+
+def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:
+    """FedLGD's membership test, made honest: the likelihood ratio of two kernel density estimates, cross-fitted.
+
+    A *weak* test, for comparison with that paper alone: a curve on the diagonal here shows no privacy. It compares
+    all members with all others, so records that are easy or hard for any model hide what `lira` would see in each. At
+    the same time it is told who is a member for most records, which no attacker is.
+
+    Densities of the statistic are estimated by Gaussian kernels (Scott's bandwidth), one of members and one of the
+    others, and a record's score is the logarithm of their ratio. Each record is scored by densities that were fitted
+    without it, in `folds` parts; fitted and judged on the same records, as the paper reads, even noise gives members
+    away.
+
+    Args:
+        statistic: of each record, float [n], or a few numbers each, [n, d]; best `-gradient_norm(...)`'s logarithm.
+        member: bool [n], the truth; at least two of each a fold.
+        folds: in how many parts, at least 2.
+        seed: who is in which part.
+
+    Returns:
+        Float64 [n], higher where members are denser.
+
+    Raises:
+        TypeError, ValueError: shapes that do not fit, values that are not finite, too few records for the folds, or a
+            statistic that is constant.
+
+    Paper: Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset Distillation"
+    (TMLR 2024), section 5.5, "Privacy", and Fig. 6: gradients of the server's model on training and on testing data,
+    and a Gaussian kernel density estimate. It calls this a likelihood-ratio attack after Carlini et al. (2022), but
+    there are no shadow models in it. Neither statistic, bandwidth nor fold is stated, and there is no code: these are
+    ours.
+    """
+    values = finite_scores(statistic, "statistic").cpu()
+    if values.ndim not in (1, 2) or 0 in values.shape:
+        raise ValueError(f"statistic must be [n] or [n, d], got {list(values.shape)}")
+    if not isinstance(member, Tensor) or member.dtype != torch.bool:
+        raise TypeError(f"member must be a bool tensor [n], got {getattr(member, 'dtype', type(member).__name__)}")
+    if member.shape != values.shape[:1]:
+        raise ValueError(
+            f"statistic and member must have one row a record, got {list(values.shape)} and {list(member.shape)}"
+        )
+    folds, seed = check.positive_int(folds, "folds", least=2), check.positive_int(seed, "seed", least=0)
+    member, rows = member.cpu(), values.reshape(len(values), -1)
+    least = min(int(member.sum()), int((~member).sum()))
+    if least < 2 * folds:
+        raise ValueError(
+            f"member must have at least {2 * folds} of each for {folds} folds, but one side has {least}; take fewer"
+        )
+    part, generator = torch.zeros(len(rows), dtype=torch.int64), derive(seed, "kde")
+    for side in (member, ~member):
+        part[side] = torch.arange(int(side.sum()))[torch.randperm(int(side.sum()), generator=generator)] % folds
+    scores = torch.zeros(len(rows), dtype=torch.float64)
+    for fold in range(folds):
+        rest = part != fold
+        scores[~rest] = _density(rows[rest & member], rows[~rest]) - _density(rows[rest & ~member], rows[~rest])
+    return scores
+
+
+def _density(known: Tensor, at: Tensor) -> Tensor:
+    from scipy.stats import gaussian_kde
+
+    try:
+        found: Any = gaussian_kde(known.numpy().T).logpdf(at.numpy().T)
+    except ValueError as error:  # NumPy's LinAlgError, of a covariance without an inverse, is one
+        raise ValueError(
+            f"statistic must vary in each of its {known.shape[1]} columns apart, over more rows than columns in every "
+            "fold, to have a density; drop constant columns, or take their norm"
+        ) from error
+    return torch.from_numpy(found)

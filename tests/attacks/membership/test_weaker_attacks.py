@@ -1,0 +1,193 @@
+"""The gradient's norm, the shadow classifier, FedLGD's density test: against plain loops, SciPy and scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import gaussian_kde
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+
+from attacks import roc
+from attacks.membership import (
+    Shadows,
+    gradient_kde,
+    gradient_norm,
+    halves,
+    leave_one_out,
+    loss,
+    shadow_classifier,
+)
+from distillkit.networks import ConvNet, build
+from distillkit.rng import derive
+
+IMAGES, LABELS = torch.randn(7, 1, 8, 8, generator=derive(0)), torch.arange(7) % 3
+
+
+class Branching(nn.Module):
+    """What vmap cannot take: a branch on the values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.linear(x.flatten(1))
+        return z if float(x.sum()) > 0 else 2 * z
+
+
+def by_hand(network: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
+    network.eval()
+    found = []
+    for x, y in zip(images, labels):
+        value = nn.functional.cross_entropy(network(x[None]), y[None])
+        grads = torch.autograd.grad(value, list(network.parameters()), allow_unused=True)
+        found.append(float(sum(g.double().square().sum() for g in grads if g is not None)) ** 0.5)
+    return found
+
+
+@pytest.mark.parametrize("norm", ["batch", "instance", "none"])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_the_gradients_norm_is_that_of_each_record_alone(norm: str, chunk: int | None) -> None:
+    network = build(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm=norm), 0).train()
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    found = gradient_norm(network, IMAGES, LABELS, chunk=chunk)
+    assert network.training
+    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+    assert (-found).tolist() == pytest.approx(by_hand(network, IMAGES, LABELS), rel=1e-4)
+
+
+def test_a_network_that_cannot_be_batched_goes_record_by_record() -> None:
+    network = build(Branching, 0)
+    found = gradient_norm(network, IMAGES, LABELS)
+    assert (-found).tolist() == pytest.approx(by_hand(network, IMAGES, LABELS), rel=1e-5)
+    frozen = build(Branching, 0).requires_grad_(False)
+    assert torch.equal(gradient_norm(frozen, IMAGES, LABELS), found)
+
+
+def test_training_makes_the_gradient_small() -> None:
+    network = build(lambda: ConvNet((1, 8, 8), 3, width=8, depth=1, norm="none"), 0)
+    images, labels = torch.randn(40, 1, 8, 8, generator=derive(1)), torch.arange(40) % 3
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(network(images[:20]), labels[:20]).backward()
+        optimizer.step()
+    member = torch.arange(40) < 20
+    assert roc(gradient_norm(network, images, labels), member).auc > 0.9
+    assert roc(loss(network(images), labels), member).auc > 0.9
+
+
+# The shadow classifier.
+
+
+def outputs(seed: int, effect: float, shadows: int = 9, records: int = 60, d: int = 3) -> dict[str, Tensor]:
+    g = derive(seed)
+    inside = torch.rand(shadows, records, generator=g) < 0.5
+    scores = torch.randn(shadows, records, d, generator=g, dtype=torch.float64) + effect * inside[:, :, None]
+    labels = torch.arange(records) % 2
+    scores[:, labels == 1] *= -1  # what speaks for members in one class speaks against them in the other
+    return {"inside": inside[1:], "shadows": scores[1:], "target": scores[0], "labels": labels, "truth": inside[0]}
+
+
+def test_a_shadow_classifier_is_a_logistic_regression_for_each_class() -> None:
+    case = outputs(2, 1.0)
+    truth = case.pop("truth")
+    found = shadow_classifier(**case)
+    for label in (0, 1):
+        own = (case["labels"] == label).numpy()
+        x = case["shadows"].numpy()[:, own].reshape(-1, 3)
+        scale, shift = x.std(0), x.mean(0)
+        model = LogisticRegression(max_iter=1000).fit((x - shift) / scale, case["inside"].numpy()[:, own].reshape(-1))
+        wanted = model.decision_function((case["target"].numpy()[own] - shift) / scale)
+        assert np.allclose(found.numpy()[own], wanted)
+    assert roc(found, truth).auc > 0.8
+    del case["labels"]
+    assert roc(shadow_classifier(**case), truth).auc < roc(found, truth).auc - 0.1  # one for all cannot tell
+    assert shadow_classifier(case["target"][:, 0], case["inside"], case["shadows"][:, :, 0]).shape == (60,)
+
+
+def test_it_finds_nothing_where_nothing_is_and_is_one_of_the_attacks() -> None:
+    inside, g = halves(6, 60, 0), derive(3)
+    free = Shadows(inside, {"model": torch.randn(6, 60, 2, generator=g)}, labels=torch.arange(60) % 2)
+    attack = {"classifier": lambda t: shadow_classifier(t.scores, t.inside, t.shadows, t.labels)}
+    found = leave_one_out(free, attack, fpr=0.1, progress=False)["classifier"]
+    assert found.auc.low < 0.5 < found.auc.high
+    taught = Shadows(inside, {"model": free.scores["model"] + inside[:, :, None]}, labels=free.labels)
+    assert leave_one_out(taught, attack, fpr=0.1, progress=False)["classifier"].auc.low > 0.6
+
+
+# FedLGD's test.
+
+
+def test_densities_are_fitted_without_what_they_score() -> None:
+    """Each fold by SciPy; and on noise, fitted and judged on the same records, members stand out, cross-fitted not."""
+    g = derive(4)
+    values, member = torch.randn(40, 8, generator=g), torch.arange(40) < 20
+    found = gradient_kde(values, member)
+    in_sample = [gaussian_kde(values[side].numpy().T).logpdf(values.numpy().T) for side in (member, ~member)]
+    assert roc(torch.from_numpy(in_sample[0] - in_sample[1]), member).auc > 0.9
+    assert roc(found, member).auc < 0.7
+    moved = values.clone()
+    moved[0] += 100  # what is scored does not move its own density: it is far from both, and the others' fold sees it
+    again = gradient_kde(moved, member)
+    assert again[0] != found[0]
+    assert int((again == found).sum()) == 7  # the rest of its fold
+
+
+def test_a_density_ratio_is_scipys() -> None:
+    """Records that move together with one are in its fold; of the rest SciPy makes the same ratio."""
+    values, member = torch.randn(20, 2, generator=derive(5)), torch.arange(20) % 2 == 0
+    scores = gradient_kde(values, member, folds=5)
+    for i in (0, 7, 12):
+        moved = values.clone()
+        moved[i] += 1
+        fold = (gradient_kde(moved, member, folds=5) == scores) | (torch.arange(20) == i)
+        assert (int(fold.sum()), int((fold & member).sum())) == (4, 2)
+        logs = [gaussian_kde(values[side & ~fold].numpy().T).logpdf(values[i].numpy())[0] for side in (member, ~member)]
+        assert float(scores[i]) == pytest.approx(logs[0] - logs[1])
+
+
+def test_it_finds_what_a_threshold_cannot_and_misses_what_lira_sees() -> None:
+    g = derive(6)
+    member = torch.arange(400) < 200
+    spread = torch.where(member, 0.3, 2.0) * torch.randn(400, generator=g)  # members in the middle
+    assert roc(gradient_kde(spread, member), member).auc > 0.75
+    assert abs(roc(spread, member).auc - 0.5) < 0.1
+    hidden = 20 * torch.randn(400, generator=g) + member  # a record's own level hides a shift that is sure for each
+    assert abs(roc(gradient_kde(hidden, member), member).auc - 0.5) < 0.1
+
+
+REFUSALS: list[tuple[Callable[[], object], str]] = [
+    (lambda: gradient_norm(nn.Flatten(), IMAGES, LABELS), "network must have parameters"),
+    (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS + 1), "labels must be below num_classes=3, got 3"),
+    (lambda: gradient_norm(nn.Sequential(nn.Conv2d(1, 2, 1)), IMAGES, LABELS), "network must give logits"),
+    (lambda: gradient_norm(LABELS, IMAGES, LABELS), "network must be an nn.Module"),  # type: ignore[arg-type]
+    (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS, chunk=0), "chunk must be at least 1"),
+    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3, 2)), r"target must be \[n\]"),
+    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 4).bool(), torch.zeros(2, 3)), "inside and shadows must"),
+    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3)), "seen every record"),
+    (lambda: shadow_classifier(torch.zeros(3), torch.zeros(2, 3).bool(), torch.zeros(2, 3)), "seen no record"),
+    (lambda: gradient_kde(torch.zeros(4, 0), torch.ones(4).bool()), r"statistic must be \[n\] or \[n, d\]"),
+    (lambda: gradient_kde(torch.zeros(4), torch.ones(4)), "member must be a bool tensor"),
+    (lambda: gradient_kde(torch.zeros(4), torch.ones(3).bool()), "statistic and member must have one row a record"),
+    (
+        lambda: gradient_kde(torch.zeros(20), torch.arange(20) < 9),
+        "at least 10 of each for 5 folds, but one side has 9",
+    ),
+    (lambda: gradient_kde(torch.zeros(40), torch.arange(40) < 20), "statistic must vary in each of its 1 columns"),
+    (
+        lambda: gradient_kde(torch.randn(24, 30), torch.arange(24) < 12, folds=2),
+        "over more rows than columns in every fold",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSALS)))
+def test_bad_arguments_are_named(case: int) -> None:
+    call, said = REFUSALS[case]
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
