@@ -2,10 +2,11 @@
 
 from distillkit.owner import processes
 from distillkit.provenance import git_commit
+from distillkit.study.differences import moved, paired
 from distillkit.study.pictures import curves, pictures
 from distillkit.study.record import Record, RecordError, Records
 from distillkit.study.records import read_records, write_records
-from distillkit.study.tables import paired, summary_table
+from distillkit.study.tables import summary_table
 from distillkit.study.text import Table, mean_std, show, spark
 from distillkit.study.tuning import Tuned, equal_tries, read_choice, tuning_table
 
@@ -19,6 +20,7 @@ __all__ = [
     "equal_tries",
     "git_commit",
     "mean_std",
+    "moved",
     "paired",
     "pictures",
     "processes",

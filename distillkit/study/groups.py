@@ -17,11 +17,12 @@ Given = str | os.PathLike[str] | Sequence[Record]
 """Records, or the folder where they are."""
 
 
-def as_records(records: Given) -> Records:
+def as_records(records: Given, name: str = "records") -> Records:
     """Records as a table takes them: a folder is read, a list is looked through.
 
     Args:
         records: of a study, or its folder.
+        name: of the argument, for the message.
 
     Raises:
         TypeError: something else.
@@ -29,12 +30,12 @@ def as_records(records: Given) -> Records:
     """
     if isinstance(records, str | os.PathLike):
         return read_records(records)
-    several = check.several(records, "records", "`Record`s, or the folder of a study")
+    several = check.several(records, name, "`Record`s, or the folder of a study")
     wrong = [r for r in several if not isinstance(r, Record)]
     if wrong:
-        raise TypeError(f"records must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
+        raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
     if not several:
-        raise ValueError("records must hold at least one run, got none")
+        raise ValueError(f"{name} must hold at least one run, got none")
     return Records(once(several), getattr(records, "missing", ()))
 
 
@@ -69,13 +70,14 @@ class Group:
         return [r.last(column) for r in self.records]
 
 
-def groups(records: Given) -> list[Group]:
+def groups(records: Given, name: str = "records") -> list[Group]:
     """The ways of each task with their runs, in the order in which they stand in the records.
 
     Args:
         records: of a study, or its folder.
+        name: of the argument, for the message.
     """
-    known = as_records(records)
+    known = as_records(records, name)
     keys = [(r.task, r.method, r.seed) for r in known] + list(known.missing)
     wanted = {task: tuple(sorted({s for t, _, s in keys if t == task})) for task, _, _ in keys}
     ways = {method: None for _, method, _ in keys}

@@ -14,6 +14,7 @@ from distillkit.study import (
     curves,
     equal_tries,
     mean_std,
+    moved,
     paired,
     pictures,
     read_choice,
@@ -50,6 +51,7 @@ CALLS = {
     "read_records": C(read_records, folder="nowhere"),
     "pictures": C(pictures, records=runs, task="digits"),
     "summary_table": C(summary_table, records=runs, columns=["bytes_up"]),
+    "moved": C(moved, before=runs, after=runs),
     "paired": C(paired, records=runs),
     "curves": C(curves, records=runs, task="digits"),
     "to_target": C(to_target, records=runs, accuracy=0.3),
@@ -71,6 +73,7 @@ ACCEPTED: Listed = {
 FILE = "the path, which leads nowhere"
 OTHERWISE: Listed = {
     ("*", "records", "string"): FILE,
+    ("moved", "*", "string"): FILE,
 }
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from distillkit.study import Records, paired, summary_table
-from distillkit.study.tables import interval
+from distillkit.study import Records, moved, paired, summary_table
+from distillkit.study.differences import interval
 from tests.distillkit.study.written import record, write
 
 RUNS = [
@@ -186,3 +186,37 @@ def test_other_columns_keep_their_units() -> None:
     table = paired(runs, "A", column="client_seconds")
     assert table.header[3] == "client seconds minus A's (s)"
     assert table.cells[0][3] == "+2.0"
+
+
+# Reruns.
+
+
+def test_a_rerun_says_what_moved_by_more_than_its_spread() -> None:
+    before = [
+        *(record(a, "same", s) for s, a in enumerate((0.5, 0.6))),
+        *(record(a, "within", s) for s, a in enumerate((0.5, 0.6))),
+        *(record(a, "moved", s) for s, a in enumerate((0.5, 0.6))),
+        record(0.5, "one seed"), record(0.5, "gone"), record(None, "untested"),
+    ]  # fmt: skip
+    after = [
+        *(record(a, "same", s) for s, a in enumerate((0.5, 0.6))),
+        *(record(a, "within", s) for s, a in enumerate((0.56, 0.66))),
+        *(record(a, "moved", s) for s, a in enumerate((0.7, 0.71, 0.72))),
+        record(0.50001, "one seed"), record(0.5, "new"), record(None, "untested"),
+    ]  # fmt: skip
+    table = moved(before, after)
+    assert {row["method"]: row["said"] for row in table.rows} == {
+        "same": "the same", "within": "", "moved": "moved", "one seed": "moved", "new": "only after",
+        "untested": "nothing to compare", "gone": "only before",
+    }  # fmt: skip
+    assert table.cells[2] == ("digits", "moved", "55.0 ± 7.1 (2)", "71.0 ± 1.0 (3)", "+16.0", "moved")
+    assert table.rows[0]["difference"] == 0
+
+
+@given(st.lists(accuracy, min_size=2, max_size=4), st.lists(accuracy, min_size=2, max_size=4))
+def test_there_and_back_is_the_opposite(a: list[float], b: list[float]) -> None:
+    one, other = ([record(value, "A", s) for s, value in enumerate(values)] for values in (a, b))
+    [there], [back] = moved(one, other).rows, moved(other, one).rows
+    assert there["difference"] == -back["difference"]
+    assert (there["before"], there["said"]) == (back["after"], back["said"])
+    assert moved(one, one).rows[0]["said"] == "the same"
