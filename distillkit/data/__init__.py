@@ -7,9 +7,11 @@ from distillkit.data.client_arrays import load_client_arrays
 from distillkit.data.datasets import NAMES, load
 from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.femnist import load_femnist
-from distillkit.data.files import load_folder, load_npz
+from distillkit.data.files import load_folder
 from distillkit.data.flair import load_flair
+from distillkit.data.npz import load_npz
 from distillkit.data.opened import StoredSplit, open_folder
+from distillkit.data.opened_npz import open_npz
 from distillkit.data.split import Split, split_by
 from distillkit.data.views import clients
 
@@ -31,6 +33,7 @@ __all__ = [
     "load_leaf_celeba",
     "load_npz",
     "open_folder",
+    "open_npz",
     "partition",
     "split_by",
 ]

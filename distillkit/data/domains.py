@@ -12,8 +12,9 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.data.datasets import load
-from distillkit.data.files import Size, load_folder, load_npz
+from distillkit.data.files import Size, load_folder
 from distillkit.data.layout import parts_of, subfolders
+from distillkit.data.npz import load_npz
 from distillkit.data.split import Split, assemble, to_pixels
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages

@@ -1,12 +1,10 @@
-"""The user's own images: a folder of pictures, or an `.npz` of arrays."""
+"""The user's own images: a folder of pictures."""
 
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +17,7 @@ from distillkit.normalization import Normalization
 from distillkit.plausible import warn
 from distillkit.progress import Bar, bar
 
-__all__ = ["Size", "held_out", "like_first", "load_folder", "load_npz", "read_picture"]
-
-_PARTS = {"train": "train", "test": "test", "val": "validation"}
+__all__ = ["Size", "held_out", "like_first", "load_folder", "read_picture"]
 
 Size = int | tuple[int, int]
 
@@ -74,57 +70,6 @@ def load_folder(
         for table in (pixels, labels):
             table["train"], table["test"] = table["train"][kept], table["train"][held]
     return assemble(pixels, labels, found.classes, normalization, info)
-
-
-def load_npz(
-    path: str | os.PathLike[str],
-    *,
-    size: Size | None = None,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-    classes: tuple[str, ...] | None = None,
-) -> Split:
-    """Load your own arrays from an `.npz` in MedMNIST's layout: `train_images`, `train_labels`, `test_images`, ...
-
-    It may have `val_images` and `val_labels` too.
-
-    Args:
-        path: the file. Images are [N, H, W] or [N, H, W, C], C in {1, 3}, uint8 in 0..255 or float in [0, 1]; labels
-            are integers [N] or [N, 1] (class indices) or [N, K] (multi-label rows, which become float).
-        size: height and width in pixels; see `load_folder`.
-        channels: 1 or 3; see `load_folder`.
-        normalization: default the mean and standard deviation measured on the training split.
-        classes: their names. Default: "0", "1", ... up to the largest label in the file; the sets then remember that
-            their class count was derived from labels (see `LabeledImages`).
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not an `.npz`, an array that is missing, or one of the wrong shape, type or range.
-    """
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}; want an .npz with train_images, train_labels, test_images, ...")
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:  # closed, even if it is no zip
-            arrays = {key: file[key] for key in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is damaged or not an .npz of plain arrays: {error}") from error
-    wanted = [name for name in _PARTS if name != "val" or "val_images" in arrays]
-    if missing := [key for name in wanted for key in (f"{name}_images", f"{name}_labels") if key not in arrays]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(arrays)) or 'nothing'}")
-    pixels = {_PARTS[name]: to_pixels(_images(arrays, name), size, channels) for name in wanted}
-    labels = {_PARTS[name]: _labels(arrays, name) for name in wanted}
-    if len({found.ndim for found in labels.values()}) > 1:
-        raise ValueError(
-            f"the splits of {path} have labels of different kinds: class indices and rows; store all as one of them"
-        )
-    given = classes is not None
-    if classes is None:
-        rows = labels["train"].ndim == 2
-        total = labels["train"].shape[1] if rows else 1 + max(int(found.max()) for found in labels.values())
-        classes = tuple(str(k) for k in range(total))
-    given = given or labels["train"].ndim == 2
-    return assemble(pixels, labels, classes, normalization, {"dataset": path.stem}, classes_given=given)
 
 
 def held_out(labels: Tensor, classes: Sequence[str], fraction: float) -> tuple[Tensor, Tensor]:
@@ -213,29 +158,3 @@ def read_picture(file: Path, size: Size | None, channels: int | None) -> Tensor:
         raise ValueError(f"cannot read picture {file}: {error or type(error).__name__}") from error
     tensor = torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
     return to_pixels(tensor[None], size, channels)[0]
-
-
-def _images(arrays: dict[str, np.ndarray[Any, Any]], name: str) -> Tensor:
-    array = arrays[f"{name}_images"]
-    if array.ndim == 3:
-        array = array[..., None]
-    if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
-        raise ValueError(f"{name}_images must be [N, H, W], [N, H, W, 1] or [N, H, W, 3], got {list(array.shape)}")
-    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
-        raise ValueError(f"{name}_images must be uint8 or float, got {array.dtype}")
-    if array.dtype != np.uint8 and not (array.min() >= 0 and array.max() <= 1):
-        raise ValueError(f"{name}_images must be in [0, 1] if float, got {array.min():g} to {array.max():g}")
-    return torch.from_numpy(array).permute(0, 3, 1, 2)
-
-
-def _labels(arrays: dict[str, np.ndarray[Any, Any]], name: str) -> Tensor:
-    array, count = arrays[f"{name}_labels"], len(arrays[f"{name}_images"])
-    if array.ndim not in (1, 2) or len(array) != count or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(
-            f"{name}_labels must be {count} integers [N] or [N, 1], or rows [N, K], got {array.dtype} "
-            f"{list(array.shape)}"
-        )
-    labels = torch.from_numpy(array.astype(np.int64))
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        return labels.float()
-    return labels.flatten()

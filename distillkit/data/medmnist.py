@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from distillkit.data.files import Size, load_npz
+from distillkit.data.files import Size
+from distillkit.data.npz import load_npz
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
 

@@ -26,7 +26,7 @@ AnyPath = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class StoredSplit:
-    """One dataset in a file, as `open_folder` returns it; unpacks as `train, test`.
+    """One dataset in a file, as `open_folder` and `open_npz` return it; unpacks as `train, test`.
 
     Attributes:
         train: the training set.

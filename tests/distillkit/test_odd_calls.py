@@ -535,7 +535,7 @@ NOT_CALLED = {
         "a result",
     ),
     **dict.fromkeys(("Separability", "Split", "StoredSplit"), "a result"),
-    **dict.fromkeys(("StoredImages", "open_folder"), "keep pictures in a file: `data/test_opened.py`"),
+    **dict.fromkeys(("StoredImages", "open_folder", "open_npz"), "keep pictures in a file: `data/test_opened.py`"),
     "MissingWeights": "an error",
     "ImageNetwork": "the base of the networks, which are called",
     "curves": "draws runs of `fl`, whose odd calls are tried there",

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import random_subset
 from distillkit.data import cache as caches
-from distillkit.data import clients, load_folder, open_folder, opened, partition
+from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, opened, partition
 from distillkit.sets import StoredImages, as_set
 from distillkit.training import accuracy
 
@@ -264,3 +264,61 @@ def test_what_does_not_fit_a_stored_set_is_refused(pets: Path, tmp_path: Path) -
     rows = data.replace(labels=torch.eye(2)[data.labels])
     assert (rows.counts().tolist(), len(rows[:0].read())) == ([5, 5], 0)
     assert rows[torch.tensor([8])].read().labels.tolist() == [[0.0, 1.0]]
+
+
+def arrays(count: int = 70, shape: tuple[int, ...] = (6, 5, 3), dtype: Any = np.uint8) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    found: dict[str, Any] = {}
+    for part, n in (("train", count), ("val", 3), ("test", 4)):
+        images = rng.integers(0, 256, (n, *shape), dtype=np.uint8)
+        found[f"{part}_images"] = images if dtype == np.uint8 else (images / 255).astype(dtype)
+        found[f"{part}_labels"] = np.arange(n)[:, None] % 3
+    return found
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((6, 5, 3), np.uint8), ((6, 5), np.uint8), ((6, 5, 1), np.float64)])
+@pytest.mark.parametrize(("size", "channels"), [(None, None), (4, None), (None, 3), (3, 1)])
+def test_an_npz_is_read_as_load_npz_reads_it(
+    tmp_path: Path, shape: tuple[int, ...], dtype: Any, size: Any, channels: Any
+) -> None:
+    path = tmp_path / "noise.npz"
+    np.savez_compressed(path, **arrays(shape=shape, dtype=dtype))
+    options = {"size": size, "channels": channels, "normalization": HALF}
+    opened_, loaded = open_npz(path, cache=tmp_path / "cache", **options), load_npz(path, **options)
+    assert (opened_.classes, list(map(len, opened_))) == (loaded.classes, [70, 4])
+    assert opened_.validation is not None
+    assert loaded.validation is not None
+    for one, other in zip((*opened_, opened_.validation), (*loaded, loaded.validation)):
+        found = one.read()
+        assert torch.equal(found.labels, other.labels)
+        assert (found.info, found.classes_given, found.num_classes) == (other.info, False, 3)
+        if size is None:  # repeated grey, and floats that were bytes, are exact too
+            assert torch.equal(found.images, other.images)
+        assert float((HALF.decode(found.images) - HALF.decode(other.images)).abs().max()) <= 1 / 510 + 1e-6
+    assert opened_.train.path == open_npz(path, cache=tmp_path / "cache", **options).train.path
+
+
+def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
+    path, cache = tmp_path / "noise.npz", tmp_path / "cache"
+    good = arrays()
+
+    def refused(match: str, **changes: Any) -> None:
+        np.savez_compressed(path, **{k: v for k, v in {**good, **changes}.items() if v is not None})
+        with pytest.raises(ValueError, match=match):
+            open_npz(path, cache=cache)
+
+    refused("lacks test_images", test_images=None)
+    refused("train_images of .* is in Fortran", train_images=np.asfortranarray(good["train_images"]))
+    refused(r"train_images must be \[N, H, W\]", train_images=good["train_images"][..., :2])
+    refused("train_images must be uint8 or float, got int64", train_images=good["train_images"].astype(np.int64))
+    refused(r"test_images must be in \[0, 1\] if float", **{"test_images": good["test_images"].astype(np.float32)})
+    refused("train_labels must be 70 integers", train_labels=good["train_labels"][1:])
+    refused(r"val_images has pictures of \[3, 7, 5\].*; give size=", val_images=np.zeros((3, 7, 5, 3), np.uint8))
+    np.savez_compressed(path, **good)
+    data = bytearray(path.read_bytes())
+    data[2000:2100] = bytes(100)
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="is damaged"):
+        open_npz(path, cache=cache)
+    with pytest.raises(FileNotFoundError, match="want an .npz"):
+        open_npz(tmp_path / "nothing.npz")
