@@ -11,7 +11,7 @@ from typing import Any
 from distillkit import check
 from distillkit.study.history import RecordError, Row
 
-__all__ = ["Record", "RecordError", "Records", "once"]
+__all__ = ["Record", "RecordError", "Records", "once", "plain"]
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class Record:
         """A value of the run: of its line, or else of its last round; None if neither has it.
 
         Args:
-            column: the name; a dot goes into a mapping ("accuracy_clients.worst10").
+            column: the name; a dot goes into a mapping ("accuracy_clients.worst10", "settings.lr").
         """
         for place in (self.line, self.rows[-1] if self.rows else {}):
             found: Any = place
             for name in (column,) if column in place else column.split("."):
-                found = found.get(name) if isinstance(found, Mapping) else None
+                found = found.get(name) if isinstance(found := plain(found), Mapping) else None
             if found is not None:
-                return found
+                return plain(found)
         return None
 
 
@@ -106,6 +106,21 @@ class Records(list[Record]):
         tasks = {r.task for r in self}
         said = f"{len(self)} finished runs: {len(tasks)} tasks, {len(ways)} ways on them"
         return f"<{said}; {len(self.missing)} runs are missing>"
+
+
+def plain(said: Any) -> Any:
+    """Settings to be shown: what `distillkit.recipes` says of mappings and tuples as mappings and lists again.
+
+    Args:
+        said: JSON; what is neither stays as it is.
+    """
+    if isinstance(said, Mapping) and len(said) == 1:
+        [(kind, items)] = said.items()
+        if kind == "dict":
+            return {str(plain(name)): plain(value) for name, value in items}
+        if kind == "tuple":
+            return [plain(item) for item in items]
+    return said
 
 
 def once(records: Iterable[Record]) -> list[Record]:

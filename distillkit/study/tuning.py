@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distillkit.study.record import plain
 from distillkit.study.records import RECORDS, RecordError, as_path, read_json
 from distillkit.study.text import NONE, Table
 
@@ -63,7 +64,8 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[st
     tuned = []
     for task, ways in (pair for one in found for pair in one["tasks"].items()):
         for method, way in ways.items():
-            one = Tuned(task, method, tuple(way["tries"]), way["chosen"], way["like"])
+            tries = tuple({**t, "settings": plain(t["settings"])} for t in way["tries"])
+            one = Tuned(task, method, tries, way["chosen"], way["like"])
             scores = [t["score"] for t in one.tries if t["score"] is not None]
             if one.tries and (one.chosen is None or one.tries[one.chosen]["score"] != max(scores, default=None)):
                 raise RecordError(f"{path} is damaged: of {method} on {task}, try {one.chosen} is not the best")
@@ -164,7 +166,8 @@ def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> lis
 
 
 def _said(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items()) or NONE
+    words = (v if isinstance(v, str) else json.dumps(v) for v in settings.values())
+    return ", ".join(f"{name}={value}" for name, value in zip(settings, words)) or NONE
 
 
 def _is_number(value: Any) -> bool:

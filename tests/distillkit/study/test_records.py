@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from distillkit.recipes import recipe
 from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
 from distillkit.study.groups import as_records, groups
 from tests.distillkit.study.written import record, write
@@ -138,6 +139,14 @@ def test_values_are_looked_up_in_the_line_then_in_the_last_round() -> None:
     one = record([0.4, 0.8], **{"a.b": 3})
     assert [one.last(name) for name in ("accuracy_best", "loss", "accuracy_clients.worst10")] == [0.8, 1.0, 0.4]
     assert [one.last(name) for name in ("a.b", "nothing", "accuracy.mean", "epsilon")] == [3, None, None, None]
+
+
+def test_settings_are_shown_as_they_were_given() -> None:
+    """A line holds them as recipes do."""
+    said = recipe({"lr": 0.1, "loops": (10, 2), "shared": {"rate": 0.2}, "name": "a"})
+    one = record(0.5, settings=said)
+    assert one.last("settings") == {"lr": 0.1, "loops": [10, 2], "shared": {"rate": 0.2}, "name": "a"}
+    assert [one.last(f"settings.{name}") for name in ("lr", "loops", "shared.rate")] == [0.1, [10, 2], 0.2]
 
 
 def test_groups_know_which_seeds_are_missing() -> None:
