@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["VERSION", "git_commit", "provenance"]
+__all__ = ["RUN_FORMAT", "VERSION", "git_commit", "provenance"]
 
 VERSION = "0.1.0"
 """Of this distribution."""
+
+RUN_FORMAT = "distillkit.run/2"
+"""Of the `config.json` of a run. The first had no format, and did not say how to build the run's method again."""
 
 
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:

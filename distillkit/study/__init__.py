@@ -2,23 +2,38 @@
 
 from distillkit.owner import processes
 from distillkit.provenance import git_commit
+from distillkit.study.condense import Condense
 from distillkit.study.differences import moved, paired
+from distillkit.study.estimate import Estimate
 from distillkit.study.pictures import curves, pictures
 from distillkit.study.record import Record, RecordError, Records
 from distillkit.study.records import read_records, write_records
+from distillkit.study.study import Study
 from distillkit.study.tables import summary_table
+from distillkit.study.task import Dealt, Task, as_split
 from distillkit.study.text import Table, mean_std, show, spark
 from distillkit.study.tuning import Tuned, equal_tries, read_choice, tuning_table
+from distillkit.study.way import Cost, Job, Way, grid
 
 __all__ = [
+    "Condense",
+    "Cost",
+    "Dealt",
+    "Estimate",
+    "Job",
     "Record",
     "RecordError",
     "Records",
+    "Study",
     "Table",
+    "Task",
     "Tuned",
+    "Way",
+    "as_split",
     "curves",
     "equal_tries",
     "git_commit",
+    "grid",
     "mean_std",
     "moved",
     "paired",

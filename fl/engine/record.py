@@ -15,6 +15,7 @@ import distillkit
 from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
 from distillkit.plausible import warn, without_warnings
 from distillkit.privacy import Ledger
+from distillkit.provenance import RUN_FORMAT
 from distillkit.recipes import NotMade, NotRecorded, made, named, recipe
 from distillkit.sets import LabeledImages, StoredImages
 from fl.engine.roster import Roster
@@ -24,12 +25,9 @@ from fl.parts import identity
 from fl.sides import Server
 from fl.task import LabelTask
 
-__all__ = ["FORMAT", "FREE", "config_of", "read_config", "repetition", "require_whole_ledger", "warn_if_not_resumable"]
+__all__ = ["FREE", "config_of", "read_config", "repetition", "require_whole_ledger", "warn_if_not_resumable"]
 
-FORMAT = "distillkit.run/2"
-"""What `config.json` follows. Of 1, which did not say so, it differs in that it says how to build the method again."""
-
-FREE = ("rounds", "versions")
+FREE = ("rounds", "versions", "notes", "transcript")
 """What a resumed run may have otherwise than before."""
 
 
@@ -62,11 +60,11 @@ def read_config(out: Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict) or config.get("format", "distillkit.run/1") not in ("distillkit.run/1", FORMAT):
+    if not isinstance(config, dict) or config.get("format", "distillkit.run/1") not in ("distillkit.run/1", RUN_FORMAT):
         found = config.get("format") if isinstance(config, dict) else type(config).__name__
         raise CheckpointError(
-            f"{path} is of the format {found!r}, which this version does not know (it writes {FORMAT!r}): go on with "
-            "the version of distillkit that wrote it"
+            f"{path} is of the format {found!r}, which this version does not know (it writes {RUN_FORMAT!r}): go on "
+            "with the version of distillkit that wrote it"
         )
     return config
 
@@ -86,7 +84,7 @@ def repetition(method: Method, task: LabelTask, ledger: Ledger | None, out: Path
     """
     store = out / "arguments"
     said, missing = _said(method, "method", store)
-    found = {"format": FORMAT, "recipe": said, "labels": _said(task, "task", store)[0]}
+    found = {"format": RUN_FORMAT, "recipe": said, "labels": _said(task, "task", store)[0]}
     if missing is not None:
         found["recipe_missing"] = missing
     return found if ledger is None else {**found, "budget": ledger.budget}

@@ -57,6 +57,7 @@ def simulate(
     out: str | Path | None = None,
     resume: bool = False,
     transcript: bool = False,
+    notes: Mapping[str, Any] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
     progress: bool = True,
 ) -> Run:
@@ -96,6 +97,8 @@ def simulate(
         out: a folder for config.json, history.jsonl and checkpoint/; without it nothing is written.
         resume: go on from `out`'s last completed round; a finished run is returned as it is.
         transcript: keep every message that the server saw under `out`.
+        notes: JSON values that `out`'s config.json shall hold under `notes`: where the data came from, say. They are no
+            part of what a resumed run must have alike.
         on_round: called with each row of the history.
         progress: show a bar of the rounds, on a terminal or in a notebook.
 
@@ -162,6 +165,10 @@ def simulate(
             config = config_of(
                 method, clients, server, participation, min_replies, panel, server_threads, test, rounds, key
             )
+            if transcript:
+                config["transcript"] = {"adversary": "server", "sees": "every message of every client, as it travelled"}
+            if notes is not None:
+                config["notes"] = dict(check.mapping(notes, "notes"))
             if loopback is not None and loopback.faulty:
                 config["faults"] = repr(loopback)
             if ledger is not None:

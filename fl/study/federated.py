@@ -1,0 +1,114 @@
+"""Ways that run a federated method."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, overload
+
+from distillkit.privacy import Ledger
+from distillkit.study.task import Dealt
+from distillkit.study.way import Cost, Job, Way
+from fl.engine import history
+from fl.engine.holding import Holding
+from fl.engine.run import Run
+from fl.engine.simulate import simulate
+from fl.engine.where import Where
+from fl.method import Method, NoUsableReply, require_method
+from fl.study.outcome import outcome_hash
+from fl.task import Classification, MultiLabel
+
+__all__ = ["Federated"]
+
+
+@dataclass(frozen=True)
+class Federated(Way):
+    """A way of a study that runs a federated method: `Federated(FedAvg, tries=grid(lr=[0.03, 0.1]))`.
+
+    `make` is called with `factory` and the settings and gives the method. A setting called `rounds` is the run's number
+    of rounds in place of the task's; `make` gets it too if it has an argument of that name.
+
+    Its line has the columns of `fl.history.summary`, and `accuracy_own`: the mean over clients on their own tests, of
+    personal models where there are some.
+
+    Args:
+        make, tries, settings, like: see `Way`.
+        transcript: keep every message that the server saw, for the attacks.
+        delta: of the ledger of a private method (`ledger.jsonl` in the run's folder).
+        where: where clients run, see `fl.simulate`.
+    """
+
+    transcript: bool = False
+    delta: float = 1e-5
+    where: Where = "threads"
+
+    failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError, NoUsableReply)
+
+    def is_for_make(self, name: str) -> bool:
+        """Whether the setting of this `name` is handed to `make`: all but `rounds`, unless `make` knows it."""
+        return name != "rounds" or (self.make is not None and name in inspect.signature(self.make).parameters)
+
+    def run(self, made: Method, job: Job) -> dict[str, Any]:
+        """Run the method, or go on with it."""
+        ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(made).private else None
+        run = self._simulated(
+            made, job, rounds=self._rounds(job), out=job.folder, ledger=ledger, resume=True,
+            notes=job.notes, transcript=self.transcript,
+        )  # fmt: skip
+        last = run.rows[-1]
+        own = last.get("accuracy_personal") or last.get("accuracy_clients") or {}
+        return {**history.summary(run.rows), "accuracy_own": own.get("mean"), "hash": outcome_hash(run)}
+
+    def trial(self, made: Method, job: Job) -> Cost:
+        """One round, or two where there are more: the second tells what all further ones take."""
+        rounds = self._rounds(job)
+        began = time.perf_counter()
+        ledger = Ledger(None, delta=self.delta) if require_method(made).private else None
+        rows = self._simulated(made, job, rounds=min(2, rounds), ledger=ledger).rows
+        seconds, further = time.perf_counter() - began, rounds - len(rows)
+        up, down = (sum(row[k] for row in rows) + further * rows[-1][k] for k in ("bytes_up", "bytes_down"))
+        return Cost(seconds + further * rows[-1]["seconds"], up, down)
+
+    def _rounds(self, job: Job) -> int:
+        return int(job.settings.get("rounds", job.task.rounds))
+
+    def _simulated(self, made: Method, job: Job, **arguments: Any) -> Run:
+        dealt = job.task.deal(job.split, job.seed, validation=job.validation, keep=job.keep)
+        holdings = _Holdings(dealt)
+        train = job.split.train
+        return simulate(
+            made,
+            list(holdings) if isinstance(dealt.clients, list) else holdings,
+            task=MultiLabel(train.num_classes) if train.labels.ndim == 2 else Classification(train.num_classes),
+            test=dealt.test,
+            server_data=dealt.server,
+            participation=job.task.participation,
+            evaluate=job.task.evaluate,
+            seed=job.seed,
+            where=self.where,
+            workers=job.workers,
+            device=job.device,
+            progress=job.progress,
+            **arguments,
+        )
+
+
+class _Holdings(Sequence[Holding]):
+    """What each client holds, read as it is asked for."""
+
+    def __init__(self, dealt: Dealt) -> None:
+        self._dealt = dealt
+
+    def __len__(self) -> int:
+        return len(self._dealt.clients)
+
+    @overload
+    def __getitem__(self, number: int) -> Holding: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Holding]: ...
+    def __getitem__(self, number: int | slice) -> Holding | list[Holding]:
+        if isinstance(number, slice):
+            return [self[k] for k in range(*number.indices(len(self)))]
+        return Holding(self._dealt.clients[number], self._dealt.own_tests[number])

@@ -1,0 +1,255 @@
+"""A study: every run once, equal tries, a choice that rests on the tries alone, and nothing lost when it is stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from distillkit import LabeledImages, Normalization
+from distillkit.condense import distribution_matching, random_subset
+from distillkit.data import Split, partition
+from distillkit.networks.samplers import RandomNetworks
+from distillkit.privacy import Event, Ledger
+from distillkit.recipes import NotRecorded
+from distillkit.study import Condense, Cost, Job, Study, Task, Way, grid
+from distillkit.training import Protocol
+
+
+def images(count: int, seed: int) -> LabeledImages:
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 2
+    pixels = torch.randn(count, 1, 8, 8, generator=rng) + 2.0 * labels.view(-1, 1, 1, 1)
+    return LabeledImages(pixels, labels, num_classes=2, normalization=Normalization([0.0], [1.0]))
+
+
+def task(name: str = "made", **options: Any) -> Task:
+    split = Split(images(40, 0), images(20, 1), ("a", "b"))
+    deal = partial(partition.iid, clients=2)
+    return Task(name, split, **{"partition": deal, "factory_options": {"width": 4, "depth": 1}, **options})
+
+
+@dataclass(frozen=True)
+class Number:
+    """What a `Known` way runs: it comes to `value` and how many classes a network would have."""
+
+    value: float
+    classes: int = 2
+
+
+@dataclass(frozen=True)
+class Known(Way):
+    """A way whose accuracy is known beforehand, and which counts its runs."""
+
+    ran: ClassVar[list[str]] = []
+    stop_at: ClassVar[str] = ""
+
+    def run(self, made: Number, job: Job) -> dict[str, Any]:
+        if job.run == self.stop_at:
+            raise KeyboardInterrupt
+        self.ran.append(job.run)
+        if made.value < 0:
+            raise FloatingPointError("it diverged")
+        assert job.notes["validation"] == job.validation
+        return {
+            "accuracy_last": made.value / 100 + job.seed / 1e4,
+            "accuracy_own": 1 - made.value / 100,
+            "rounds": None,
+        }
+
+    def trial(self, made: Number, job: Job) -> Cost:
+        return Cost(1.0)
+
+
+def known(**options: Any) -> Known:
+    return Known(lambda factory, value=1.0: Number(value), **options)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    Known.ran.clear()
+    Known.stop_at = ""
+
+
+def ran(study: Study) -> list[str]:
+    study.run(trial=False, progress=False)
+    return list(Known.ran)
+
+
+def test_every_way_tries_as_often_and_the_best_try_runs_once_a_seed(tmp_path: Path) -> None:
+    ways = {"Low": known(tries=grid(value=[10, 30, 20])), "High": known(tries=grid(value=[90, 70, 90]))}
+    study = Study(tmp_path, task(), ways, seeds=(0, 1), tune_seeds=(100, 101))
+    done = ran(study)
+    tried = [name for name in done if name.endswith(("-100", "-101"))]
+    assert len(done) == len(set(done)) == 2 * 3 * 2 + 2 * 2
+    assert len([name for name in tried if "low" in name]) == len([name for name in tried if "high" in name]) == 6
+    assert [(r.method, r.seed, r.line["settings"]) for r in study.records()] == [
+        ("Low", 0, {"dict": [["value", 30]]}), ("Low", 1, {"dict": [["value", 30]]}),
+        ("High", 0, {"dict": [["value", 90]]}), ("High", 1, {"dict": [["value", 90]]}),
+    ]  # fmt: skip
+    said = json.loads((tmp_path / "choice.json").read_text())
+    assert (said["rule"], said["seeds"]) == ("last", [100, 101])
+    ways_said = said["tasks"]["made"]
+    assert {name: way["chosen"] for name, way in ways_said.items()} == {"Low": 1, "High": 0}  # of equals the first
+    assert {len(way["tries"]) for way in ways_said.values()} == {3}
+    assert ways_said["Low"]["tries"][1]["score"] == pytest.approx(0.3 + 100.5 / 1e4)
+
+
+def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    def study(folder: str) -> Study:
+        ways = {"A": known(tries=grid(value=[1, 2])), "B": known(tries=grid(value=[3, 4]))}
+        return Study(tmp_path / folder, task(), ways, seeds=(0, 1))
+
+    whole = ran(study("whole"))
+    for place in whole:
+        Known.ran.clear()
+        Known.stop_at = place
+        with pytest.raises(KeyboardInterrupt):
+            ran(study(place))
+        Known.stop_at = ""
+        assert ran(study(place)) == whole
+        for file in ("choice.json", "summary.json"):
+            assert (tmp_path / place / file).read_text() == (tmp_path / "whole" / file).read_text()
+    assert ran(study("whole")) == whole  # nothing is done twice
+
+
+def test_more_seeds_ways_and_tasks_may_come_and_what_changed_is_refused(tmp_path: Path) -> None:
+    ways = {"A": known(tries=grid(value=[1, 2]))}
+    ran(Study(tmp_path, task(), ways, seeds=(0,)))
+    Known.ran.clear()
+    more = Study(tmp_path, [task(), task("other")], {**ways, "B": known(tries=grid(value=[3, 4]))}, seeds=(0, 1))
+    assert set(ran(more)) == {
+        "made-b-0-100", "made-b-1-100", "other-a-0-100", "other-a-1-100", "other-b-0-100", "other-b-1-100",
+        "made-b-0", "made-a-1", "made-b-1", "other-a-0", "other-b-0", "other-a-1", "other-b-1",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="other ways of the names A"):
+        ran(Study(tmp_path, task(), {"A": known(tries=grid(value=[1, 5]))}))
+    with pytest.raises(ValueError, match="other tasks of the names made"):
+        ran(Study(tmp_path, task(rounds=3), ways))
+    with pytest.raises(ValueError, match="another rule"):
+        ran(Study(tmp_path, task(), ways, rule="own"))
+
+
+def test_a_try_that_fails_is_never_chosen_and_says_why(tmp_path: Path) -> None:
+    ran(Study(tmp_path / "a", task(), {"A": known(tries=grid(value=[-1, 0]))}, seeds=(0,)))
+    tries = json.loads((tmp_path / "a" / "choice.json").read_text())["tasks"]["made"]["A"]["tries"]
+    assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
+    with pytest.raises(ValueError, match="ways\\['A'\\] on made has no try with a score: FloatingPointError"):
+        ran(Study(tmp_path / "b", task(), {"A": known(tries=grid(value=[-1, -2]))}, seeds=(0,)))
+    with pytest.raises(FloatingPointError):
+        ran(Study(tmp_path / "c", task(), {"A": known(settings={"value": -1})}, seeds=(0,)))
+
+
+def test_the_rule_may_look_at_the_clients_own_tests(tmp_path: Path) -> None:
+    study = Study(tmp_path, task(), {"A": known(tries=grid(value=[10, 30]))}, seeds=(0,), rule="own")
+    ran(study)
+    assert study.records()[0].line["settings"] == {"dict": [["value", 10]]}
+
+
+def test_tries_may_be_made_on_another_task(tmp_path: Path) -> None:
+    study = Study(tmp_path, task(), {"A": known(tries=grid(value=[10, 30]))}, seeds=(0,), tune_on=task("public"))
+    assert ran(study) == ["public-a-0-100", "public-a-1-100", "made-a-0"]
+    assert study.records()[0].line["settings"] == {"dict": [["value", 30]]}
+
+
+def test_a_control_takes_anothers_settings_and_its_own_beside_them(tmp_path: Path) -> None:
+    ways = {
+        "A": known(tries=grid(value=[10, 30])),
+        "Like A": Known(lambda factory, value, classes: Number(value, classes), settings={"classes": 3}, like="A"),
+    }
+    study = Study(tmp_path, task(), ways, seeds=(0,))
+    assert ran(study) == ["made-a-0-100", "made-a-1-100", "made-a-0", "made-like-a-0"]
+    assert study.records()[1].line["settings"] == {"dict": [["value", 30], ["classes", 3]]}
+    assert json.loads((tmp_path / "choice.json").read_text())["tasks"]["made"]["Like A"]["like"] == "A"
+
+
+def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
+    assert ran(Study(tmp_path, task(), {"A": known(), "B": known()}, seeds=(0,))) == ["made-a-0", "made-b-0"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"ways": {"A": known(tries=grid(value=[1, 2])), "B": known()}}, ValueError, "as many tries.*A 2, B 1"),
+        ({"ways": {"A": 3}}, TypeError, "ways\\['A'\\] must be a way"),
+        ({"ways": {}}, ValueError, "ways must name at least one"),
+        ({"ways": {"A b": known(), "a-b": known()}}, ValueError, "differ in their letters"),
+        ({"ways": {"A": known(like="B")}}, ValueError, "like must name a way"),
+        ({"seeds": (100,)}, ValueError, "tune_seeds must be none of seeds"),
+        ({"seeds": ()}, ValueError, "seeds must be at least one"),
+        ({"tasks": [task(), task()]}, ValueError, "tasks must be at least one, of different names"),
+        ({"tasks": 3}, TypeError, "tasks"),
+        ({"tune_on": "digits"}, TypeError, "tune_on must be a Task"),
+        ({"rule": "best"}, ValueError, "rule must be one of"),
+    ],
+)
+def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Study(tmp_path, **{"tasks": task(), "ways": {"A": known()}, **options})
+
+
+def test_a_way_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(TypeError, match="make must be a function"):
+        Known(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="tries must hold at least one"):
+        known(tries=[])
+    with pytest.raises(TypeError, match="tries\\[0\\]"):
+        known(tries=["lr"])
+    with pytest.raises(ValueError, match="like='A'"):
+        known(tries=grid(value=[1, 2]), like="A")
+    assert grid(a=[1, 2], b=[3, 4]) == [{"a": 1, "b": 3}, {"a": 1, "b": 4}, {"a": 2, "b": 3}, {"a": 2, "b": 4}]
+    with pytest.raises(ValueError, match="lr must have at least one value"):
+        grid(lr=[])
+
+
+def test_a_task_of_no_name_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    study = Study(tmp_path, task(partition=lambda labels: [torch.arange(len(labels))]), {"A": known()})
+    with pytest.raises(NotRecorded, match="tasks\\['made'\\].partition"):
+        ran(study)
+    assert not Known.ran
+
+
+def few(steps: int, lr: float = 1.0) -> Any:
+    return lambda factory, lr=lr: partial(
+        distribution_matching, networks=RandomNetworks(factory), ipc=2, steps=steps, lr=lr, batch_real=8
+    )
+
+
+def test_sets_are_made_judged_and_kept_the_same_in_processes(tmp_path: Path) -> None:
+    ways = {
+        "DM": Condense(few(3), tries=grid(lr=[0.1, 1.0]), draws=2, protocol=Protocol(epochs=2, batch=4)),
+        "random": Condense(
+            lambda factory, ipc: partial(random_subset, ipc=ipc), tries=grid(ipc=[1, 2]), draws=2,
+            protocol=Protocol(epochs=2, batch=4),
+        ),
+    }  # fmt: skip
+    studies = [Study(tmp_path / str(n), task(), ways, seeds=(0,)) for n in (1, 2)]
+    for number, study in enumerate(studies, 1):
+        study.run(processes=number, trial=number == 2, progress=False)
+    first, second = (
+        [{k: v for k, v in r.line.items() if "seconds" not in k} for r in study.records()] for study in studies
+    )
+    assert first == second
+    assert [len(line["accuracies"]) for line in first] == [2, 2]
+    made = LabeledImages.load(tmp_path / "1" / "made-dm-0" / "set.safetensors")
+    assert len(made) == 4
+    expected = studies[0].estimate()
+    assert not expected.rows  # all is done
+
+
+def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tmp_path: Path) -> None:
+    def charged(real: LabeledImages, *, ledger: Ledger, generator: Any) -> LabeledImages:
+        ledger.spend(Event("a test", sigma=2.0, rate=1.0, count=1))
+        return random_subset(real, ipc=1, generator=generator)
+
+    way = Condense(lambda factory: charged, draws=1, protocol=Protocol(epochs=1), delta=1e-6)
+    [record] = Study(tmp_path, task(), {"A": way}, seeds=(0,)).run(trial=False, progress=False)
+    assert record.line["epsilon"] == Ledger(tmp_path / "made-a-0" / "ledger.jsonl", delta=1e-6).epsilon()
+    config = json.loads((tmp_path / "made-a-0" / "config.json").read_text())
+    assert config["recipe"] is None
+    assert "charged" in config["recipe_missing"]

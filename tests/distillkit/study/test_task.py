@@ -1,0 +1,163 @@
+"""A task: who holds what, and that nobody's test images are trained on."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distillkit import LabeledImages, Normalization
+from distillkit.data import Split, load, partition
+from distillkit.networks import ConvNet
+from distillkit.recipes import made, recipe
+from distillkit.study import Task, as_split
+
+PLAIN = Normalization([0.0], [1.0])
+
+
+def images(count: int, classes: int = 3, seed: int = 0, **columns: torch.Tensor) -> LabeledImages:
+    """Images whose only pixel is their number."""
+    rng = torch.Generator().manual_seed(seed)
+    pixels = torch.arange(count, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 1, 4, 4).clone()
+    labels = torch.randint(classes, (count,), generator=rng)
+    return LabeledImages(pixels, labels, num_classes=classes, normalization=PLAIN, columns=columns)
+
+
+def numbers(data: LabeledImages | None) -> set[int]:
+    return set() if data is None else set(data.images[:, 0, 0, 0].int().tolist())
+
+
+def task(count: int = 60, **options: Any) -> Task:
+    split = Split(images(count), images(10, seed=1), ("a", "b", "c"))
+    deal = partial(partition.dirichlet, clients=4, alpha=0.5, min_size=0)
+    return Task("made", **{"data": split, "partition": deal, **options})
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 99), own=st.sampled_from([0.0, 0.3]), share=st.sampled_from([0.0, 0.25]),
+    validation=st.booleans(), cut=st.booleans(),
+)  # fmt: skip
+def test_every_image_has_one_use(seed: int, own: float, share: float, validation: bool, cut: bool) -> None:
+    one = task(own_tests=own, server_share=share)
+    keep = torch.arange(0, 60, 2) if cut else None
+    split = one.load()
+    dealt = one.deal(split, seed, validation=validation, keep=keep)
+    uses = [numbers(c) for c in dealt.clients] + [numbers(t) for t in dealt.own_tests]
+    uses += [numbers(dealt.server.get("proxy"))] + ([numbers(dealt.test)] if validation else [])
+    assert sum(map(len, uses)) == len(set().union(*uses))
+    if not cut:
+        assert set().union(*uses) == numbers(split.train)
+    if not validation:
+        assert dealt.test is split.test
+    for data, owned in zip(dealt.clients, dealt.owners, strict=True):
+        assert numbers(data) == set(owned.tolist())
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 99), keep=st.sets(st.integers(0, 59)), own=st.sampled_from([0.0, 0.3]))
+def test_a_record_stays_with_its_owner_in_a_subset(seed: int, keep: set[int], own: float) -> None:
+    one = task(own_tests=own)
+    split = one.load()
+    whole = one.deal(split, seed)
+    part = one.deal(split, seed, keep=torch.tensor(sorted(keep), dtype=torch.int64))
+    for all_of_it, kept in zip(whole.owners, part.owners, strict=True):
+        assert kept.tolist() == [n for n in all_of_it.tolist() if n in keep]
+    assert [numbers(t) for t in part.own_tests] == [numbers(t) for t in whole.own_tests]
+    pooled, _ = one.pooled(split, keep=torch.tensor(sorted(keep), dtype=torch.int64))
+    assert numbers(pooled) == keep
+
+
+def test_tries_are_judged_on_what_nobody_trains_on_and_never_on_the_test_set() -> None:
+    one = task()
+    split = one.load()
+    dealt, whole = one.deal(split, 3, validation=True), one.deal(split, 3)
+    held = numbers(dealt.test)
+    assert held
+    assert held <= numbers(split.train)
+    assert not held & set().union(*(numbers(c) for c in dealt.clients))
+    assert set().union(*(numbers(c) for c in whole.clients)) == numbers(split.train)
+    own = Split(split.train, split.test, split.classes, validation=images(7, seed=2))
+    assert task(data=own).deal(own, 0, validation=True).test is own.validation
+
+
+def test_columns_of_the_set_are_clients_by_default_and_arguments_by_name() -> None:
+    train = images(12, domain=torch.arange(12) % 3)
+    split = Split(train, images(4, seed=1), ("a", "b", "c"))
+    by_default = Task("domains", data=split).deal(split, 0)
+    assert [numbers(c) for c in by_default.clients] == [{0, 3, 6, 9}, {1, 4, 7, 10}, {2, 5, 8, 11}]
+    named = Task("domains", data=split, partition=partition.by_domain).deal(split, 0)
+    assert [numbers(c) for c in named.clients] == [numbers(c) for c in by_default.clients]
+
+
+def test_the_seed_of_a_run_is_the_partitions() -> None:
+    one = task()
+    split = one.load()
+    wanted = partition.dirichlet(split.train.labels, 4, 0.5, generator=7, min_size=0)
+    assert all(torch.equal(a, b) for a, b in zip(one.deal(split, 7).owners, wanted, strict=True))
+
+
+def test_a_task_says_itself_in_json_and_is_built_again(tmp_path: Path) -> None:
+    one = Task(
+        "digits", data=partial(load, "digits", size=8), partition=partial(partition.dirichlet, clients=3, alpha=0.1),
+        factory=partial(ConvNet, (1, 8, 8), width=4, depth=1), rounds=2, own_tests=0.2,
+    )  # fmt: skip
+    said = json.loads(json.dumps(recipe(one)))
+    again = made(said)
+    assert recipe(again) == said
+    split = again.load()
+    assert torch.equal(split.train.images, one.load().train.images)
+    assert again.network(split)(10)(split.train.images[:2]).shape == (2, 10)
+    tensors = task(12)
+    said = json.loads(json.dumps(recipe(tensors, store=tmp_path)))
+    assert numbers(made(said, store=tmp_path).load().train) == set(range(12))
+
+
+def test_tensors_become_a_split() -> None:
+    x = torch.rand(6, 1, 4, 4)
+    split = as_split((x, torch.tensor([0, 1, 2, 0, 1, 2])), (x, torch.zeros(6, dtype=torch.int64)))
+    assert split.train.num_classes == split.test.num_classes == 3
+    one = Task("mine", data=((x, torch.tensor([0, 1, 2, 0, 1, 2])), (x, torch.zeros(6, dtype=torch.int64))))  # type: ignore[arg-type]
+    assert isinstance(one.data, Split)
+    named = Task("mine", data=split, factory="convnet", factory_options={"width": 4, "depth": 1})
+    assert named.network(split)(3)(x).shape == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"name": "my task"}, ValueError, "name must be of letters"),
+        ({"data": 3}, TypeError, "data is called as"),
+        ({"partition": 4}, TypeError, "partition must be a function"),
+        ({"factory": "vgg"}, ValueError, "factory must be one of"),
+        ({"factory_options": {"width": 3}, "factory": partial(ConvNet, (1, 4, 4))}, ValueError, "factory_options"),
+        ({"validation": 0.0}, ValueError, "validation"),
+        ({"own_tests": 1.0}, ValueError, "own_tests"),
+        ({"rounds": 0}, ValueError, "rounds"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Task(**{"name": "made", "data": task().data, **options})
+
+
+def test_a_set_without_owners_needs_a_partition() -> None:
+    one = Task("made", data=task().data)
+    with pytest.raises(ValueError, match="partition must be given"):
+        one.deal(one.load(), 0)
+
+    def by_hospital(hospital: torch.Tensor) -> list[torch.Tensor]:
+        return [hospital]
+
+    with pytest.raises(ValueError, match="'hospital'"):
+        Task("made", data=task().data, partition=by_hospital).deal(one.load(), 0)
+    with pytest.raises(ValueError, match="keep must be numbers"):
+        task().deal(one.load(), 0, keep=torch.tensor([60]))
+    with pytest.raises(TypeError, match="keep must be numbers"):
+        task().deal(one.load(), 0, keep=torch.ones(60, dtype=torch.bool))
