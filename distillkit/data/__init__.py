@@ -1,6 +1,7 @@
 """Datasets as tensors in memory or pictures in a file, who holds what, and one set a client."""
 
 from distillkit.data import partition
+from distillkit.data.alike import mnist_m_like, synth_digits_like
 from distillkit.data.celeba import load_celeba, load_leaf_celeba
 from distillkit.data.cifar10c import load_cifar10c, load_cifar10c_domains
 from distillkit.data.client_arrays import load_client_arrays
@@ -32,8 +33,10 @@ __all__ = [
     "load_folder",
     "load_leaf_celeba",
     "load_npz",
+    "mnist_m_like",
     "open_folder",
     "open_npz",
     "partition",
     "split_by",
+    "synth_digits_like",
 ]

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit.data import medmnist, tiny_imagenet
+from distillkit.data import alike, digits, medmnist, tiny_imagenet
 from distillkit.data.listing import read_listing
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
-from distillkit.normalization import Normalization
+from distillkit.normalization import IDENTITY, Normalization
 
 __all__ = ["CIFAR10", "NAMES", "load"]
 
@@ -71,7 +71,7 @@ _SOURCES = {
 CIFAR10 = _SOURCES["cifar10"]
 """For what has CIFAR-10's classes and is to be read in its space."""
 
-NAMES = ("digits", *_SOURCES, tiny_imagenet.NAME, *medmnist.CLASSES)
+NAMES = ("digits", *_SOURCES, *digits.READERS, *alike.NAMES, tiny_imagenet.NAME, *medmnist.CLASSES)
 """The names that `load` knows."""
 
 _DIGITS_NORMALIZATION = Normalization([0.3050], [0.3760])
@@ -92,17 +92,20 @@ def load(
 
     Args:
         name: `digits` (the 1,797 real 8x8 digits inside scikit-learn, no files needed), `mnist`, `fashionmnist`,
-            `usps`, `svhn`, `cifar10`, `cifar100`, `tiny-imagenet` or one of MedMNIST's 2D sets (`pathmnist`, ...;
-            `pathmnist_64`, `_128` and `_224` are the larger pictures); case, hyphens and underscores do not matter.
+            `usps`, `svhn`, `mnistm`, `synthdigits`, `cifar10`, `cifar100`, `tiny-imagenet` or one of MedMNIST's 2D sets
+            (`pathmnist`, ...; `pathmnist_64`, `_128` and `_224` are the larger pictures); or what is made here,
+            `mnistm-like` (of MNIST's files) and `synthdigits-like` (of none), see `mnist_m_like` and
+            `synth_digits_like`. Case, hyphens and underscores do not matter.
         root: the data root: `MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py`, `cifar-100-python`,
-            `tiny-imagenet-200` and `pathmnist.npz` lie in it, USPS's and SVHN's files in its `USPS` and `SVHN`.
-            Default: the environment variable `DISTILLKIT_DATA`.
+            `tiny-imagenet-200` and `pathmnist.npz` lie in it, the files of USPS, SVHN, MNIST-M and SynthDigits in its
+            `USPS`, `SVHN`, `MNIST-M` and `SynthDigits`. Default: the environment variable `DISTILLKIT_DATA`.
         size: height and width in pixels (one number: square). Default: as it is. Bilinear with antialiasing.
         channels: 1 (luma) or 3 (grey repeated). Default: as it is; 3 for Tiny-ImageNet, of which some are grey.
         normalization: default the published mean and standard deviation of the training split at its own size, or,
-            for RGB turned grey, for Tiny-ImageNet and for MedMNIST, measured on the training split.
+            for RGB turned grey, MNIST-M, SynthDigits, what is made here, Tiny-ImageNet and MedMNIST, measured on the
+            training split.
         download: fetch missing files into `root` with torchvision. Nothing is fetched unless this is asked for, and
-            nothing of Tiny-ImageNet and MedMNIST at all.
+            nothing of MNIST-M, SynthDigits, Tiny-ImageNet and MedMNIST at all.
 
     `digits` has no test split of its own: a fixed random fifth of each class (359 images) is held back, the same in
     every call. Of SVHN, `extra` is not used. Tiny-ImageNet's `val` is the test set, as its `test` has no labels; its
@@ -119,12 +122,18 @@ def load(
     if key == tiny_imagenet.NAME:
         listing = tiny_imagenet.list_tiny_imagenet(_root(root, key) / tiny_imagenet.FOLDER)
         return read_listing(listing, size, channels or 3, normalization, progress=True)
+    if reader := digits.READERS.get(key):
+        return reader(_root(root, key), size, channels, normalization)
     if key not in NAMES:
         raise ValueError(
             f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; your own pictures come with "
             "load_folder(path), load_npz(path) or load_domains({name: path, ...})"
         )
-    if key == "digits":
+    published: Normalization | None = None
+    if key in alike.NAMES:
+        made = _made(key, root, download)
+        raw, classes = {part: (data.images, data.labels) for part, data in zip(("train", "test"), made)}, _DIGITS
+    elif key == "digits":
         images, labels = _digits()
         kept, held = hold_out(labels, 0.2)
         raw = {"train": (images[kept], labels[kept]), "test": (images[held], labels[held])}
@@ -133,11 +142,17 @@ def load(
         raw, classes = _torchvision(key, _root(root, key), download)
         published = _SOURCES[key].normalization
     pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
-    if normalization is None and len(published.mean) in (1, pixels["train"].shape[1]):
+    if normalization is None and published and len(published.mean) in (1, pixels["train"].shape[1]):
         normalization = published
-    return assemble(
-        pixels, {part: labels for part, (_, labels) in raw.items()}, classes, normalization, {"dataset": key}
-    )
+    info = {"dataset": alike.NAMES.get(key, key)}
+    return assemble(pixels, {part: labels for part, (_, labels) in raw.items()}, classes, normalization, info)
+
+
+def _made(key: str, root: str | os.PathLike[str] | None, download: bool) -> Split:
+    """One of the sets that are made here, as pixels."""
+    if key == "synthdigitslike":
+        return alike.synth_digits_like(normalization=IDENTITY)
+    return alike.mnist_m_like(load("mnist", root=root, download=download), normalization=IDENTITY)
 
 
 def _digits() -> tuple[Tensor, Tensor]:

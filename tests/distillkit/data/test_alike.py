@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from distillkit import Normalization
+from distillkit.data import Split, load, load_domains, mnist_m_like, synth_digits_like
+from distillkit.data.alike import FONTS, _font
+
+HALF = Normalization([0.5], [0.5])
+
+
+def few() -> Split:
+    digits = load("digits", size=16)
+    return Split(digits.train[:40], digits.test[:10], digits.classes)
+
+
+def test_digits_are_blended_as_the_difference_to_a_crop(global_rng_untouched: None) -> None:
+    photo = np.random.default_rng(0).integers(0, 256, (20, 18, 3), np.uint8)
+    digits = few()
+    made = mnist_m_like(digits, photos=[photo], normalization=HALF)
+    crops = torch.from_numpy(photo).permute(2, 0, 1).float().div(255).unfold(1, 16, 1).unfold(2, 16, 1)
+    crops = crops.permute(1, 2, 0, 3, 4).flatten(0, 1)  # all fifteen
+    used = set()
+    for picture, digit in zip(made.train.pixels(), digits.train.pixels()):
+        far = (crops - digit).abs().sub(picture).abs().flatten(1).amax(1)
+        assert float(far.min()) < 1e-5
+        used.add(int(far.argmin()))
+    assert len(used) > 8
+    assert torch.equal(made.train.labels, digits.train.labels)
+    assert made.train.info == {"dataset": "digits-m-like", "photos": 1, "split": "train"}
+    assert made.train.normalization == HALF
+
+
+def test_the_shipped_photos_are_the_default_and_a_seed_is_a_set() -> None:
+    digits = few()
+    first, again, other = (mnist_m_like(digits, generator=seed).train for seed in (1, 1, 2))
+    assert torch.equal(first.images, again.images)
+    assert not torch.equal(first.images, other.images)
+    assert first.info["photos"] == 2
+    assert first.shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"digits": "mnist"}, TypeError, "digits must be a Split, as load"),
+        ({"digits": load("digits", channels=3)}, ValueError, r"must be grey .*, got 3 channels; load them with"),
+        ({"photos": []}, ValueError, "photos must be at least one"),
+        ({"photos": np.zeros((30, 30, 3), np.uint8)}, ValueError, r"photos must be uint8 \[H, W, 3\], got torch.uint8"),
+        ({"photos": [np.zeros((30, 30, 3))]}, ValueError, r"photos must be uint8 .*, got torch.float32 \[30, 30, 3\]"),
+        ({"photos": ["china.jpg"]}, ValueError, "photos must be uint8 .*, got str"),
+        ({"photos": [np.zeros((30, 15, 3), np.uint8)]}, ValueError, r"smaller than the digits, 16x16, got \[30, 15\]"),
+        ({"photos": 3}, TypeError, "photos must be a list"),
+    ],
+)
+def test_odd_digits_and_photos_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        mnist_m_like(**{"digits": few(), **options})
+
+
+def test_drawn_digits_are_balanced_coloured_and_reproducible(global_rng_untouched: None) -> None:
+    first, again, other = (synth_digits_like(train=50, test=20, size=16, generator=seed) for seed in (0, 0, 1))
+    assert torch.equal(first.train.images, again.train.images)
+    assert not torch.equal(first.train.images, other.train.images)
+    assert first.train.counts().tolist() == [5] * 10
+    assert first.test.counts().tolist() == [2] * 10
+    assert first.train.shape == (3, 16, 16)
+    assert first.train.info == {"dataset": "synthdigits-like", "split": "train"}
+    pixels = first.train.pixels().flatten(2)
+    assert float((pixels.amax(2) - pixels.amin(2)).mean(1).min()) > 0.1  # every digit can be seen
+    assert len({tuple(p[:, 0].tolist()) for p in pixels}) == 50  # grounds differ
+
+
+def test_all_faces_have_their_own_ten_digits() -> None:
+    seen = set()
+    for face in FONTS:
+        font = _font(face, 40)
+        assert face[:2].lower() == font.getname()[0][:2].lower()
+        shapes = {bytes(font.getmask(str(digit))) for digit in range(10)}
+        assert len(shapes) == 10
+        assert bytes(font.getmask("\uffff")) not in shapes
+        seen.add(bytes(font.getmask("8")))
+    assert len(seen) == len(FONTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"train": 9}, ValueError, "train must be at least 10"),
+        ({"test": 2.5}, TypeError, "test must be an int"),
+        ({"size": 4}, ValueError, "size must be at least 8"),
+    ],
+)
+def test_odd_numbers_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        synth_digits_like(**options)
+
+
+def test_they_are_domains_by_name_and_say_that_they_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distillkit.data import alike
+
+    monkeypatch.setattr(alike.synth_digits_like, "__kwdefaults__", {**SMALL, "normalization": None, "generator": 0})
+    joined = load_domains(["digits", "synthdigits-like"], size=8, channels=3, normalization=HALF)
+    assert joined.domains == ("digits", "synthdigits-like")
+    assert joined.train.columns["domain"].bincount().tolist() == [1438, 20]
+    assert joined.train.info["sources"][1] == {"dataset": "synthdigits-like"}
+
+
+SMALL = {"train": 20, "test": 10, "size": 8}

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+from torch import Tensor
+
+from distillkit import Normalization
+from distillkit.data import load
+
+HALF = Normalization([0.5], [0.5])
+LABELS = {"train": [3, 0, 9, 1], "test": [7, 2]}
+
+
+def stored(part: str) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(len(part)).integers(0, 256, (len(LABELS[part]), 32, 32, 3), np.uint8)
+
+
+def as_bytes(images: Tensor) -> np.ndarray[Any, Any]:
+    return (images * 255).round().byte().permute(0, 2, 3, 1).numpy()
+
+
+def released(folder: Path) -> None:
+    """Ganin's `mnist_m.tar.gz`."""
+    for part, labels in LABELS.items():
+        (folder / f"mnist_m_{part}").mkdir(parents=True)
+        names = [f"{i:08d}.png" for i in range(len(labels))]
+        for name, picture in zip(names, stored(part)):
+            Image.fromarray(picture).save(folder / f"mnist_m_{part}" / name)
+        lines = "".join(f"{name} {label}\n" for name, label in zip(names, labels))
+        (folder / f"mnist_m_{part}_labels.txt").write_text(lines)
+
+
+def ported(folder: Path, channels_first: bool = False) -> None:
+    folder.mkdir(parents=True)
+    for part, labels in LABELS.items():
+        images = torch.from_numpy(stored(part))
+        images = images.permute(0, 3, 1, 2) if channels_first else images
+        torch.save((images, torch.tensor(labels)), folder / f"mnist_m_{part}.pt")
+
+
+def packed(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    arrays = {f"{part}_images": stored(part) for part in LABELS} | {f"{part}_labels": LABELS[part] for part in LABELS}
+    np.savez(folder / "mnist_m.npz", **{name: np.asarray(array) for name, array in arrays.items()})
+
+
+@pytest.mark.parametrize(
+    ("write", "place"),
+    [
+        (released, "mnist_m"),
+        (released, "MNIST-M"),
+        (ported, "MNISTM/processed"),
+        (lambda folder: ported(folder, channels_first=True), "MNIST-M"),
+        (packed, "MNIST-M"),
+    ],
+)
+def test_mnistm_in_the_layouts_in_which_people_have_it(
+    write: Any, place: str, tmp_path: Path, global_rng_untouched: None
+) -> None:
+    write(tmp_path / place)
+    for name in ("mnistm", "MNIST-M"):
+        split = load(name, root=tmp_path, normalization=HALF)
+        for part, data in zip(("train", "test"), split):
+            assert np.array_equal(as_bytes(data.pixels()), stored(part))
+            assert data.labels.tolist() == LABELS[part]
+            assert data.info == {"dataset": "mnistm", "split": part}
+            assert (data.num_classes, data.classes_given) == (10, True)
+    assert split.classes == tuple("0123456789")
+    small = load("mnistm", root=tmp_path, size=8, channels=1).train
+    assert small.shape == (1, 8, 8)
+    assert small.mean == pytest.approx(Normalization.of(small.pixels()).mean, abs=1e-6)
+
+
+def test_mnistm_that_is_missing_or_not_whole_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing MNIST-M/mnist_m_train_labels\.txt .* or load mnistm-like"):
+        load("mnistm", root=tmp_path)
+    released(tmp_path / "a" / "mnist_m")
+    (tmp_path / "a" / "mnist_m" / "mnist_m_test" / "00000001.png").unlink()
+    with pytest.raises(FileNotFoundError, match=r"mnist_m_test lacks 1 pictures, such as 00000001\.png"):
+        load("mnistm", root=tmp_path / "a")
+    (tmp_path / "a" / "mnist_m" / "mnist_m_test_labels.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"missing mnist_m_test_labels\.txt"):
+        load("mnistm", root=tmp_path / "a")
+    ported(tmp_path / "b" / "MNISTM")
+    (tmp_path / "b" / "MNISTM" / "mnist_m_test.pt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"missing mnist_m_test\.pt"):
+        load("mnistm", root=tmp_path / "b")
+
+
+@pytest.mark.parametrize("text", ["00000000.png 10\n", "00000000.png\n", "00000000.png three\n", ""])
+def test_label_files_of_another_layout_are_refused(text: str, tmp_path: Path) -> None:
+    released(tmp_path / "mnist_m")
+    (tmp_path / "mnist_m" / "mnist_m_train_labels.txt").write_text(text)
+    with pytest.raises(ValueError, match=r"mnist_m_train_labels\.txt (must hold lines|names no pictures)"):
+        load("mnistm", root=tmp_path)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (print, ("executed",))
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        ((Evil(), Evil()), "damaged or no pair of tensors"),
+        (torch.zeros(3), "damaged or no pair of tensors"),
+        ((torch.zeros(2, 32, 32, 3), torch.zeros(2)), "must hold images uint8"),
+        ((torch.zeros(2, 32, 32, 3).byte(), torch.zeros(3)), "must hold images uint8 .* and 3 labels"),
+        ((torch.zeros(2, 32, 32, 1).byte(), torch.zeros(2)), "must hold colour pictures of the digits"),
+        ((torch.zeros(2, 32, 32, 3).byte(), torch.full((2,), 10)), "must hold colour pictures of the digits 0..9"),
+    ],
+)
+def test_a_pt_file_makes_nothing_but_tensors(
+    held: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ported(tmp_path / "MNIST-M")
+    torch.save(held, tmp_path / "MNIST-M" / "mnist_m_train.pt")
+    with pytest.raises(ValueError, match=rf"mnist_m_train\.pt .*{words}"):
+        load("mnistm", root=tmp_path)
+    assert "executed" not in capsys.readouterr().out
+
+
+def matlab(folder: Path, zero: int = 0, **change: Any) -> None:
+    """As SVHN's files: pictures along the last axis, labels in a column."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, labels in LABELS.items():
+        y = np.array([label or zero for label in labels], np.uint8)[:, None]
+        held = {"X": stored(part).transpose(1, 2, 3, 0), "y": y, **change}
+        savemat(folder / f"synth_{part}_32x32.mat", held)
+
+
+@pytest.mark.parametrize("zero", [0, 10])
+def test_synthdigits_files(zero: int, tmp_path: Path, global_rng_untouched: None) -> None:
+    matlab(tmp_path / "SynthDigits", zero)
+    split = load("SynthDigits", root=tmp_path, normalization=HALF)
+    for part, data in zip(("train", "test"), split):
+        assert np.array_equal(as_bytes(data.pixels()), stored(part))
+        assert data.labels.tolist() == LABELS[part]
+        assert data.info == {"dataset": "synthdigits", "split": part}
+    assert load("synthdigits", root=tmp_path, size=16).train.shape == (3, 16, 16)
+
+
+def test_synthdigits_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing synth_train_32x32\.mat, synth_test_32x32\.mat.*-like"):
+        load("synthdigits", root=tmp_path)
+    matlab(tmp_path / "SynthDigits")
+    file = tmp_path / "SynthDigits" / "synth_test_32x32.mat"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"synth_test_32x32\.mat is damaged or lacks X or y"):
+        load("synthdigits", root=tmp_path)
+    for change in ({"y": np.zeros((9, 1))}, {"X": np.zeros((32, 32, 3, 4))}, {"X": np.zeros((32, 32, 1, 4), np.uint8)}):
+        matlab(tmp_path / "SynthDigits", **change)
+        with pytest.raises(ValueError, match=r"synth_train_32x32\.mat must hold X, uint8"):
+            load("synthdigits", root=tmp_path)
+    matlab(tmp_path / "SynthDigits", y=np.full((4, 1), 11))
+    with pytest.raises(ValueError, match=r"synth_train_32x32\.mat must hold colour pictures of the digits"):
+        load("synthdigits", root=tmp_path)
