@@ -11,11 +11,13 @@ from distillkit.study.records import read_records, write_records
 from distillkit.study.study import Study
 from distillkit.study.tables import summary_table
 from distillkit.study.task import Dealt, Task, as_split
+from distillkit.study.tasks import TASK_NAMES, named_task
 from distillkit.study.text import Table, mean_std, show, spark
 from distillkit.study.tuning import Tuned, equal_tries, read_choice, tuning_table
 from distillkit.study.way import Cost, Job, Way, grid
 
 __all__ = [
+    "TASK_NAMES",
     "Condense",
     "Cost",
     "Dealt",
@@ -36,6 +38,7 @@ __all__ = [
     "grid",
     "mean_std",
     "moved",
+    "named_task",
     "paired",
     "pictures",
     "processes",

@@ -1,0 +1,59 @@
+"""Tasks by name: each says itself in JSON, is dealt as its paper has it, and names what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from distillkit import LabeledImages, Normalization
+from distillkit.data import Split
+from distillkit.recipes import made, recipe
+from distillkit.study import TASK_NAMES, named_task
+
+
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_every_task_is_built_again_from_its_json(name: str, tmp_path: Path) -> None:
+    task = named_task(name, root=tmp_path)
+    said = json.loads(json.dumps(recipe(task)))
+    assert recipe(made(said)) == said
+
+
+@pytest.mark.parametrize("name", sorted({*TASK_NAMES} - {"digits", "synthdigitslike"}))
+def test_every_task_names_what_is_missing(name: str, tmp_path: Path) -> None:
+    with pytest.raises((FileNotFoundError, ValueError), match=str(tmp_path)):
+        named_task(name, root=tmp_path).load()
+
+
+def test_digits_are_dealt_at_once() -> None:
+    task = named_task("digits", clients=4, alpha=0.5, rounds=3)
+    split = task.load()
+    dealt = task.deal(split, 0)
+    assert (task.name, task.rounds, len(dealt.clients)) == ("digits-dirichlet0.5-4", 3, 4)
+    assert sum(p.numel() for p in task.network(split)(10).parameters()) == 14_826
+
+
+def test_corrupted_pictures_are_dealt_as_fedlgd_has_them() -> None:
+    labels, domains = torch.arange(2800) % 2, torch.arange(2800) // 1400
+    pixels = torch.rand(2800, 1, 1, 1)
+    train = LabeledImages(
+        pixels, labels, num_classes=2, normalization=Normalization([0.0], [1.0]), columns={"domain": domains}
+    )
+    split = Split(train, train[:2], ("a", "b"))
+    dealt = named_task("cifar10c", root="data").deal(split, 0)
+    assert len(dealt.clients) == 2 * 3
+    for part in dealt.owners:
+        assert len(domains[part].unique()) == 1
+        assert bool((labels[part].bincount() >= 100).all())
+
+
+def test_wrong_words_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISTILLKIT_DATA", raising=False)
+    with pytest.raises(ValueError, match="name must be one of"):
+        named_task("imagenet")
+    with pytest.raises(ValueError, match="root must say where the data of retina lies"):
+        named_task("retina")
+    with pytest.raises(TypeError, match="epochs"):
+        named_task("digits", epochs=3)
