@@ -68,7 +68,8 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
     known = [v for v in values if v is not None]
     if not known:
         return {column: None, f"{column}_std": None}, NONE
-    if any(isinstance(v, bool) or not isinstance(v, int | float) for v in known):
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+    if not numbers or column.startswith("settings."):  # settings are chosen, not measured
         words = ", ".join(dict.fromkeys(v if isinstance(v, str) else json.dumps(v, default=str) for v in known))
         return {column: words, f"{column}_std": None}, words
     unit = unit_of(column, known)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv, psnr, roc, ssim
 from attacks.audit import ceiling, many_run, one_run, refutes
-from attacks.inversion import class_counts, invert_gradient, label_of_one, linear_input, linear_inputs
+from attacks.inversion import class_counts, held_classes, invert_gradient, label_of_one, linear_input, linear_inputs
 from attacks.membership import (
     Pipeline,
     Shadows,
@@ -492,6 +492,18 @@ CALLS: dict[str, Call] = {
         total_variation=0.1,
     ),
     "label_of_one": C(label_of_one, weight_gradient=LAYER["weight_gradient"]),
+    "held_classes": C(
+        held_classes,
+        lambda held: finite(str(held)),
+        num_classes=3,
+        bias_gradient=lambda: torch.tensor([-0.5, 0.25, 0.25]),
+        bias_change=lambda: torch.tensor([0.5, -0.25, -0.25]),
+        weight_gradient=lambda: torch.tensor([[-0.5], [0.25], [0.25]]),
+        class_rows=lambda: torch.ones(3, 2),
+        labels=lambda: torch.tensor([0, 0, 1, 2]),
+        ipc=2,
+        size=6,
+    ),
     "class_counts": C(class_counts, bias_gradient=SENT, count=4, predictions=lambda: torch.eye(3)),
     "at_threshold": C(at_threshold, lambda point: None, threshold=0.1, **SCORES),
     "roc": C(roc, lambda curve: None, **SCORES),
@@ -522,6 +534,7 @@ NOT_CALLED = {
             "Estimate",
             "Evaluation",
             "Found",
+            "Held",
             "Point",
             "Progress",
             "Rate",
@@ -644,6 +657,11 @@ OTHERWISE: Listed = {
     ("*", "*", "one row"): "what is too few: classes, labels, rows, or the option that wants more",
     ("*", "labels", "huge"): "the option that one class cannot serve",
     ("*", "*", "empty"): "`images`, or the indices that point at none",
+    (
+        "held_classes",
+        "class_rows",
+        "NaN",
+    ): "messages, which contradict each other: rows of NaN say that no class is held",
     ("norm_layer", "kind", "*"): "`norm`, as the networks call it",
     ("mmd_table", "before", "*"): "`embeddings`, by the client's name",
 }

@@ -75,6 +75,11 @@ def test_what_a_mean_would_hide_is_said() -> None:
     assert "a single seed has none" in str(summary_table([record(0.5)]))
 
 
+def test_settings_are_words_and_not_measurements() -> None:
+    runs = [record(0.5, "A", seed, settings={"lr": lr, "on": True}) for seed, lr in ((0, 0.3), (1, 0.3), (2, 0.1))]
+    assert summary_table(runs, columns=["settings.lr", "settings.on"]).cells[0][-2:] == ("0.3, 0.1", "true")
+
+
 def test_ways_without_a_finished_run_have_a_row() -> None:
     table = summary_table(Records([record([0.5])], [("digits", "FedDM", 0)]))
     assert table.cells[1] == ("digits", "FedDM", "0 of 1", "–", "–", "–")

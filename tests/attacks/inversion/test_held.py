@@ -1,0 +1,176 @@
+"""What messages say of a client's classes: never more than the truth, and all of it where a formula gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from attacks.inversion import Held, held_classes
+from distillkit.rng import derive
+
+LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
+MANY = torch.iinfo(torch.int64).max
+
+
+def head(seed: int, scale: float = 1.0) -> nn.Linear:
+    layer = nn.utils.skip_init(nn.Linear, 8, 6)
+    g = derive(seed)
+    layer.weight.data, layer.bias.data = scale * torch.randn(6, 8, generator=g), torch.randn(6, generator=g)
+    return layer
+
+
+def features(seed: int, count: int) -> Tensor:
+    return torch.randn(count, 8, generator=derive(seed, "x")).relu()
+
+
+def gradients(seed: int, labels: Tensor) -> tuple[Tensor, Tensor]:
+    layer = head(seed)
+    value = nn.functional.cross_entropy(layer(features(seed, len(labels))), labels)
+    weight, bias = torch.autograd.grad(value, [layer.weight, layer.bias])
+    return weight, bias
+
+
+def true(held: Held, labels: Tensor) -> bool:
+    counts = labels.bincount(minlength=6)
+    return bool(((held.at_least <= counts) & (counts <= held.at_most)).all())
+
+
+@given(LABELS, st.integers(0, 500), st.sampled_from([1.0, 0.3, 1e-4]))
+def test_a_gradient_says_only_what_is_so(chosen: list[int], seed: int, clipped: float) -> None:
+    labels = torch.tensor(chosen)
+    weight, bias = (clipped * g for g in gradients(seed, labels))
+    for held in (
+        held_classes(6, bias_gradient=bias),
+        held_classes(6, weight_gradient=weight),
+        held_classes(6, bias_gradient=bias, weight_gradient=weight, size=len(labels)),
+    ):
+        assert true(held, labels)
+        assert bool(held.present.any())  # entries sum to 0, so one is negative
+    if len(labels) == 1:
+        assert torch.equal(held.at_least, held.at_most)
+        assert held.at_least.argmax() == labels[0]
+
+
+def test_an_untrained_network_gives_every_class_of_a_batch_away() -> None:
+    """With p = 1/K, -entry N is n - N/K, and rounded up it is n: a batch smaller than K has no secret counts."""
+    labels = torch.tensor([0, 0, 0, 1, 3])
+    layer = head(0, 0.0)
+    layer.bias.data.zero_()
+    bias = torch.autograd.grad(nn.functional.cross_entropy(layer(features(0, 5)), labels), layer.bias)[0]
+    held = held_classes(6, bias_gradient=bias, size=5)
+    assert held.at_least.tolist() == held.at_most.tolist() == [3, 1, 0, 1, 0, 0]
+    assert bool(held.exact.all())
+
+
+@given(LABELS, st.integers(0, 200), st.integers(1, 6), st.sampled_from([0.0, 0.9]))
+def test_sgd_moves_a_bias_up_only_for_classes_that_are_there(
+    chosen: list[int], seed: int, steps: int, momentum: float
+) -> None:
+    labels = torch.tensor(chosen)
+    layer, x = head(seed), features(seed, len(labels))
+    before = layer.bias.detach().clone()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=momentum)
+    for step in range(steps):
+        part = torch.arange(step % 2, len(labels), 2) if len(labels) > 1 else torch.tensor([0])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(layer(x[part]), labels[part]).backward()
+        optimizer.step()
+    held = held_classes(6, bias_change=layer.bias.detach() - before)
+    assert true(held, labels)
+    assert bool(held.present.any())
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "decay", "noise"])
+def test_what_leaves_nothing_certain_is_refused(optimizer: str) -> None:
+    labels = torch.tensor([0, 0, 1])
+    layer, x = head(3), features(3, 3)
+    before = layer.bias.detach().clone()
+    made = {
+        "adam": lambda: torch.optim.Adam(layer.parameters(), lr=0.1),
+        "decay": lambda: torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=0.1),
+        "noise": lambda: torch.optim.SGD(layer.parameters(), lr=0.1),
+    }[optimizer]()
+    for _ in range(3):
+        made.zero_grad()
+        nn.functional.cross_entropy(layer(x), labels).backward()
+        made.step()
+    change = layer.bias.detach() - before
+    if optimizer == "noise":
+        change = change + 0.01 * torch.randn(6, generator=derive(9))
+    with pytest.raises(ValueError, match="bias_change must sum to 0 over the classes.*call class_counts"):
+        held_classes(6, bias_change=change)
+
+
+@given(st.lists(st.integers(0, 4), min_size=6, max_size=6).filter(any), st.booleans())
+def test_rows_and_sets_say_which_classes_are_there(counts: list[int], noised: bool) -> None:
+    truth = torch.tensor(counts)
+    labels = torch.arange(6).repeat_interleave(truth)
+    x = features(1, len(labels)) + 0.1
+    means = torch.stack([x[labels == k].sum(0) / max(1, counts[k]) for k in range(6)])
+    sent = means + 0.5 * torch.randn(6, 8, generator=derive(2)) * (truth > 0)[:, None] if noised else means
+    held = held_classes(6, class_rows=sent, noised=noised)
+    assert true(held, labels)
+    if not noised or 0 in counts:
+        assert torch.equal(held.present, truth > 0)
+        assert torch.equal(held.absent, truth == 0)
+    everywhere = held_classes(6, class_rows=means + torch.randn(6, 8, generator=derive(3)), noised=True)
+    assert not bool(everywhere.present.any() | everywhere.absent.any())
+    missing = torch.where((truth > 0)[:, None], means, torch.nan)
+    assert torch.equal(held_classes(6, class_rows=missing).absent, truth == 0)
+    ipc = 3
+    made = torch.arange(6).repeat_interleave(truth.clamp(max=ipc))
+    by_label = held_classes(6, labels=made, ipc=ipc)
+    assert true(by_label, labels)
+    assert torch.equal(by_label.exact, truth < ipc)
+    with_size = held_classes(6, labels=made, ipc=ipc, size=len(labels))
+    assert true(with_size, labels)
+    assert bool(with_size.exact.all()) or int((truth >= ipc).sum()) > 1
+    assert torch.equal(held_classes(6, labels=made).present, truth > 0)
+
+
+def test_several_messages_are_put_together_and_it_is_a_statement() -> None:
+    labels = torch.tensor([0, 0, 2, 5])
+    weight, _ = gradients(4, labels)
+    held = held_classes(6, weight_gradient=weight, labels=torch.tensor([0, 2, 5]), ipc=1, size=4)
+    assert held.at_least.tolist() == [1, 0, 1, 0, 0, 1]
+    assert held.at_most.tolist() == [2, 0, 2, 0, 0, 2]
+    assert str(held) == (
+        "The sender certainly holds classes 0 (1 to 2), 2 (1 to 2), 5 (1 to 2); certainly lacks classes 1, 3, 4. "
+        "Given: a weight's gradient of cross-entropy with hard labels, behind features that are never negative; images "
+        "started from up to 1 different records a class; 4 records in all."
+    )
+    nothing = held_classes(2, class_rows=torch.ones(2, 3), noised=True)
+    assert "nothing certain of 2 classes, which is no protection" in str(nothing)
+    assert nothing.at_most.tolist() == [MANY, MANY]
+
+
+BIAS = torch.tensor([-0.5, 0.25, 0.25])
+REFUSALS: list[tuple[Callable[[], object], str]] = [
+    (lambda: held_classes(3), "must be given at least one message"),
+    (lambda: held_classes(1, labels=torch.tensor([0])), "num_classes must be at least 2"),
+    (lambda: held_classes(4, bias_gradient=BIAS), "bias_gradient must have one row or entry for each of 4 classes"),
+    (lambda: held_classes(3, bias_gradient=BIAS + 0.1), "bias_gradient must sum to 0 over the classes"),
+    (lambda: held_classes(3, weight_gradient=torch.ones(3, 2)), "weight_gradient must sum to 0"),
+    (lambda: held_classes(3, bias_change=torch.tensor([1, 2, 3])), "bias_change must be a floating tensor"),
+    (lambda: held_classes(3, bias_change=BIAS / 0), "bias_change must be finite"),
+    (lambda: held_classes(3, class_rows=torch.zeros(2, 2)), r"one row a class, \[3, F\], got \[2, 2\]"),
+    (lambda: held_classes(3, class_rows=torch.zeros(3, 2).long()), "class_rows must be a floating tensor"),
+    (lambda: held_classes(2, class_rows=torch.tensor([[1.0, torch.nan], [0, 0]])), "class_rows must be finite, but"),
+    (lambda: held_classes(3, labels=torch.tensor([3])), "labels must be below"),
+    (lambda: held_classes(3, labels=torch.tensor([0, 0]), ipc=1), "ipc must be at least the images of every class"),
+    (lambda: held_classes(3, bias_gradient=BIAS, ipc=1), "ipc must come with labels"),
+    (lambda: held_classes(3, bias_gradient=BIAS, labels=torch.tensor([1])), "contradict each other"),
+    (lambda: held_classes(3, labels=torch.tensor([0, 1, 2]), size=2), "contradict each other"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(REFUSALS)))
+def test_bad_arguments_are_named(case: int) -> None:
+    call, said = REFUSALS[case]
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
