@@ -33,8 +33,8 @@ class Pipeline:
     draw from `seed` alone and change nothing that lives outside of it.
 
         def fit(indices, seed):
-            condensed = distribution_matching(data[indices], factory, ipc=10, generator=seed)
-            network = train(factory, condensed, generator=seed)
+            condensed = distribution_matching(data[indices], networks=RandomNetworks(factory), generator=seed)
+            network = train(build(factory, seed), condensed, generator=seed)
             return {"model": model_scorer(network), "set": lambda x, y: nearest(condensed.images, x)}
 
     Args:

@@ -203,7 +203,7 @@ class _Design:
 
 
 def _fitted(design: _Design, missing: list[int], workers: int, where: Place) -> Iterator[tuple[int, Fitted]]:
-    """The missing shadows as they come; one that fails ends it, after those under way."""
+    """The missing shadows as they come; after one that fails those under way still come, and then its error."""
     if not missing:
         return
     first, *rest = missing
@@ -229,15 +229,21 @@ def _fitted(design: _Design, missing: list[int], workers: int, where: Place) -> 
                 jobs[pool.submit(_seeded, design.pipeline, design.inside[number], arguments[1])] = number
             else:
                 jobs[pool.submit(fit_once, design.pipeline, design.inside[number], arguments[1])] = number
+        failed: BaseException | None = None
         try:
             for job in as_completed(jobs):
-                try:
-                    yield jobs[job], job.result()
-                except Exception as error:
+                error = None if job.cancelled() else job.exception()
+                if error is not None and failed is None:
                     error.add_note(f"raised in shadow {jobs[job]} of {design.count}")
-                    raise
+                    failed = error
+                    for other in jobs:
+                        other.cancel()
+                elif error is None and not job.cancelled():
+                    yield jobs[job], job.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        if failed is not None:
+            raise failed
 
 
 def _pool(pipeline: Pipeline, workers: int, where: Place) -> Executor:

@@ -164,6 +164,26 @@ def test_a_stopped_run_goes_on_and_more_shadows_can_follow(tmp_path: Path) -> No
     assert len(calls) == 12
 
 
+def test_what_was_under_way_when_another_failed_is_kept(tmp_path: Path) -> None:
+    raised = threading.Event()
+
+    def one_fails(indices: Tensor, seed: int) -> Any:
+        if seed == bad:
+            raised.set()
+            raise RuntimeError("out of memory")
+        if seed == slow:
+            assert raised.wait(10)
+        return fit(indices, seed)
+
+    seeds: list[int] = []
+    shadows(pipeline(lambda indices, seed: (seeds.append(seed), fit(indices, seed))[1]), 4, progress=False)
+    bad, slow = seeds[2], seeds[1]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        shadows(pipeline(one_fails), 4, out=tmp_path, workers=2, progress=False)
+    assert (tmp_path / "shadow-00001.safetensors").exists()
+    assert not (tmp_path / "shadow-00002.safetensors").exists()
+
+
 def test_a_folder_of_another_design_is_refused(tmp_path: Path) -> None:
     shadows(pipeline(), 4, out=tmp_path, progress=False)
     other = IMAGES.clone()
