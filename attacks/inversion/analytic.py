@@ -44,8 +44,9 @@ def linear_input(weight_gradient: Tensor, bias_gradient: Tensor) -> Recovered:
         TypeError, ValueError: tensors that are not of one layer, values that are not finite, or a bias without any
             gradient, from which nothing follows.
 
-    Paper: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (IEEE TIFS 2018),
-    Section 3; Geiping et al., "Inverting Gradients" (NeurIPS 2020), Proposition 3.1. Both divide the row of one unit.
+    Paper: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (IEEE TIFS 2018), what
+    it says of leaks from a gradient; Geiping et al., "Inverting Gradients" (NeurIPS 2020), the proposition on fully
+    connected layers. Both divide the row of one unit.
     """
     weight, bias = layer(weight_gradient, bias_gradient)
     unit = _direction(bias)
@@ -72,7 +73,7 @@ def linear_inputs(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     Raises:
         TypeError, ValueError: as `linear_input`.
 
-    Paper: as `linear_input`; Fowl et al., "Robbing the Fed" (ICLR 2022), Section 3, choose weights that part batches.
+    Paper: as `linear_input`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that part batches.
     """
     weight, bias = layer(weight_gradient, bias_gradient)
     _direction(bias)

@@ -85,8 +85,8 @@ def invert_gradient(
             be read off, options out of range.
 
     Paper: Zhu, Liu and Han, "Deep Leakage from Gradients" (NeurIPS 2019); Geiping et al., "Inverting Gradients"
-    (NeurIPS 2020), Eq. 4 and the released code's schedule. Deviation: DLG optimises labels beside the images; we read
-    them off first, as iDLG does.
+    (NeurIPS 2020), the cosine objective with total variation, and the released code's schedule. Deviation: DLG
+    optimises labels beside the images; we read them off first, as iDLG does.
     """
     check.one_of(method, "method", METHODS)
     dims = tuple(check.positive_int(d, "shape") for d in check.several(shape, "shape", "sizes (C, H, W)", 3))

@@ -30,8 +30,9 @@ def label_of_one(weight_gradient: Tensor) -> int:
         TypeError, ValueError: no such tensor, or no row (or more than one) that points against all others: several
             images of several classes, noise, another loss, or all probabilities but two vanished in rounding.
 
-    Paper: Zhao, Mopuri and Bilen, "iDLG: Improved Deep Leakage from Gradients" (2020), Eq. 4 and 5: the sign of the
-    bias's gradient, or of the products of rows. We ask for a single class, where the released code takes a minimum.
+    Paper: Zhao, Mopuri and Bilen, "iDLG: Improved Deep Leakage from Gradients" (2020). Deviation: the authors' code
+    takes the row with the smallest sum, right behind features that are never negative; we compare whole rows, and ask
+    for a single class.
     """
     rows = check.rows(weight_gradient, "weight_gradient").detach().double()
     if len(rows) < 3:
@@ -72,8 +73,8 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
         TypeError, ValueError: values that are not finite, shapes that do not fit, predictions that are no
             probabilities (logits, say).
 
-    Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which estimates the probabilities
-    with dummy images too. Deviation: instead of rounding each class by itself, the nearest counts with the right sum.
+    Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which also restores labels of which
+    a batch has several. Deviation: instead of rounding each class by itself, the nearest counts with the right sum.
     """
     bias = bias_row(bias_gradient, 2)
     count = check.positive_int(count, "count")

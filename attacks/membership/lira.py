@@ -28,7 +28,7 @@ def lira(
     candidates. For every record a distribution is fitted to the scores of the shadows that were trained without it
     (and, online, to those trained with it).
 
-    * Offline (section VI.C): the log odds of the *one-sided* tail, P(score of a model without the record < the
+    * Offline: the log odds of the *one-sided* tail, P(score of a model without the record < the
       target's). Members score higher, so only a high score speaks for membership; the two-sided density that several
       public versions take instead calls surprisingly low scores members too.
     * Online (Algorithm 1): the log density with the record minus the log density without it.
@@ -123,7 +123,7 @@ def _student_log_odds(z: Tensor, freedom: Tensor) -> Tensor:
 
 
 def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]:
-    """Degrees of freedom and variance of the inverse-gamma prior, by moments of log variances (Smyth, section 6.2).
+    """Degrees of freedom and variance of the inverse-gamma prior, by moments of log variances (Smyth 2004).
 
     Where the records' variances differ no more than their sampling explains, the prior is the pooled variance, surely.
     """

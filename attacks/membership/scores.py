@@ -35,7 +35,7 @@ def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
     """The score that `lira` and `rmia` want: log(p / (1 - p)) of the true class's probability p.
 
     Over models it is nearly Gaussian, so that LiRA may fit Gaussians. Carlini et al., "Membership inference attacks
-    from first principles" (S&P 2022), section V.B. Computed as the logit of the true class minus the log-sum-exp of the
+    from first principles" (S&P 2022). Computed as the logit of the true class minus the log-sum-exp of the
     *others*, in float64: through p, all confident records would tie at infinity. log p is `-softplus(-score)`.
 
     Args:

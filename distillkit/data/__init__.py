@@ -12,6 +12,7 @@ from distillkit.data.files import load_folder
 from distillkit.data.flair import load_flair
 from distillkit.data.npz import load_npz
 from distillkit.data.opened import StoredSplit, open_folder
+from distillkit.data.opened_named import open_celeba, open_dataset, open_flair, open_leaf_celeba
 from distillkit.data.opened_npz import open_npz
 from distillkit.data.split import Split, split_by
 from distillkit.data.views import clients
@@ -34,7 +35,11 @@ __all__ = [
     "load_leaf_celeba",
     "load_npz",
     "mnist_m_like",
+    "open_celeba",
+    "open_dataset",
+    "open_flair",
     "open_folder",
+    "open_leaf_celeba",
     "open_npz",
     "partition",
     "split_by",

@@ -133,11 +133,10 @@ def load_leaf_celeba(
         ValueError: a file that is damaged or not of that layout, or a user in two files of one split.
     """
     folder = Path(path).expanduser()
-    where = folder / "raw" / _IMAGES if images is None else Path(images).expanduser()
-    return read_listing(list_leaf_celeba(folder, where), size, channels, normalization, progress)
+    return read_listing(list_leaf_celeba(folder, images), size, channels, normalization, progress)
 
 
-def list_leaf_celeba(folder: Path, images: Path) -> Listing:
+def list_leaf_celeba(folder: Path, images: str | os.PathLike[str] | None) -> Listing:
     """Which pictures LEAF's CelebA has, apart from reading them.
 
     Args:
@@ -146,12 +145,13 @@ def list_leaf_celeba(folder: Path, images: Path) -> Listing:
     Raises:
         FileNotFoundError, ValueError: see `load_leaf_celeba`.
     """
+    where = folder / "raw" / _IMAGES if images is None else Path(images).expanduser()
     read = read_users(folder, _pack, "names of pictures x and labels y (0 or 1)", _LEAF)
     users = sorted({user for held in read.values() for user in held}, key=lambda name: (len(name), name))
     names = {part: [name for own in held.values() for name in own.x] for part, held in read.items()}
     owners = {part: [user for user, own in held.items() for _ in own.x] for part, held in read.items()}
     return Listing(
-        pictures_in(images, names, _SOURCE),
+        pictures_in(where, names, _SOURCE),
         {part: torch.from_numpy(np.concatenate([own.y for own in held.values()])) for part, held in read.items()},
         ("not Smiling", "Smiling"),
         {"dataset": "leaf-celeba"},

@@ -16,7 +16,7 @@ from distillkit.data.listing import read_listing
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import IDENTITY, Normalization
 
-__all__ = ["CIFAR10", "NAMES", "load"]
+__all__ = ["CIFAR10", "NAMES", "load", "root_of"]
 
 _DIGITS = tuple("0123456789")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -118,12 +118,12 @@ def load(
     """
     key = str(name).lower().replace("-", "").replace("_", "")
     if file := medmnist.file_of(key):
-        return medmnist.read(_root(root, key) / file, size=size, channels=channels, normalization=normalization)
+        return medmnist.read(root_of(root, key) / file, size=size, channels=channels, normalization=normalization)
     if key == tiny_imagenet.NAME:
-        listing = tiny_imagenet.list_tiny_imagenet(_root(root, key) / tiny_imagenet.FOLDER)
+        listing = tiny_imagenet.list_tiny_imagenet(root_of(root, key) / tiny_imagenet.FOLDER)
         return read_listing(listing, size, channels or 3, normalization, progress=True)
     if reader := digits.READERS.get(key):
-        return reader(_root(root, key), size, channels, normalization)
+        return reader(root_of(root, key), size, channels, normalization)
     if key not in NAMES:
         raise ValueError(
             f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; your own pictures come with "
@@ -139,7 +139,7 @@ def load(
         raw = {"train": (images[kept], labels[kept]), "test": (images[held], labels[held])}
         published, classes = _DIGITS_NORMALIZATION, _DIGITS
     else:
-        raw, classes = _torchvision(key, _root(root, key), download)
+        raw, classes = _torchvision(key, root_of(root, key), download)
         published = _SOURCES[key].normalization
     pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
     if normalization is None and published and len(published.mean) in (1, pixels["train"].shape[1]):
@@ -162,7 +162,16 @@ def _digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(bunch.images).float()[:, None] / 16, torch.from_numpy(bunch.target).long()
 
 
-def _root(root: str | os.PathLike[str] | None, name: str) -> Path:
+def root_of(root: str | os.PathLike[str] | None, name: str) -> Path:
+    """The data root: as given, or the environment's.
+
+    Args:
+        root: see `load`.
+        name: of the dataset, for the message.
+
+    Raises:
+        ValueError: neither says it.
+    """
     root = root if root is not None else os.environ.get("DISTILLKIT_DATA")
     if not root:
         raise ValueError(f"root must say where {name} is (or is to be put); give root= or set DISTILLKIT_DATA")

@@ -10,7 +10,7 @@ from distillkit.data.npz import load_npz
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
 
-__all__ = ["CLASSES", "file_of", "read"]
+__all__ = ["CLASSES", "classes_in", "file_of", "read", "require_validation"]
 
 _ORGANS = (
     "bladder",
@@ -121,13 +121,38 @@ def read(file: Path, *, size: Size | None, channels: int | None, normalization: 
         FileNotFoundError: no such file; says where it comes from.
         ValueError: it is damaged, lacks an array, or has labels that its classes do not.
     """
+    classes = classes_in(file)
+    split = load_npz(file, size=size, channels=channels, normalization=normalization, classes=classes)
+    require_validation(file, split.validation)
+    return split
+
+
+def classes_in(file: Path) -> tuple[str, ...]:
+    """The names of the classes of one set's file, if it is there.
+
+    Args:
+        file: as `file_of` calls it.
+
+    Raises:
+        FileNotFoundError: no such file; says where it comes from.
+    """
     if not file.is_file():
         raise FileNotFoundError(
             f"{file.stem} is not in {file.parent}: missing {file.name}. Get it from {_SOURCE}, which is not done here "
             "(download= serves torchvision's datasets), or give the root of your copy with root= or DISTILLKIT_DATA."
         )
-    classes = CLASSES[file.stem.partition("_")[0]]
-    split = load_npz(file, size=size, channels=channels, normalization=normalization, classes=classes)
-    if split.validation is None:
+    return CLASSES[file.stem.partition("_")[0]]
+
+
+def require_validation(file: Path, validation: object) -> None:
+    """Refuse a file without a validation set, which all of MedMNIST's have.
+
+    Args:
+        file: it.
+        validation: what was read of it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if validation is None:
         raise ValueError(f"{file} lacks val_images and val_labels, which MedMNIST's files have; get it from {_SOURCE}")
-    return split

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distillkit import check
-from distillkit.study.record import Record, Records, once
-from distillkit.study.records import read_records
+from distillkit.study.record import Record
+from distillkit.study.records import Given, as_records
 
-__all__ = ["Given", "Group", "as_records", "groups"]
-
-Given = str | os.PathLike[str] | Sequence[Record]
-"""Records, or the folder where they are."""
-
-
-def as_records(records: Given, name: str = "records") -> Records:
-    """Records as a table takes them: a folder is read, a list is looked through.
-
-    Args:
-        records: of a study, or its folder.
-        name: of the argument, for the message.
-
-    Raises:
-        TypeError: something else.
-        ValueError: none, or two of the same task, method and seed.
-    """
-    if isinstance(records, str | os.PathLike):
-        return read_records(records)
-    several = check.several(records, name, "`Record`s, or the folder of a study")
-    wrong = [r for r in several if not isinstance(r, Record)]
-    if wrong:
-        raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
-    if not several:
-        raise ValueError(f"{name} must hold at least one run, got none")
-    return Records(once(several), getattr(records, "missing", ()))
+__all__ = ["Given", "Group", "groups"]
 
 
 @dataclass(frozen=True)

@@ -88,18 +88,32 @@ class Record:
 
 
 class Records(list[Record]):
-    """The finished runs of a study, and which of its runs are missing. It is a list: filter it as one.
+    """The finished runs of a study, which of its runs are missing, and what it chose. It is a list: filter it as one.
 
-    A list that was filtered no longer says what is missing: tables then hold each way against the seeds of the others.
+    A list that was filtered knows its runs alone: tables then hold each way against the seeds of the others. Two of
+    them, added, are those of both studies.
 
     Args:
         records: of finished runs.
         missing: (task, method, seed) of every run that the study has and that is not finished.
+        choices: what was tried and chosen, as `choice.json` says it; one a study.
     """
 
-    def __init__(self, records: Iterable[Record], missing: Iterable[tuple[str, str, int]] = ()) -> None:
+    def __init__(
+        self,
+        records: Iterable[Record],
+        missing: Iterable[tuple[str, str, int]] = (),
+        choices: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
         super().__init__(records)
-        self.missing = tuple(missing)
+        self.missing, self.choices = tuple(missing), tuple(choices)
+
+    def __add__(self, other: list[Any]) -> Records:  # type: ignore[override]
+        every = [*self, *other]
+        done = {(r.task, r.method, r.seed) for r in every}
+        missing = dict.fromkeys([*self.missing, *getattr(other, "missing", ())])
+        choices = [*self.choices, *getattr(other, "choices", ())]
+        return Records(every, [key for key in missing if key not in done], choices)
 
     def __repr__(self) -> str:
         ways = {(r.task, r.method) for r in self}

@@ -32,6 +32,9 @@ STUDY = "distillkit.study/1"
 RECORDS = "distillkit.records/1"
 """The format of a file that `write_records` writes."""
 
+Given = str | os.PathLike[str] | Sequence[Record]
+"""Records, or the folder where they are."""
+
 COLUMNS = (
     *("round", "accuracy", "loss", "accuracy_by", "accuracy_clients", "accuracy_personal"),
     *("bytes_up", "bytes_down", "client_seconds", "seconds", "epsilon"),
@@ -47,7 +50,7 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
 
     Returns:
         A list, in the order of the study (`study.json`: its tasks, its ways, its seeds), or of the runs' names where
-        there is none. It says too which runs of the study are not finished.
+        there is none. It knows too which runs of the study are not finished, and what it chose.
 
     Raises:
         FileNotFoundError: no such folder, or no finished run in it.
@@ -62,23 +65,46 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
     records = [_read(path) for path in sorted(where.glob("*/summary.json"))]
     if not records:
         raise FileNotFoundError(_nothing(where))
-    plan = _plan(where / "study.json")
+    plan, choice = _plan(where / "study.json"), where / "choice.json"
+    choices = [read_json(choice)] if choice.is_file() else []
     if plan is None:
-        return Records(once(records))
+        return Records(once(records), choices=choices)
     place = {key: index for index, key in enumerate(plan)}
     done = {(r.task, r.method, r.seed): r for r in once(records)}
     ordered = sorted(done.values(), key=lambda r: place.get((r.task, r.method, r.seed), len(place)))
-    return Records(ordered, [key for key in plan if key not in done])
+    return Records(ordered, [key for key in plan if key not in done], choices)
 
 
-def write_records(records: Sequence[Record], path: str | os.PathLike[str]) -> Path:
-    """Write the records of a study to one file, to be kept beside a paper or sent; `read_records` reads it again.
-
-    It holds what tables and curves are made of: the runs' lines, of their rounds the accuracies and the costs, and what
-    the studies that they were read from tried and chose. It holds no images, no weights, and no client by number.
+def as_records(records: Given, name: str = "records") -> Records:
+    """Records as a table takes them: a folder is read, a list is looked through.
 
     Args:
-        records: as `read_records` gives them, of one study or of several; what is missing is kept too.
+        records: of a study, or its folder.
+        name: of the argument, for the message.
+
+    Raises:
+        TypeError: something else.
+        ValueError: none, or two of the same task, method and seed.
+    """
+    if isinstance(records, str | os.PathLike):
+        return read_records(records)
+    several = check.several(records, name, "`Record`s, or the folder of a study")
+    wrong = [r for r in several if not isinstance(r, Record)]
+    if wrong:
+        raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
+    if not several:
+        raise ValueError(f"{name} must hold at least one run, got none")
+    return records if isinstance(records, Records) and once(several) else Records(once(several))
+
+
+def write_records(records: Given, path: str | os.PathLike[str]) -> Path:
+    """Write the records of a study to one file, to be kept beside a paper or sent; `read_records` reads it again.
+
+    It holds what tables and curves are made of: the runs' lines, of their rounds the accuracies and the costs, which
+    runs are missing, and what was tried and chosen. It holds no images, no weights, and no client by number.
+
+    Args:
+        records: of a study, or its folder; of several: `read_records(a) + read_records(b)`.
         path: the file, a line of JSON a run; `.jsonl` by custom.
 
     Returns:
@@ -89,16 +115,11 @@ def write_records(records: Sequence[Record], path: str | os.PathLike[str]) -> Pa
         RecordError: two runs are of one task, method and seed.
         OSError: the file cannot be written.
     """
-    known = check.several(records, "records", "`Record`s, as `read_records` gives them")
-    if wrong := [r for r in known if not isinstance(r, Record)]:
-        raise TypeError(f"records must be `Record`s, as `read_records` gives them, got {type(wrong[0]).__name__}")
-    studies = dict.fromkeys(r.folder.parent for r in known if r.folder is not None)
-    files = [study / "choice.json" for study in studies if (study / "choice.json").is_file()]
-    missing = [list(key) for key in getattr(records, "missing", ())]
-    head = {"format": RECORDS, "missing": missing, "choices": [read_json(file) for file in files]}
+    known = as_records(records)
+    head = {"format": RECORDS, "missing": [list(key) for key in known.missing], "choices": list(known.choices)}
     lines = [
         {"line": dict(r.line), "rows": [{name: row[name] for name in COLUMNS if name in row} for row in r.rows]}
-        for r in once(known)
+        for r in known
     ]
     write_atomically(as_path(path, "path"), "".join(f"{json.dumps(one)}\n" for one in (head, *lines)))
     return Path(path)
@@ -168,7 +189,7 @@ def _read_file(path: Path) -> Records:
     head, lines = read_file(path)
     try:
         records = [Record(one["line"], one["rows"]) for one in lines]
-        return Records(once(records), [(task, method, seed) for task, method, seed in head["missing"]])
+        return Records(once(records), [(task, way, seed) for task, way, seed in head["missing"]], head["choices"])
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path} is damaged: {error}") from error
 

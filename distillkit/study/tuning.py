@@ -13,7 +13,7 @@ from distillkit.study.record import plain
 from distillkit.study.records import RECORDS, RecordError, as_path, read_json
 from distillkit.study.text import NONE, Table
 
-__all__ = ["Tuned", "equal_tries", "read_choice", "tuning_table"]
+__all__ = ["FORMAT", "Tuned", "equal_tries", "read_choice", "tuning_table"]
 
 FORMAT = "distillkit.choice/1"
 """Of `choice.json`."""

@@ -97,8 +97,7 @@ def main() -> None:
     page, *folders = sys.argv[1:]
     path = DOCS / "results" / f"{page}.jsonl"
     if folders:
-        studies = [read_records(folder) for folder in folders]
-        write_records(Records([r for s in studies for r in s], [key for s in studies for key in s.missing]), path)
+        write_records(sum(map(read_records, folders), Records([])), path)
     text = filled(path.with_suffix(".md").read_text(), path)
     path.with_suffix(".md").write_text(text)
     draw(text, path)

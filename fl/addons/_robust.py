@@ -13,8 +13,8 @@ __all__ = ["krum_choice", "mean_of", "trimmed_mean"]
 def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
     """The mean of each coordinate without its `trim` smallest and `trim` largest values.
 
-    The coordinate-wise trimmed mean of Yin et al., ICML 2018, Definition 2 (beta = trim / n). With trim = (n - 1) // 2
-    one value is left, or the middle two: the coordinate-wise median, Definition 1.
+    The coordinate-wise trimmed mean of Yin et al., ICML 2018 (beta = trim / n). With trim = (n - 1) // 2
+    one value is left, or the middle two: their coordinate-wise median.
 
     Args:
         rows: [n, ...], a vector a row.
@@ -29,8 +29,8 @@ def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
 def krum_choice(rows: Tensors, attackers: int, keep: int) -> list[int]:
     """Which vectors Krum takes: those with the `keep` smallest scores, ascending by number.
 
-    s(i) is the sum of |V_i - V_j|^2 over the n - f - 2 vectors V_j closest to V_i (Blanchard et al., NeurIPS 2017,
-    section 4). Of equal scores that with the smaller number wins, as there.
+    s(i) is the sum of |V_i - V_j|^2 over the n - f - 2 vectors V_j closest to V_i (Blanchard et al., NeurIPS 2017).
+    Of equal scores that with the smaller number wins, as there.
 
     Args:
         rows: name -> [n, ...]; a vector V_i is row i of all tensors together.

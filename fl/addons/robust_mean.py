@@ -24,11 +24,11 @@ class RobustMean(AddOn):
     A plain mean goes wherever one client wants, by one reply of the right form with large false values. Here the server
     combines the clients' changes by a rule that a few such replies cannot move far:
 
-    * "median": of every coordinate, the middle value (the mean of the middle two if n is even); Definition 1.
-    * "trimmed": of every coordinate, the mean without the f smallest and the f largest values; Definition 2 with
+    * "median": of every coordinate, the middle value (the mean of the middle two if n is even).
+    * "trimmed": of every coordinate, the mean without the f smallest and the f largest values: theirs with
       beta = f / n.
     * "krum": the whole change of one client, that with the smallest sum of squared distances to the n - f - 2 changes
-      closest to it (Blanchard et al., "Machine learning with adversaries", NeurIPS 2017, section 4). With `best` > 1
+      closest to it (Blanchard et al., "Machine learning with adversaries", NeurIPS 2017). With `best` > 1
       the mean of the `best` ones, their Multi-Krum. The history's rows show the clients taken as "krum_clients".
 
     n is the number of a round's replies. While at most f are false, each coordinate of the median and of the trimmed

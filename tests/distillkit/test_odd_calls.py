@@ -557,6 +557,9 @@ NOT_CALLED = {
     **dict.fromkeys(("load_celeba", "load_leaf_celeba"), "read files, whose oddities are `data/test_celeba.py`"),
     **dict.fromkeys(("mnist_m_like", "synth_digits_like"), "make sets: `data/test_alike.py`"),
     "load_flair": "reads files, whose oddities are `data/test_flair.py`",
+    **dict.fromkeys(
+        ("open_celeba", "open_dataset", "open_flair", "open_leaf_celeba"), "as the loaders of the same names"
+    ),
     "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
     **dict.fromkeys(
         ("load_cifar10c", "load_cifar10c_domains"), "read files, whose oddities are `data/test_cifar10c.py`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from distillkit.study import Record
 from fl.study import at_equal, to_target, worst_clients
 from fl.study.costs import BY, spent
-from tests.distillkit.study.written import record, row
+from tests.distillkit.study.written import record, row, write
 
 curve = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=6)
 costs = st.lists(st.integers(1, 10**6), min_size=6, max_size=6)
@@ -109,6 +110,14 @@ def test_equal_bytes_is_not_equal_rounds() -> None:
     assert mixed.cells[1][:4] == ("t", "B", "2", "20.0 (1 of 2 runs)")
     assert "within 4 rounds" in str(at_equal(runs, budget=4))
     assert "within 0.00 MB on t" in str(bytes_)
+
+
+def test_a_folder_gives_the_same_tables(tmp_path: Path) -> None:
+    runs = [record([0.1, 0.6], way, seed) for way in ("A", "B") for seed in (0, 1)]
+    folder = str(write(tmp_path, runs))
+    assert to_target(folder, accuracy=0.5) == to_target(runs, accuracy=0.5)
+    assert at_equal(folder, by="bytes") == at_equal(runs, by="bytes")
+    assert worst_clients(folder) == worst_clients(runs)
 
 
 def test_each_task_has_its_own_budget_and_sets_have_none() -> None:

@@ -96,7 +96,8 @@ def moved(run: Run) -> Any:
 
 
 @pytest.mark.golden(
-    "RobustMean", source="Yin et al., ICML 2018, Definitions 1 and 2; Blanchard et al., NeurIPS 2017, section 4"
+    "RobustMean",
+    source="Yin et al., ICML 2018, median and trimmed mean; Blanchard et al., NeurIPS 2017, the Krum function",
 )
 @pytest.mark.parametrize("poisoned", [(), (2,)])
 @pytest.mark.parametrize("clients", [5, 6])

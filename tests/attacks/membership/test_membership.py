@@ -65,7 +65,7 @@ def test_confident_records_do_not_tie() -> None:
 
 
 def test_lira_offline_is_the_one_sided_tail_of_the_paper() -> None:
-    """Section VI.C: 1 - Pr[Z > score], Z Gaussian as fitted to models without the record; we return its log odds."""
+    """1 - Pr[Z > score], Z Gaussian as fitted to models without the record; we return its log odds."""
     s = shadows_of(1)
     for variance in ("example", "pooled"):
         found = lira(*of_lira(s), variance=variance)

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from distillkit import Normalization
-from distillkit.data import clients, load_celeba, load_leaf_celeba, partition
+from distillkit.data import clients, load_celeba, load_leaf_celeba, open_celeba, open_leaf_celeba, partition
+from tests.opened import require_same
 
 HALF = Normalization([0.5], [0.5])
 PEOPLE = {1: "2880", 2: "12", 3: "2880", 4: "7", 5: "99", 6: "99", 7: "99"}
@@ -144,3 +145,12 @@ def test_leaf_without_files_or_faces_is_refused(tmp_path: Path) -> None:
 def test_leafs_files_of_another_layout_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"user '99' must have as many names of pictures x and labels y \(0 or 1\)"):
         load_leaf_celeba(leaf(tmp_path, **change))
+
+
+def test_opened_faces_are_the_loaded_ones(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"size": (8, 6), "normalization": HALF}
+    opened = open_celeba(write(tmp_path / "celeba"), cache=tmp_path / "cache", **options)
+    require_same(opened, load_celeba(tmp_path / "celeba", **options))
+    pictures(leaf(tmp_path / "leaf") / "raw" / "img_align_celeba")
+    opened = open_leaf_celeba(tmp_path / "leaf", cache=tmp_path / "cache", **options)
+    require_same(opened, load_leaf_celeba(tmp_path / "leaf", **options))

@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from distillkit import Normalization
-from distillkit.data import clients, load_flair, partition
+from distillkit.data import clients, load_flair, open_flair, partition
+from tests.opened import require_same
 
 HALF = Normalization([0.5], [0.5])
 
@@ -96,3 +97,13 @@ def test_damaged_metadata_and_odd_options_are_refused(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:-5])
     with pytest.raises(ValueError, match=r"labels_and_metadata\.json is damaged"):
         load_flair(tmp_path, size=6)
+
+
+def test_opened_photos_are_the_loaded_ones(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"size": 6, "normalization": HALF}
+    opened = open_flair(write(tmp_path / "flair"), cache=tmp_path / "cache", **options)
+    require_same(opened, load_flair(tmp_path / "flair", **options))
+    own = clients(opened.train, partition.by_domain(opened.train.columns["user"]))
+    assert [mine.read().columns["user"].tolist() for mine in own] == [[0], [1, 1]]
+    with pytest.raises(ValueError, match="labels must be one of 'coarse', 'fine'"):
+        open_flair(tmp_path / "flair", size=6, labels="all")  # type: ignore[arg-type]

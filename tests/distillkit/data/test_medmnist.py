@@ -8,8 +8,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from distillkit.data import NAMES, load
+from distillkit import Normalization
+from distillkit.data import NAMES, load, open_dataset
 from distillkit.data.medmnist import CLASSES
+from tests.opened import require_same
 
 # Channels of the pictures and number of classes, after the table of Yang et al., "MedMNIST v2", Scientific Data 2023.
 TABLE = {
@@ -107,3 +109,16 @@ def test_what_is_wrong_inside_is_named(tmp_path: Path) -> None:
 def test_what_medmnist_has_not_in_two_dimensions_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name must be one of digits, .*pathmnist"):
         load(name, root=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pathmnist", "chestmnist"])
+def test_an_opened_set_is_the_loaded_one(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name, side=64)
+    half = Normalization([0.5], [0.5])
+    opened = open_dataset(f"{name}_64", root=tmp_path, normalization=half, cache=tmp_path / "cache")
+    require_same(opened, load(f"{name}_64", root=tmp_path, normalization=half))
+    write(tmp_path, name, without="val_images")
+    with pytest.raises(ValueError, match="lacks val_images"):
+        open_dataset(name, root=tmp_path, cache=tmp_path / "cache")
+    with pytest.raises(FileNotFoundError, match="missing bloodmnist_224.npz. Get it from https"):
+        open_dataset("bloodmnist_224", root=tmp_path)

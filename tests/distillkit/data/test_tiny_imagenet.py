@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from distillkit import Normalization
-from distillkit.data import load
+from distillkit.data import load, open_dataset
+from tests.opened import require_same
 
 HALF = Normalization([0.5], [0.5])
 WNIDS = ("n02", "n01")  # the release's list is not sorted
@@ -82,3 +83,11 @@ def test_files_of_another_layout_are_refused(file: str, text: str, words: str, t
     (write(tmp_path) / file).write_text(text)
     with pytest.raises(ValueError, match=words):
         load("tiny-imagenet", root=tmp_path)
+
+
+def test_opened_pictures_are_the_loaded_ones(tmp_path: Path) -> None:
+    write(tmp_path)
+    opened = open_dataset("tiny-imagenet", root=tmp_path, normalization=HALF, cache=tmp_path / "cache")
+    require_same(opened, load("tiny-imagenet", root=tmp_path, normalization=HALF))
+    with pytest.raises(ValueError, match=r"name must be tinyimagenet or a set of MedMNIST, got 'mnist'.*load\(name\)"):
+        open_dataset("mnist", root=tmp_path)

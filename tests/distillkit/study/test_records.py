@@ -10,7 +10,8 @@ import pytest
 
 from distillkit.recipes import recipe
 from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
-from distillkit.study.groups import as_records, groups
+from distillkit.study.groups import groups
+from distillkit.study.records import as_records
 from tests.distillkit.study.written import record, write
 
 THREE = [record([0.1, 0.2], seed=seed) for seed in (1, 0)] + [record(0.5, "DM"), record([None, None], "Local")]
@@ -194,10 +195,20 @@ def test_a_file_of_records_knows_what_its_studies_chose(tmp_path: Path) -> None:
         way = {"tries": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
         choice = {"format": "distillkit.choice/1", "rule": "last", "seeds": [9], "tasks": {study.name: {"A": way}}}
         (study / "choice.json").write_text(json.dumps(choice, indent=1))
-    path = write_records([r for study in studies for r in read_records(study)], tmp_path / "both.jsonl")
+    first = write_records(studies[0], tmp_path / "a.jsonl")
+    path = write_records(read_records(first) + read_records(studies[1]), tmp_path / "both.jsonl")
     tuned, facts = read_choice(path)
     assert [(t.task, t.method, t.chosen) for t in tuned] == [("a", "A", 0), ("b", "A", 0)]
     assert facts == {"rule": "last", "seeds": [9]}
+
+
+def test_what_one_study_misses_another_may_have() -> None:
+    a = Records([record(0.5, seed=0)], [("digits", "FedAvg", 1), ("digits", "FedAvg", 2)])
+    both = a + Records([record(0.5, seed=1)], [("digits", "FedAvg", 2)])
+    assert [r.seed for r in both] == [0, 1]
+    assert both.missing == (("digits", "FedAvg", 2),)
+    more = [record(0.5, seed=2)]
+    assert (a + more).missing == (("digits", "FedAvg", 1),)
 
 
 def test_files_of_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -208,7 +219,7 @@ def test_files_of_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             read_records(path)
     with pytest.raises(RecordError, match="one run a task, method and seed"):
         write_records([THREE[0], record([0.3], seed=1)], path)
-    for wrong in (None, [3], tmp_path):
+    for wrong in (None, [3]):
         with pytest.raises(TypeError, match="records must be"):
             write_records(wrong, path)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="path must be a path"):
