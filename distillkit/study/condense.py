@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.study.config import write_config
 from distillkit.study.task import Task
-from distillkit.study.way import Cost, Job, Way, accepted
+from distillkit.study.way import Cost, Job, Way, accepted, privacy_columns
 from distillkit.training import CLASSIC, Protocol
 
 __all__ = ["Condense"]
@@ -41,12 +42,13 @@ class Condense(Way):
 
     `make` gives a function of the real images: `lambda factory, steps: partial(distribution_matching,
     networks=RandomNetworks(factory), ipc=10, steps=steps)`. Here `factory` takes no argument, as condensers want it.
-    The function is called with the real images, and with those of `generator`, `resume`, `callback`, `ledger` and
-    `progress` that it knows; it returns a `LabeledImages`. One that knows `callback` and `resume` goes on where it was
-    interrupted.
+    The function is called with the real images, and with those of `generator`, `ledger` and `progress` that it knows;
+    it returns a `LabeledImages`. One that knows `resume` and `callback` gets both; it goes on where it was interrupted.
 
-    Its line has the mean `accuracy_last` over the networks, their `accuracies`, `images`, `seconds_condense`,
-    `seconds_test`, and where a ledger was charged `epsilon`.
+    Its line has the mean `accuracy_last` over the networks, their `accuracies`, `images`, `seconds_condense` and
+    `seconds_test` (CPU seconds of this process: `cpu_seconds_condense`, `cpu_seconds_test`; no seconds of a making that
+    was interrupted), and of what was charged to a ledger the columns of `distillkit.study.way.privacy_columns`. A set
+    that is all the real images is not saved a second time.
 
     Args:
         make, tries, settings, like: see `Way`.
@@ -75,26 +77,31 @@ class Condense(Way):
             return self._run(made, job)
 
     def _run(self, made: Any, job: Job) -> dict[str, Any]:
-        began, path = time.perf_counter(), job.folder / "set.safetensors"
+        began, path = _now(), job.folder / "set.safetensors"
         real, test = self._real(job)
         ledger = self._ledger(made, job)
+        interrupted = path.exists() or (job.folder / "state.safetensors").exists()
         if path.exists():
             found = LabeledImages.load(path).to(job.device)
         else:
             write_config(made, job)
             found = self._condensed(made, real, job, ledger)
-            found.save(path)
-        condensed = time.perf_counter() - began
+            if found is not real:
+                found.save(path)
+        condensed = _now()
         network, seed = self.factory(job.task, job.split), derive(job.seed, "evaluate")
         rows = evaluate(
             found, test, network, draws=self.draws, protocol=self.protocol, generator=seed, progress=job.progress
         ).rows
         accuracies = list(rows[0].accuracies)
         (job.folder / "state.safetensors").unlink(missing_ok=True)
+        ended = _now()
+        (seconds, cpu), (test_seconds, test_cpu) = _between(began, condensed), _between(condensed, ended)
         return {
             "rounds": None, "accuracy_last": rows[0].mean, "accuracy_std": rows[0].std, "accuracies": accuracies,
-            "images": len(found), "seconds_condense": condensed, "seconds_test": rows[0].seconds,
-            "seconds": time.perf_counter() - began, "epsilon": None if ledger is None else ledger.epsilon(),
+            "images": len(found), "seconds_condense": None if interrupted else seconds, "seconds_test": test_seconds,
+            "cpu_seconds_condense": None if interrupted else cpu, "cpu_seconds_test": test_cpu,
+            "seconds": ended[0] - began[0], **privacy_columns(ledger), "sigma": found.info.get("sigma"),
             "hash": tensor_fingerprint([set_fingerprint(found.to("cpu")), json.dumps(accuracies)]),
         }  # fmt: skip
 
@@ -114,8 +121,8 @@ class Condense(Way):
 
         found: LabeledImages | None = None
         try:
-            arguments = accepted(made, generator=derive(job.seed, "trial"), callback=callback, progress=False)
-            found = made(real, **arguments, **accepted(made, ledger=self._ledger(made, job)))
+            offered = {"generator": derive(job.seed, "trial"), "progress": False, "ledger": self._ledger(made, job)}
+            found = made(real, **accepted(made, **offered), **_kept(made, callback, None))
         except _Enough:
             pass
         seconds = time.perf_counter() - began
@@ -148,12 +155,26 @@ class Condense(Way):
                 save_state(state, progress.state())
                 last = time.monotonic()
 
-        offered = {"generator": derive(job.seed, "condense"), "callback": callback, "ledger": ledger}
-        resume = state if state.exists() else None
-        found = made(real, **accepted(made, **offered, resume=resume, progress=job.progress))
+        offered = {"generator": derive(job.seed, "condense"), "ledger": ledger, "progress": job.progress}
+        found = made(real, **accepted(made, **offered), **_kept(made, callback, state if state.exists() else None))
         if not isinstance(found, LabeledImages):
             raise TypeError(f"what make gives must return a LabeledImages, got {type(found).__name__}")
         return found
+
+
+def _kept(made: Any, callback: Callable[[Progress], None], state: Path | None) -> dict[str, Any]:
+    """`callback` and `resume` for a condenser that knows both: a callback alone may be of another kind."""
+    found = accepted(made, callback=callback, resume=state)
+    return found if len(found) == 2 else {}
+
+
+def _now() -> tuple[float, float]:
+    """Seconds of the clock, and CPU seconds of this process."""
+    return time.perf_counter(), time.process_time()
+
+
+def _between(began: tuple[float, float], ended: tuple[float, float]) -> tuple[float, float]:
+    return ended[0] - began[0], ended[1] - began[1]
 
 
 @contextmanager

@@ -247,8 +247,11 @@ class Study:
         for task in said:
             for method, way in self.ways.items():
                 said[task].setdefault(method, {"tries": [], "chosen": None if way.like else 0, "like": way.like})
+        path = self.out / "choice.json"
+        before = json.loads(path.read_text())["tasks"] if path.exists() else {}
+        said = {task: {**before.get(task, {}), **said.get(task, {})} for task in {**before, **said}}
         found = {"format": tuning.FORMAT, "rule": self.rule, "seeds": list(self.tune_seeds), "tasks": said}
-        write_atomically(self.out / "choice.json", json.dumps(found, indent=1) + "\n")
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
         return chosen
 
     # Doing it.

@@ -169,7 +169,7 @@ def unit_of(column: str, values: Sequence[float]) -> Unit:
         return Unit("%", 100.0, 1)
     if "bytes" in column:
         return Unit("MB", 1e-6, 2)
-    if last.endswith("seconds"):
+    if "seconds" in last:
         return Unit("s", 1.0, 1)
     largest = max((abs(v) for v in values), default=0.0)
     if all(float(v).is_integer() for v in values):

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
@@ -16,7 +16,10 @@ from distillkit import check
 from distillkit.data import Split
 from distillkit.study.task import Task
 
-__all__ = ["Cost", "Job", "Way", "accepted", "grid"]
+if TYPE_CHECKING:
+    from distillkit.privacy import Ledger
+
+__all__ = ["Cost", "Job", "Way", "accepted", "grid", "privacy_columns"]
 
 Self = TypeVar("Self", bound="Way")
 
@@ -91,8 +94,8 @@ class Way(ABC):
 
     Args:
         make: builds what is run; called with `factory`, the task's network, and the settings by name:
-            `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. It may be a lambda: the record of a
-            run holds what was built, not how.
+            `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. One that has an argument `task` gets
+            the `Task` too. It may be a lambda: the record of a run holds what was built, not how.
         tries: settings, one mapping a try; see `grid`. All ways of a study have equally many.
         settings: settings that every try has.
         like: another way of the study, whose chosen settings this one takes instead of having tries: for a control that
@@ -136,7 +139,8 @@ class Way(ABC):
         if self.make is None:
             raise TypeError("a way that was read from a record has no make: what it made is in the record")
         given = {**self.settings, **settings, "factory": self.factory(task, split)}
-        return self.make(**{name: value for name, value in given.items() if self.is_for_make(name)})
+        asked = {"task": task} if "task" in inspect.signature(self.make).parameters else {}
+        return self.make(**{name: value for name, value in given.items() if self.is_for_make(name)}, **asked)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
         """What `make` gets as `factory`: called with the number of outputs, gives a network of the task.
@@ -181,3 +185,24 @@ def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     bound = getattr(function, "keywords", {})
     return {name: value for name, value in offered.items() if name in parameters and name not in bound}
+
+
+def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
+    """What a run's line says of privacy: what its ledger promises, to whom, and what the reader must know besides.
+
+    Args:
+        ledger: that the run charged; None for one that promises nothing.
+
+    Returns:
+        `epsilon`, None where none holds. With a ledger also `delta`; `relation`, which data sets count as neighbours;
+        `noise`, where it came from: "operating system", or "seeded", which promises nothing; `epsilon_reason` if none
+        holds, and `epsilon_remarks` if there are some.
+    """
+    if ledger is None:
+        return {"epsilon": None}
+    found = ledger.guarantee()
+    seeded = any(event.seeded for event in ledger.events)
+    said = {"epsilon": found.epsilon, "delta": found.delta, "relation": found.relation}
+    said["noise"] = "seeded" if seeded else "operating system"
+    notes = {"epsilon_reason": found.reason, "epsilon_remarks": list(found.remarks)}
+    return said | {name: note for name, note in notes.items() if note}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, overload
 
 from distillkit.privacy import Ledger
 from distillkit.study.task import Dealt
-from distillkit.study.way import Cost, Job, Way
+from distillkit.study.way import Cost, Job, Way, privacy_columns
 from fl.engine import history
 from fl.engine.holding import Holding
 from fl.engine.run import Run
@@ -31,7 +31,7 @@ class Federated(Way):
     of rounds in place of the task's; `make` gets it too if it has an argument of that name.
 
     Its line has the columns of `fl.history.summary`, and `accuracy_own`: the mean over clients on their own tests, of
-    personal models where there are some.
+    personal models where there are some; of a private method the columns of `distillkit.study.way.privacy_columns` too.
 
     Args:
         make, tries, settings, like: see `Way`.
@@ -59,7 +59,8 @@ class Federated(Way):
         )  # fmt: skip
         last = run.rows[-1]
         own = last.get("accuracy_personal") or last.get("accuracy_clients") or {}
-        return {**history.summary(run.rows), "accuracy_own": own.get("mean"), "hash": outcome_hash(run)}
+        private = {} if ledger is None else privacy_columns(ledger)
+        return {**history.summary(run.rows), **private, "accuracy_own": own.get("mean"), "hash": outcome_hash(run)}
 
     def trial(self, made: Method, job: Job) -> Cost:
         """One round, or two where there are more: the second tells what all further ones take."""

@@ -127,6 +127,9 @@ def test_more_seeds_ways_and_tasks_may_come_and_what_changed_is_refused(tmp_path
         "made-b-0-100", "made-b-1-100", "other-a-0-100", "other-a-1-100", "other-b-0-100", "other-b-1-100",
         "made-b-0", "made-a-1", "made-b-1", "other-a-0", "other-b-0", "other-a-1", "other-b-1",
     }  # fmt: skip
+    said = (tmp_path / "choice.json").read_text()
+    ran(Study(tmp_path, task(), ways, seeds=(0,)))
+    assert (tmp_path / "choice.json").read_text() == said  # what is not asked for again stays
     with pytest.raises(ValueError, match="other ways of the names A"):
         ran(Study(tmp_path, task(), {"A": known(tries=grid(value=[1, 5]))}))
     with pytest.raises(ValueError, match="other tasks of the names made"):
@@ -220,6 +223,11 @@ def few(steps: int, lr: float = 1.0) -> Any:
     )
 
 
+def whole(real: LabeledImages, *, callback: Any = None) -> LabeledImages:
+    assert callback is None  # without `resume` it is of another kind than a condenser's, and not used
+    return real
+
+
 def test_sets_are_made_judged_and_kept_the_same_in_processes(tmp_path: Path) -> None:
     ways = {
         "DM": Condense(few(3), tries=grid(lr=[0.1, 1.0]), draws=2, protocol=Protocol(epochs=2, batch=4)),
@@ -250,6 +258,30 @@ def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tm
     way = Condense(lambda factory: charged, draws=1, protocol=Protocol(epochs=1), delta=1e-6)
     [record] = Study(tmp_path, task(), {"A": way}, seeds=(0,)).run(trial=False, progress=False)
     assert record.line["epsilon"] == Ledger(tmp_path / "made-a-0" / "ledger.jsonl", delta=1e-6).epsilon()
+    said = {name: record.line[name] for name in ("delta", "relation", "noise")}
+    assert said == {"delta": 1e-6, "relation": "add or remove one record", "noise": "operating system"}
     config = json.loads((tmp_path / "made-a-0" / "config.json").read_text())
     assert config["recipe"] is None
     assert "charged" in config["recipe_missing"]
+
+
+def test_a_condenser_with_a_callback_of_its_own_kind_and_all_the_images_as_a_set(tmp_path: Path) -> None:
+    protocol = Protocol(epochs=1)
+    [record] = Study(
+        tmp_path, task(), {"all": Condense(lambda factory: whole, draws=1, protocol=protocol)}, seeds=(0,)
+    ).run(progress=False)
+    assert record.line["images"] == len(task().pooled(task().load())[0])
+    assert not (tmp_path / "made-all-0" / "set.safetensors").exists()
+    assert record.line["epsilon"] is None
+    assert 0 <= record.line["cpu_seconds_condense"] <= record.line["cpu_seconds_test"]
+
+
+def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def make(factory: Any, task: Task) -> Number:
+        asked.append(task.name)
+        return Number(0.5)
+
+    Study(tmp_path, [task("one"), task("two")], {"A": Known(make)}, seeds=(0,)).run(trial=False, progress=False)
+    assert asked == ["one", "two"]
