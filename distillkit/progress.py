@@ -20,7 +20,7 @@ _turn = threading.Lock()
 
 
 class Bar(Protocol):
-    """What a `bar` block is given: the two calls of a `tqdm` that components make. It may show nothing."""
+    """What a `bar` block is given: the calls of a `tqdm` that components make. It may show nothing."""
 
     def update(self, n: float = 1) -> object:
         """Count `n` more units as done; the bar moves."""
@@ -35,12 +35,19 @@ class Bar(Protocol):
         """
         ...
 
+    def clear(self) -> object:
+        """Take the bar off the terminal until it moves again, so that something can be printed there."""
+        ...
+
 
 class _Silent:
     def update(self, n: float = 1) -> None:
         pass
 
     def set_postfix_str(self, s: str, refresh: bool = True) -> None:
+        pass
+
+    def clear(self) -> None:
         pass
 
 

@@ -1,15 +1,21 @@
-"""The command line that every example understands."""
+"""What the examples share: the command line, and a study run with its tables, curves and pictures written."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-__all__ = ["command_line", "number", "parsed", "positive"]
+from distillkit.files import write_atomically
+from distillkit.study import Records, Study, curves, pictures, spark, tuning_table
+
+__all__ = ["command_line", "number", "parsed", "positive", "run_study"]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -41,7 +47,7 @@ def command_line(
     *,
     out: str,
     presets: Sequence[str] = ("smoke", "cpu", "paper"),
-    workers: str = "threads that run clients",
+    workers: str = "runs at a time, each in a process of its own",
 ) -> argparse.ArgumentParser:
     """A parser with the common options, to which an example adds its own; `parsed` reads the words.
 
@@ -51,7 +57,8 @@ def command_line(
         presets: the first words of `--preset`'s choices; "cpu" is the default.
         workers: what `--workers` counts.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=_Help)
+    again = "Started again, it goes on where it was, whatever ended it; what is finished is not run again."
+    parser = argparse.ArgumentParser(description=description, epilog=again, formatter_class=_Help)
     add = parser.add_argument
     add("--preset", choices=tuple(presets), default="cpu", help="how much to compute")
     add("--seeds", type=int, nargs="+", default=None, metavar="S", help="seeds; default: the preset's")
@@ -60,6 +67,7 @@ def command_line(
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     add("--data", type=Path, default=None, help="root of the datasets by name; default: $DISTILLKIT_DATA")
     add("--resume", action="store_true", help="go on with an interrupted run in --out")
+    add("--estimate", action="store_true", help="only say what it will take: seconds, bytes, memory")
     parser.set_defaults(default_out=out)
     return parser
 
@@ -72,3 +80,49 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) 
     if found.device == "auto":
         found.device = "cuda" if torch.cuda.is_available() else "cpu"
     return found
+
+
+def run_study(
+    study: Study,
+    arguments: argparse.Namespace,
+    tables: Callable[[Records], Sequence[object]],
+    *,
+    by: Sequence[str] = ("round",),
+    sets: int = 0,
+) -> Records:
+    """Run a study as the command line says; write its tables, curves and pictures into its folder and print the tables.
+
+    Args:
+        study: what to run.
+        arguments: as `parsed` gives them.
+        tables: makes of the records what `table.md` says, tables and sentences; below it stand the tries.
+        by: what curves are drawn over, see `distillkit.study.curves`; none for ways without rounds.
+        sets: images a class of a picture of the sets that the ways made; 0 for no picture.
+    """
+    if arguments.estimate:
+        print(study.estimate(device=arguments.device))
+        raise SystemExit
+    began = time.perf_counter()
+
+    def told(line: Mapping[str, Any]) -> None:
+        path = study.out / line["run"] / "history.jsonl"
+        rows = [json.loads(row) for row in path.read_text().splitlines()] if path.exists() else []
+        accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+        last = "–" if line["accuracy_last"] is None else f"{100 * line['accuracy_last']:.1f} %"
+        after = f" after round {line['rounds']}" if accuracies else ""
+        said = f"{line['task']}, seed {line['seed']}, {line['method']}".ljust(40)
+        print(f"{said} {spark(accuracies) + ' ' if accuracies else ''}{last}{after}", flush=True)
+
+    print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
+    records = study.run(
+        processes=arguments.workers, device=arguments.device, trial=study.tries > 1, on_run=told
+    )  # fmt: skip
+    parts = [*tables(records), *([tuning_table(study.out)] if study.tries > 1 else [])]
+    text = "\n\n".join(map(str, parts))
+    write_atomically(study.out / "table.md", f"{text}\n")
+    for cost in by:
+        curves(records, by=cost).savefig(study.out / f"accuracy_by_{cost}.png", dpi=150)
+    if sets:
+        pictures(records, per_class=sets).savefig(study.out / "sets.png", dpi=150)
+    print(f"\n{text}\n\nWritten to {study.out} in {time.perf_counter() - began:.0f} s.", flush=True)
+    return records

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -100,8 +100,9 @@ class Study:
     # Running.
 
     def run(
-        self, *, processes: int = 1, workers: int = 1, device: str = "cpu", trial: bool = True, progress: bool = True
-    ) -> Records:
+        self, *, processes: int = 1, workers: int = 1, device: str = "cpu", trial: bool = True, progress: bool = True,
+        on_run: Callable[[Mapping[str, Any]], object] | None = None,
+    ) -> Records:  # fmt: skip
         """Do all runs that are not done yet; one that was interrupted goes on where it was.
 
         Args:
@@ -110,6 +111,8 @@ class Study:
             device: where to compute, "cpu" or "cuda".
             trial: first do a moment of each way and say what all will take, see `estimate`.
             progress: show that, and a bar with the time left.
+            on_run: called with the line of each run of the tables as soon as it ends, to print it, say. Runs that were
+                done before are not told again, nor are tries.
 
         Returns:
             The records of the runs (not of the tries).
@@ -121,6 +124,8 @@ class Study:
         """
         processes = check.positive_int(processes, "processes")
         options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
+        if on_run is not None:
+            check.callable_with(on_run, "on_run", ["line"], "print, called with a finished run's line")
         with self._owned():
             self._begin()
             seconds: dict[tuple[str, str], float] = {}
@@ -132,7 +137,7 @@ class Study:
             options |= {"commit": git_commit()}
             trying = [order for tries in self._trying().values() for runs in tries for order in runs]
             self._do(trying, "tries", processes, options, seconds, progress)
-            self._do(self._running(self._choose()), "runs", processes, options, seconds, progress)
+            self._do(self._running(self._choose()), "runs", processes, options, seconds, progress, on_run)
             return self.records()
 
     def estimate(self, *, workers: int = 1, device: str = "cpu") -> Estimate:
@@ -259,6 +264,7 @@ class Study:
     def _do(
         self, orders: Sequence[Order], unit: str, processes: int, options: Mapping[str, Any],
         seconds: Mapping[tuple[str, str], float], progress: bool,
+        on_run: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:  # fmt: skip
         """Do what is not done of some orders, with a bar that counts expected seconds where they are known."""
         left = [order for order in orders if not (self.out / order.folder / "summary.json").exists()]
@@ -270,6 +276,9 @@ class Study:
                     shown.set_postfix_str(f"{order.run}: {100 * line['accuracy_last']:.1f} %")
                 if not order.validation:
                     self._summarise()
+                if on_run is not None:
+                    shown.clear()
+                    on_run(line)
 
     def _done(
         self, orders: Sequence[Order], processes: int, options: Mapping[str, Any]

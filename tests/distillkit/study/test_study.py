@@ -118,6 +118,20 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert ran(study("whole")) == whole  # nothing is done twice
 
 
+def test_each_run_of_the_tables_is_told_as_it_ends_and_never_twice(tmp_path: Path) -> None:
+    def told(seeds: tuple[int, ...]) -> list[Any]:
+        lines: list[Any] = []
+        study = Study(tmp_path, task(), {"A": known(tries=grid(value=[1, 2]))}, seeds=seeds)
+        study.run(trial=False, progress=False, on_run=lines.append)
+        return lines
+
+    lines = told((0,))
+    assert lines == [json.loads((tmp_path / "made-a-0" / "summary.json").read_text())]
+    assert [line["run"] for line in told((0, 1))] == ["made-a-1"]
+    with pytest.raises(TypeError, match=r"on_run is called as on_run\(line\)"):
+        Study(tmp_path, task(), {"A": known()}).run(on_run=3)  # type: ignore[arg-type]
+
+
 def test_more_seeds_ways_and_tasks_may_come_and_what_changed_is_refused(tmp_path: Path) -> None:
     ways = {"A": known(tries=grid(value=[1, 2]))}
     ran(Study(tmp_path, task(), ways, seeds=(0,)))
