@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # of the module alone it is built anew when a process comes back to it
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
