@@ -6,17 +6,17 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.data import Split, clients
+from distillkit.data import Split, StoredSplit, clients
 from distillkit.data.partition import by_domain
 from distillkit.data.split import hold_out
 from distillkit.networks import NETWORK_NAMES, named_network
-from distillkit.sets import Images, LabeledImages, as_set
+from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
 __all__ = ["Dealt", "Task", "as_split"]
 
@@ -53,8 +53,9 @@ class Task:
 
     Args:
         name: what tables and folders call it: letters, digits, `-`, `_` and `.`.
-        data: gives the images when it is called, a `Split` (`partial(load_folder, "data/north", size=32)`); or a
-            `Split`, or a pair of training and test set as tensors, datasets or loaders, which is kept as it is.
+        data: gives the images when it is called, a `Split` (`partial(load_folder, "data/north", size=32)`), or a
+            `StoredSplit`, whose clients and tests are then read a part at a time (`partial(open_folder, ...)`); or one
+            of them, or a pair of training and test set as tensors, datasets or loaders, which is kept as it is.
         partition: who holds which training image. A function that returns one index tensor a client, as those of
             `distillkit.data.partition`; it is called with what its arguments are named after: `labels`, `generator`
             (the run's seed), or a column of the training set (`domains` or `domain` for the column `domain`).
@@ -75,7 +76,7 @@ class Task:
     """
 
     name: str
-    data: Callable[[], Split] | Split
+    data: Callable[[], Split | StoredSplit] | Split | StoredSplit
     partition: Callable[..., Sequence[Tensor]] | None = None
     factory: Callable[[int], nn.Module] | str = "convnet"
     factory_options: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class Task:
             )
         if isinstance(self.data, tuple | list):
             object.__setattr__(self, "data", as_split(*self.data))
-        if not isinstance(self.data, Split):
+        if not isinstance(self.data, Split | StoredSplit):
             check.callable_with(self.data, "data", [], "partial(load, 'digits', size=16), or a pair (train, test)")
         if self.partition is not None and not callable(self.partition):
             raise TypeError(
@@ -112,8 +113,12 @@ class Task:
         check.real_number(self.validation, "validation", above=0.0, below=1.0)
 
     def load(self) -> Split:
-        """Read the images: the training and the test set, and where there is one the validation set."""
-        return self.data if isinstance(self.data, Split) else self.data()
+        """Read the images: the training and the test set, and where there is one the validation set.
+
+        Those of a `StoredSplit` stay in their file: what is dealt to clients and tested on is a `StoredImages` then.
+        """
+        found = self.data if isinstance(self.data, Split | StoredSplit) else self.data()
+        return cast(Split, found)  # what is done with a split here is done with either
 
     def network(self, split: Split) -> Callable[[int], nn.Module]:
         """What makes the network for the images that `load` gave as `split`; called with the number of outputs."""
@@ -154,7 +159,7 @@ class Task:
             split, validation, keep: see `deal`.
         """
         pool, test, _ = self._pool(split, validation)
-        return split.train[_among(pool, keep, len(split.train))], test
+        return _in_memory(split.train[_among(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
         """Who may be dealt to clients, what is tested on, and what the server holds."""
@@ -162,7 +167,7 @@ class Task:
         pool = torch.arange(len(train))
         if self.server_share:
             pool, held = _held_back(train.labels, pool, self.server_share)
-            server["proxy"] = train[held]
+            server["proxy"] = _in_memory(train[held])
         if validation and split.validation is not None:
             test = split.validation
         elif validation:
@@ -224,6 +229,10 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
 
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+
+
+def _in_memory(data: Any) -> LabeledImages:
+    return data.read() if isinstance(data, StoredImages) else data
 
 
 def _held_back(labels: Tensor, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,17 @@ import torch
 from PIL import Image
 
 from distillkit import LabeledImages, Normalization
-from distillkit.data import clients, open_folder, partition
+from distillkit.condense import random_subset
+from distillkit.data import clients, load_folder, open_folder, partition
 from distillkit.privacy import Ledger
 from distillkit.sets import StoredImages
 from distillkit.sets.stored import PixelFile
+from distillkit.study import Condense, Study, Task
+from distillkit.training import Protocol
 from fl import ClientDP, FedAvg, Filtered, Holding, Run, simulate
 from fl.engine.loopback import Processes
 from fl.method import at_once
+from fl.study import Federated
 from tests.fl.small import Tiny
 
 HALF = Normalization([0.5], [0.5])
@@ -171,3 +175,34 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
     mixed: list[LabeledImages | StoredImages] = [data.read(), data]
     assert [len(rows) for rows in found if len(rows)] == [len(data)]  # for the line above
     assert go(mixed).rows[0]["failed"] == {}
+
+
+def test_a_study_of_an_opened_folder_is_that_of_the_loaded_one(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deal = partial(partition.iid, clients=4)
+    how: dict[str, Any] = {"rounds": 1, "own_tests": 0.25, "server_share": 0.2, "participation": 2}
+    read = {"normalization": HALF}
+    data = {
+        "loaded": partial(load_folder, str(source), **read),
+        "opened": partial(open_folder, str(source), cache=str(tmp_path / "cache"), **read),
+    }
+    ways = {
+        "FedAvg": Federated(FedAvg, settings={"steps": 1, "batch": 4, "lr": 0.05}),
+        "Subset": Condense(subset, draws=1, protocol=Protocol(epochs=1)),
+    }
+    found = []
+    for name, images in data.items():
+        task = Task("noise", images, deal, Tiny, **how)
+        study = Study(tmp_path / name, task, ways, seeds=(0,))
+        study.run(trial=False, progress=False)
+        found.append({record.method: record.line for record in study.records()})
+    loaded, opened = found
+    for way, line in loaded.items():
+        assert opened[way]["hash"] == line["hash"]
+        assert opened[way]["accuracy_last"] == line["accuracy_last"]
+    assert loaded["FedAvg"]["accuracy_own"] is not None
+
+
+def subset(factory: Any) -> Any:
+    return partial(random_subset, ipc=2)
