@@ -103,6 +103,8 @@ def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: P
         "method": order.method, "settings": recipe(dict(order.settings), store=store, name="settings"),
         "validation": order.validation, "commit": commit,
     }  # fmt: skip
+    if options.get("keep") is not None:
+        notes["keep"] = recipe(options["keep"], store=store, name="keep")
     job = _job(order, task, split, folder, notes=notes, **options)
     try:
         found = way.run(built, job)

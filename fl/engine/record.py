@@ -23,9 +23,16 @@ from fl.engine.store import CheckpointError
 from fl.method import Method
 from fl.parts import identity
 from fl.sides import Server
-from fl.task import LabelTask
 
-__all__ = ["FREE", "config_of", "read_config", "repetition", "require_whole_ledger", "warn_if_not_resumable"]
+__all__ = [
+    "FREE",
+    "config_of",
+    "data_fingerprint",
+    "read_config",
+    "repetition",
+    "require_whole_ledger",
+    "warn_if_not_resumable",
+]
 
 FREE = ("rounds", "versions", "notes", "transcript")
 """What a resumed run may have otherwise than before."""
@@ -44,6 +51,21 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
             f"{config['method']}. Write the options as a frozen dataclass, or return them from `arguments()`; fields "
             "that hold functions or networks: field(repr=False)"
         )
+
+
+def data_fingerprint(clients: Roster, key: bytes = b"") -> str:
+    """What `config.json` says of the clients' images: of all, or of the first client's where they are read when drawn.
+
+    Args:
+        clients: as `simulate` has them once they are checked.
+        key: see `distillkit.fingerprint.tensor_fingerprint`.
+    """
+    held = list(clients) if clients.whole else [clients[0]]
+    return tensor_fingerprint([json.dumps([[_facts(h.train, key), _facts(h.test, key)] for h in held])], key=key)
+
+
+def _facts(data: LabeledImages | StoredImages | None, key: bytes) -> list[Any] | None:
+    return None if data is None else [len(data), set_fingerprint(data, key=key)]
 
 
 def read_config(out: Path) -> dict[str, Any]:
@@ -69,25 +91,32 @@ def read_config(out: Path) -> dict[str, Any]:
     return config
 
 
-def repetition(method: Method, task: LabelTask, ledger: Ledger | None, out: Path) -> dict[str, Any]:
+def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
     """What `config.json` says beside a run's settings, so that the method is built again from it (`fl.study.load`).
 
     Tensors that it was given are written to `out`/arguments.
 
     Args:
-        method, task, ledger: of the run.
+        method, server: of the run.
         out: its folder.
 
     Returns:
         `format`; `recipe` of the method (see `distillkit.recipes`) or None, and then `recipe_missing`, the reason;
-        `labels`, the recipe of the task, or None; `budget` of a private run.
+        `labels`, the recipe of the task, or None; `images`, their shape, dtype and normalisation; `budget` of a private
+        run.
     """
     store = out / "arguments"
     said, missing = _said(method, "method", store)
-    found = {"format": RUN_FORMAT, "recipe": said, "labels": _said(task, "task", store)[0]}
+    space = {"shape": server.shape, "dtype": server.dtype, "normalization": server.normalization}
+    found = {
+        "format": RUN_FORMAT,
+        "recipe": said,
+        "labels": _said(server.task, "task", store)[0],
+        "images": recipe(space, store=store, name="images"),
+    }
     if missing is not None:
         found["recipe_missing"] = missing
-    return found if ledger is None else {**found, "budget": ledger.budget}
+    return found if server.ledger is None else {**found, "budget": server.ledger.budget}
 
 
 def _said(value: Any, name: str, store: Path) -> tuple[Any, str | None]:
@@ -149,19 +178,15 @@ def config_of(
         key: of the fingerprints of data; empty for plain ones.
     """
 
-    def facts(data: LabeledImages | StoredImages | None) -> list[Any] | None:
-        return None if data is None else [len(data), set_fingerprint(data, key=key)]
-
-    held = list(clients) if clients.whole else [clients[0]]
     architectures = method.inner.architectures(server.task.num_classes)
     fixed = {
         "method": identity(method),
         "task": repr(server.task),
         "seed": server.seed,
         "clients": len(clients),
-        "data": tensor_fingerprint([json.dumps([[facts(h.train), facts(h.test)] for h in held])], key=key),
-        "test": facts(test),
-        "server_data": {name: facts(d) for name, d in server.data.items()},
+        "data": data_fingerprint(clients, key),
+        "test": _facts(test, key),
+        "server_data": {name: _facts(d, key) for name, d in server.data.items()},
         "network": {n: network_identity(net, torch.empty(0, *server.shape)) for n, net in architectures.items()},
         "participation": participation,
         "min_replies": min_replies,

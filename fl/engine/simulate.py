@@ -192,7 +192,7 @@ def simulate(
             engine.start()
             if store is not None:
                 warn_if_not_resumable(config, store.out)
-                store.begin({**config, **repetition(method, task, ledger, store.out)})
+                store.begin({**config, **repetition(method, server, store.out)})
             engine.ask_setup(range(len(clients)), min_replies)
         remaining = range(server.round + 1, rounds + 1)
         with bar(len(rows) + len(remaining), "simulate", unit="round", progress=progress, done=len(rows)) as shown:

@@ -17,13 +17,17 @@ from distillkit.study.history import RecordError, read_rows
 from fl.codec import decode, encode
 from fl.message import Message
 
-__all__ = ["CheckpointError", "Restored", "Store", "read_history", "read_message", "write_atomically"]
+__all__ = ["CheckpointError", "OtherSettings", "Restored", "Store", "read_history", "read_message", "write_atomically"]
 
 _FORMAT = "distillkit.run/1"
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written, read, or does not belong to this run; the file is named."""
+
+
+class OtherSettings(CheckpointError):
+    """A run is not what is asked for: another method, other data, another seed, ..."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -157,7 +161,8 @@ class Store:
             free: names of settings that may differ.
 
         Raises:
-            CheckpointError: naming the settings that differ.
+            OtherSettings: naming the settings that differ.
+            CheckpointError: what was begun cannot be read.
         """
         path = self.out / "config.json"
         try:
@@ -170,7 +175,7 @@ class Store:
             lines = "; ".join(
                 f"{k}: was {was}, now {now}" for k in differs for was, now in [_apart(saved.get(k), wanted[k])]
             )
-            raise CheckpointError(f"{self.out} holds a run with other settings ({lines}); give another folder")
+            raise OtherSettings(f"{self.out} holds a run with other settings ({lines}); give another folder")
 
     def manifest(self) -> dict[str, Any] | None:
         """The last committed manifest, or None if no round was completed."""

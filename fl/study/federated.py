@@ -20,7 +20,7 @@ from fl.method import Method, NoUsableReply, require_method
 from fl.study.outcome import outcome_hash
 from fl.task import Classification, MultiLabel
 
-__all__ = ["Federated"]
+__all__ = ["Federated", "holdings"]
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,10 @@ class Federated(Way):
 
     def _simulated(self, made: Method, job: Job, **arguments: Any) -> Run:
         dealt = job.task.deal(job.split, job.seed, validation=job.validation, keep=job.keep)
-        holdings = _Holdings(dealt)
         train = job.split.train
         return simulate(
             made,
-            list(holdings) if isinstance(dealt.clients, list) else holdings,
+            holdings(dealt),
             task=MultiLabel(train.num_classes) if train.labels.ndim == 2 else Classification(train.num_classes),
             test=dealt.test,
             server_data=dealt.server,
@@ -94,6 +93,16 @@ class Federated(Way):
             progress=job.progress,
             **arguments,
         )
+
+
+def holdings(dealt: Dealt) -> Sequence[Holding]:
+    """What `simulate` takes as its clients: a list, or if images are read as they are drawn, a sequence that does so.
+
+    Args:
+        dealt: as a task deals.
+    """
+    found = _Holdings(dealt)
+    return list(found) if isinstance(dealt.clients, list) else found
 
 
 class _Holdings(Sequence[Holding]):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from distillkit.fingerprint import tensor_fingerprint
 from fl.codec import digest
 from fl.engine.run import Run
+from fl.message import Message
 
-__all__ = ["outcome_hash"]
+__all__ = ["hash_of", "outcome_hash"]
 
 _NOT_COMPARED = ("bytes_resent",)
 """Columns that say how a run went and not what came of it, beside all with seconds."""
+
+_REMARKS = "remarks"
+"""Of a ledger: whether it was begun by the run, say."""
 
 
 def outcome_hash(run: Run) -> str:
@@ -24,6 +30,23 @@ def outcome_hash(run: Run) -> str:
     Args:
         run: as `simulate` returned it.
     """
-    rows = [{k: v for k, v in row.items() if "seconds" not in k and k not in _NOT_COMPARED} for row in run.rows]
-    state = [digest(key, value) for key, value in sorted(run.server.state.items())]
-    return tensor_fingerprint([*state, json.dumps(rows, sort_keys=True)])
+    return hash_of(run.rows, run.server.state)
+
+
+def hash_of(rows: Sequence[Mapping[str, Any]], state: Message) -> str:
+    """`outcome_hash` of a run that lies in files.
+
+    Args:
+        rows: of its history.
+        state: the server's after the last of them.
+    """
+    said = json.loads(json.dumps([_compared(row) for row in rows]))  # as a file has them: all names are strings
+    digests = [digest(key, value) for key, value in sorted(state.items())]
+    return tensor_fingerprint([*digests, json.dumps(said, sort_keys=True)])
+
+
+def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in row.items() if "seconds" not in k and k not in _NOT_COMPARED}
+    if isinstance(kept.get("privacy"), Mapping):
+        kept["privacy"] = {k: v for k, v in kept["privacy"].items() if k != _REMARKS}
+    return kept

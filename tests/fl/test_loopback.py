@@ -49,6 +49,7 @@ from fl.engine.store import Store
 from fl.engine.where import loopback_of, open_cohort
 from fl.engine.wire import Bodies, Job, Lacking, pack_answer, pack_job, unpack_answer, unpack_job
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
+from fl.study import outcome_hash
 from tests.fl.laws import assert_same
 from tests.fl.test_grid import NAMES, PICTURE, SHARED, Net, addon, digits, federation, normed, plain
 from tests.fl.test_private_runs import SIGMA, NoisySum, holders
@@ -91,6 +92,7 @@ def rows(run: Run) -> list[dict[str, Any]]:
 def assert_equal(one: Run, other: Run) -> None:
     assert_same(one, other)
     assert rows(one) == rows(other)
+    assert outcome_hash(one) == outcome_hash(other)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,206 @@
+"""A finished run again, from its folder alone; or on a part of its records, as shadow runs want it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit import check
+from distillkit.data import Split
+from distillkit.plausible import warn
+from distillkit.privacy import Ledger
+from distillkit.provenance import git_commit
+from distillkit.sets import Images
+from distillkit.study.perform import Order, perform
+from distillkit.study.task import Task
+from fl.engine.holding import Holding
+from fl.engine.record import data_fingerprint
+from fl.engine.roster import Roster
+from fl.engine.simulate import simulate
+from fl.engine.store import OtherSettings, Store
+from fl.engine.where import Where
+from fl.method import Method
+from fl.study.federated import Federated, holdings
+from fl.study.loaded import Loaded, NotRepeatable, load
+
+__all__ = ["repeat"]
+
+
+def repeat(
+    folder: str | Path,
+    *,
+    out: str | Path | None = None,
+    keep: Sequence[int] | Tensor | None = None,
+    data: Callable[[], Split] | Split | None = None,
+    method: Method | None = None,
+    clients: Sequence[Images | Holding] | None = None,
+    test: Images | None = None,
+    server_data: Mapping[str, Images] | None = None,
+    where: Where | None = None,
+    workers: int = 1,
+    device: str | None = None,
+    names: Mapping[str, Any] | None = None,
+    trust: Collection[str] = (),
+    progress: bool = True,
+) -> Loaded:
+    """Run a run of a study again, from its `config.json` alone: it comes to the same hash, whatever the workers.
+
+    Its images are read anew and compared with what the run says of them before round 1. With `keep` every client has
+    only those of its records that are listed, and each record is with the client that had it in the run: the shadow
+    runs of membership attacks are such repetitions.
+
+    Args:
+        folder: of the run.
+        out: where the repetition is written, with all its records; called again it goes on. Default: a folder that is
+            removed when all of it is read.
+        keep: numbers of records in the task's training set, int [M].
+        data: the images, or what reads them, if they have moved: `partial(load_folder, "new/place", size=32)`. Images
+            that are read already (`load(folder).task.load()`) need not be read for every repetition.
+        method: see `load`.
+        clients, test, server_data: the images of a run that was begun by `simulate`, which does not know where they
+            came from.
+        where, workers: as for `simulate`; default: where the run was.
+        device: default: the run's. Another one rounds otherwise, so that the hash may be another.
+        names, trust: functions and classes of yours that the run was built with; see `distillkit.recipes.made`.
+        progress: show a bar.
+
+    Returns:
+        The repetition, as `load` gives it: `again.hash == load(folder).hash`.
+
+    Raises:
+        NotRepeatable: the folder does not say how its method, its task or its images are made; or the images are not
+            those of the run. The message says what differs.
+        fl.CheckpointError: see `load`.
+
+    Warns:
+        If all of a finished run is repeated and comes to another hash: with the versions of both. (The noise of a
+        private run is the operating system's, so that it never repeats.)
+    """
+    known = load(folder, method=method, names=names, trust=trust)
+    if where is not None and "faults" in known.config:
+        raise NotRepeatable(
+            f"where cannot be chosen: faults were part of the run in {folder}, {known.config['faults']}"
+        )
+    given = {"clients": clients, "test": test, "server_data": server_data}
+    with ExitStack() as stack:
+        if out is None:
+            out = stack.enter_context(tempfile.TemporaryDirectory())
+        target = Path(out)
+        if target.resolve() == known.folder.resolve():
+            raise ValueError(f"out must be another folder than the run's, got {out}")
+        options = {"workers": workers, "device": device or known.config["device"], "progress": progress}
+        try:
+            if clients is None:
+                if wrong := [name for name, value in given.items() if value is not None]:
+                    raise ValueError(f"{wrong[0]} goes with clients: give both, or neither")
+                whole = _of_task(known, target, keep, data, where, options)
+            else:
+                if keep is not None or data is not None:
+                    raise ValueError("keep and data are for the run of a task; leave out of clients what is not kept")
+                whole = _of_images(known, target, clients, test, server_data, where, options)
+        except OtherSettings as error:
+            raise NotRepeatable(f"the run in {folder} was another one: {error}") from error
+        again = load(target, method=method, names=names, trust=trust)
+        for name in ("task", "way", "settings", "kept"):  # read now what a temporary folder holds
+            with suppress(NotRepeatable):
+                getattr(again, name)
+    if whole and len(again.rows) == len(known.rows) and again.hash != known.hash and "privacy" not in known.config:
+        warn(
+            f"the repetition of {folder} came to the hash {again.hash}, the run to {known.hash}; the run had "
+            f"{_versions(known)} on {known.config['device']}, the repetition {_versions(again)} on "
+            f"{again.config['device']}"
+        )
+    return again
+
+
+def _of_task(known: Loaded, out: Path, keep: Any, data: Any, where: Where | None, options: dict[str, Any]) -> bool:
+    """Repeat the run of a study; returns whether it is on all the records that the run had."""
+    task, way, notes = known.task, known.way, known.config["notes"]
+    if data is not None and not isinstance(data, Split):
+        task = replace(task, data=data)
+    split = data if isinstance(data, Split) else _read(task, known.folder)
+    if keep is not None and not isinstance(keep, Tensor):
+        keep = torch.as_tensor(check.several(keep, "keep", "numbers of training records"))
+    keep = known.kept if keep is None else keep
+    if where is not None and isinstance(way, Federated):
+        way = replace(way, where=where)
+    whole = keep is None or (known.kept is not None and torch.equal(keep, known.kept))
+    if "clients" in known.config and not whole:
+        _require_same_images(known, task, split)
+    elif whole and not (out / "config.json").exists():
+        _begin(known, out, options["device"])
+    order = Order(
+        known.folder.name, "", task.name, notes["method"], known.seed, known.settings, bool(notes["validation"])
+    )
+    perform(order, task, split, way, known.method, out, keep=keep, commit=git_commit(), **options)
+    return whole
+
+
+def _of_images(
+    known: Loaded, out: Path, clients: Any, test: Any, server_data: Any, where: Where | None, options: dict[str, Any]
+) -> bool:
+    """Repeat a run of `simulate` on the images that are given."""
+    config, ledger = known.config, None
+    privacy = config.get("privacy")
+    if not (out / "config.json").exists():
+        _begin(known, out, options["device"])
+    if privacy is not None:
+        ledger = Ledger(
+            out / "ledger.jsonl", delta=privacy["delta"], budget=config["budget"], disjoint=privacy["disjoint"]
+        )
+    simulate(
+        known.method, clients, rounds=max(config["rounds"], len(known.rows)), test=test, server_data=server_data,
+        task=known.labels, participation=config["participation"], min_replies=config["min_replies"],
+        evaluate=config["evaluate"], seed=known.seed, ledger=ledger, secret=privacy and privacy["secret"],
+        where=where or "threads", server_threads=config["threads"]["server"], out=out, resume=True,
+        notes=config.get("notes"), **options,
+    )  # fmt: skip
+    return True
+
+
+def _begin(known: Loaded, out: Path, device: str) -> None:
+    """Write the run's settings into the folder of its repetition, which is then held to them as a resumed run is."""
+    out.mkdir(parents=True, exist_ok=True)
+    if "clients" not in known.config:
+        return
+    key = Store(known.folder).folder / "identity.key"
+    if key.exists():
+        Store(out).folder.mkdir(exist_ok=True)
+        shutil.copy(key, Store(out).folder)
+    (out / "config.json").write_text(json.dumps({**known.config, "device": device}, indent=2))
+
+
+def _require_same_images(known: Loaded, task: Task, split: Split) -> None:
+    """Refuse to deal a part of other images than the run was on."""
+    validation = bool(known.config["notes"]["validation"])
+    dealt = task.deal(split, known.seed, validation=validation, keep=known.kept)
+    key = Store(known.folder).key() if "privacy" in known.config else b""
+    found = data_fingerprint(Roster(holdings(dealt), split.train.num_classes, False), key)
+    if found != known.config["data"]:
+        raise NotRepeatable(
+            f"the images that {task.name} reads now are not those of the run in {known.folder}: data was "
+            f"{known.config['data']}, now {found}. If they have moved, give data=, what reads them"
+        )
+
+
+def _read(task: Task, folder: Path) -> Split:
+    try:
+        return task.load()
+    except (OSError, ValueError) as error:
+        raise NotRepeatable(
+            f"the images of the run in {folder} cannot be read as it did: {error}. If they have moved, give data=, as "
+            "partial(load_folder, 'new/place', size=32)"
+        ) from error
+
+
+def _versions(run: Loaded) -> str:
+    return ", ".join(f"{name} {version}" for name, version in run.config["versions"].items())

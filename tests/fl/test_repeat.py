@@ -1,0 +1,262 @@
+"""A run is read back from its folder, and comes to the same hash again; on a part of its records too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from distillkit import LabeledImages
+from distillkit.condense import random_subset
+from distillkit.data import Split, load_npz, partition
+from distillkit.recipes import recipe
+from distillkit.study import Condense, Study, Task
+from distillkit.training import Protocol
+from fl import CheckpointError, ClientDP, FedAvg, Filtered, Loopback, simulate
+from fl.addons import SCAFFOLD, FedProx
+from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
+from tests.fl.small import Tiny, federation, images
+from tests.fl.test_grid import Net, addon, plain
+from tests.fl.test_loopback import METHODS, play
+
+HERE = [__name__, "tests.fl.small", "tests.fl.test_grid"]
+COUNT = 60
+
+
+def pictures(seed: int = 0, count: int = COUNT) -> LabeledImages:
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    return images(count, seed).replace(images=torch.randn(count, 1, 4, 4, generator=rng), labels=labels)
+
+
+def read(seed: int = 0) -> Split:
+    """What a user's own loader does."""
+    return Split(pictures(seed), pictures(1, 12), ("a", "b", "c"))
+
+
+def task(**options: Any) -> Task:
+    deal = partial(partition.dirichlet, clients=4, alpha=1.0)
+    return Task("made", read, **{"partition": deal, "factory": Tiny, "rounds": 2, "own_tests": 0.2, **options})
+
+
+def scaffold(factory: Any, lr: float = 0.1) -> FedAvg:
+    return FedAvg(SCAFFOLD(), FedProx(), factory=factory, lr=lr, steps=2, batch=4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of a study."""
+    out = tmp_path_factory.mktemp("study")
+    study = Study(out, task(participation=3), {"SCAFFOLD": Federated(scaffold, settings={"lr": 0.05})}, seeds=[3])
+    study.run(progress=False, trial=False)
+    return out / "made-scaffold-3"
+
+
+def again(folder: Path, **how: Any) -> Any:
+    return repeat(folder, **{"trust": HERE, "progress": False, **how})
+
+
+def test_a_run_is_read_back(run: Path) -> None:
+    found = load(run, trust=HERE)
+    assert found.line["hash"] == found.hash
+    assert len(found.rows) == 2
+    assert found.seed == 3
+    assert found.method.settings.lr == 0.05
+    assert recipe(found.task) == recipe(task(participation=3))
+    assert found.settings == {"lr": 0.05}
+    [(name, network)] = found.models.items()
+    saved = load_file(run / "checkpoint" / "model.safetensors")
+    assert name == ""
+    assert not network.training
+    assert all(torch.equal(value, saved[key]) for key, value in network.state_dict().items())
+    assert sum(len(part) for part in found.deal().owners) == COUNT - sum(len(t or ()) for t in found.deal().own_tests)
+    assert "2 rounds of FedAvg" in repr(found)
+
+
+@pytest.mark.parametrize("how", [{}, {"where": "loopback"}, {"workers": 2}], ids=str)
+def test_a_run_comes_to_the_same_hash_from_its_config_alone(run: Path, how: dict[str, Any], tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    for name in ("history.jsonl", "summary.json", "checkpoint"):  # nothing else of the folder is used
+        path = tmp_path / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    found = again(tmp_path / "run", out=tmp_path / "again", **how)
+    assert found.hash == load(run, trust=HERE).hash == found.line["hash"]
+    assert found.config["data"] == load(run, trust=HERE).config["data"]
+    assert found.folder == tmp_path / "again"
+
+
+def test_all_records_kept_is_the_run_and_half_of_them_another_with_the_same_owners(run: Path, tmp_path: Path) -> None:
+    known = load(run, trust=HERE)
+    whole = again(run, keep=range(COUNT))
+    assert whole.hash == known.hash
+    assert torch.equal(whole.kept, torch.arange(COUNT))
+    keep = torch.randperm(COUNT, generator=torch.Generator().manual_seed(0))[: COUNT // 2]
+    half = again(run, keep=keep, out=tmp_path / "half")
+    assert half.hash != known.hash
+    assert torch.equal(half.kept, keep)
+    for mine, had in zip(half.deal().owners, known.deal().owners, strict=True):
+        assert set(mine.tolist()) == set(had.tolist()) & set(keep.tolist())
+    assert sum(len(t or ()) for t in half.deal().own_tests) == sum(len(t or ()) for t in known.deal().own_tests)
+    assert again(tmp_path / "half").hash == half.hash  # a shadow run is a run
+    assert again(tmp_path / "half", keep=range(COUNT)).hash == known.hash
+
+
+def test_what_clients_train_on_are_the_kept_records_alone(run: Path) -> None:
+    split = read()
+    known = load(run, trust=HERE)
+    keep = torch.arange(0, COUNT, 2)
+    dealt = known.deal(split, keep)
+    for rows, client in zip(dealt.owners, dealt.clients, strict=True):
+        assert torch.equal(client.images, split.train.images[rows])
+        assert set(rows.tolist()) <= set(keep.tolist())
+
+
+def test_images_that_moved_are_given_and_must_be_the_same(run: Path, tmp_path: Path) -> None:
+    known = load(run, trust=HERE)
+    assert again(run, data=partial(read, 0)).hash == known.hash
+    assert again(run, data=read()).hash == known.hash
+    for keep in (None, [1, 2, 3]):
+        with pytest.raises(NotRepeatable, match=r"data: was|data was .* give data="):
+            again(run, data=partial(read, 5), keep=keep)
+    with pytest.raises(NotRepeatable, match=r"cannot be read as it did: .*nowhere.* give data="):
+        again(run, data=partial(load_npz, tmp_path / "nowhere.npz"))
+
+
+def test_a_repetition_that_was_interrupted_goes_on(run: Path, tmp_path: Path) -> None:
+    found = again(run, out=tmp_path)
+    for name in ("summary.json",):
+        (tmp_path / name).unlink()
+    assert again(run, out=tmp_path).hash == found.hash
+    with pytest.raises(ValueError, match="another folder than the run's"):
+        again(run, out=run)
+
+
+def test_another_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    rows[-1]["loss"] += 1e-9
+    (tmp_path / "run" / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.warns(UserWarning, match=r"came to the hash .* torch .* on cpu"):
+        again(tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again(run)
+
+
+@pytest.mark.parametrize("name", [*METHODS, "VHL", "FedGen", "SharedPool"])
+def test_every_methods_models_and_sets_are_read_back(name: str, tmp_path: Path) -> None:
+    method = METHODS[name]() if name in METHODS else plain(addon(name))
+    ran = play(method, rounds=1, out=tmp_path)
+    found = load(tmp_path, trust=HERE)
+    assert found.hash == outcome_hash(ran)
+    assert found.models.keys() == ran.models.keys()
+    for key, network in found.models.items():
+        expected = ran.models[key].state_dict()
+        assert all(torch.equal(value, expected[n]) for n, value in network.state_dict().items())
+        assert not network.training
+    assert found.sets.keys() == {k for k, v in ran.server.state.items() if isinstance(v, LabeledImages)}
+
+
+# Runs of `simulate`, which do not know where their images came from.
+
+HOW: dict[str, Any] = {"rounds": 2, "test": images(9, 7), "seed": 4, "participation": 2, "progress": False}
+
+
+def test_a_run_of_simulate_is_repeated_on_the_images_that_are_given(tmp_path: Path) -> None:
+    ran = simulate(FedAvg(factory=Tiny, steps=2), federation(), out=tmp_path / "run", server_threads=2, **HOW)
+    with pytest.raises(NotRepeatable, match=r"does not say its task, .* repeat\(folder, clients=..., test=...\)"):
+        again(tmp_path / "run")
+    found = again(tmp_path / "run", clients=federation(), test=HOW["test"], where="loopback")
+    assert found.hash == outcome_hash(ran)
+    with pytest.raises(NotRepeatable, match=r"data: was .*, now"):
+        again(tmp_path / "run", clients=federation()[::-1], test=HOW["test"])
+    with pytest.raises(NotRepeatable, match=r"test: was \[9, .*, now None"):
+        again(tmp_path / "run", clients=federation())
+    with pytest.raises(ValueError, match="test goes with clients"):
+        again(tmp_path / "run", test=HOW["test"])
+    with pytest.raises(ValueError, match="keep and data are for the run of a task"):
+        again(tmp_path / "run", clients=federation(), keep=[1])
+
+
+def test_a_seeded_private_run_comes_to_the_same_hash_too(tmp_path: Path) -> None:
+    method = Filtered(FedAvg(factory=Tiny, steps=1, weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=1.0))
+    ran = simulate(method, federation(), rounds=2, seed=4, secret=7, out=tmp_path / "run", progress=False)
+    found = again(tmp_path / "run", clients=federation())
+    assert found.hash == outcome_hash(ran)
+    with pytest.raises(NotRepeatable, match="data: was"):
+        again(tmp_path / "run", clients=federation()[::-1])
+
+
+def test_faults_are_part_of_a_run(tmp_path: Path) -> None:
+    simulate(FedAvg(factory=Tiny, steps=1), federation(), out=tmp_path, where=Loopback(lose=0.2), **HOW)
+    with pytest.raises(NotRepeatable, match=r"faults were part of the run .*Loopback\(lose=0.2"):
+        again(tmp_path, clients=federation(), test=HOW["test"], where="threads")
+
+
+# What a folder does not say.
+
+
+def test_a_method_without_a_recipe_is_given_or_read_by_its_factory(tmp_path: Path) -> None:
+    method = FedAvg(factory=lambda outputs: Tiny(outputs), steps=1)
+    ran = simulate(method, federation(), out=tmp_path / "run", **HOW)
+    with pytest.raises(NotRepeatable, match=r"method.factory is a lambda, .* Give method=.* factory="):
+        load(tmp_path / "run")
+    found = load(tmp_path / "run", factory=Tiny)
+    assert found.method is None
+    assert found.rows == json.loads(json.dumps(ran.rows))
+    assert all(torch.equal(v, ran.models[""].state_dict()[n]) for n, v in found.models[""].state_dict().items())
+    assert "a method that is not known" in repr(found)
+    with pytest.raises(NotRepeatable, match="its weights do not fit"):
+        load(tmp_path / "run", factory=Net)
+    assert load(tmp_path / "run", method=method).hash == outcome_hash(ran)
+    found = again(tmp_path / "run", method=method, clients=federation(), test=HOW["test"])
+    assert found.hash == outcome_hash(ran)
+    with pytest.raises(NotRepeatable, match="method must be that of the run"):
+        load(tmp_path / "run", method=FedAvg(factory=Tiny, steps=2))
+
+
+def test_folders_of_other_formats_say_what_is_missing(tmp_path: Path) -> None:
+    ran = simulate(FedAvg(factory=Tiny, steps=1), federation(), out=tmp_path, **HOW)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    first = {k: v for k, v in config.items() if k not in ("format", "recipe", "labels", "images")}
+    path.write_text(json.dumps(first))
+    with pytest.raises(NotRepeatable, match=r"first format. Give method=.* factory="):
+        load(tmp_path)
+    assert load(tmp_path, factory=Tiny).hash == outcome_hash(ran)
+    with pytest.raises(NotRepeatable, match="first format .* give factory="):
+        load(tmp_path, method=FedAvg(factory=Tiny, steps=1))
+    path.write_text(json.dumps({**config, "format": "distillkit.run/9"}))
+    with pytest.raises(CheckpointError, match="run/9"):
+        load(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(tmp_path / "nowhere")
+
+
+def test_a_users_functions_must_be_vouched_for(run: Path) -> None:
+    with pytest.raises(NotRepeatable, match=r"names 'tests.fl.small:Tiny', .*trust=\['tests.fl.small'\]"):
+        load(run)
+    with pytest.raises(NotRepeatable, match=rf"task of the run .*trust=\['{__name__}'\]"):
+        load(run, trust=["tests.fl.small"]).task  # noqa: B018
+
+
+def test_a_way_that_makes_a_set_is_repeated_too(tmp_path: Path) -> None:
+    way = Condense(subset, draws=1, protocol=Protocol(epochs=1))
+    Study(tmp_path, task(), {"random": way}, seeds=[1]).run(progress=False, trial=False)
+    known = load(tmp_path / "made-random-1", trust=HERE)
+    assert len(known.sets["set"]) == 6
+    found = again(tmp_path / "made-random-1")
+    assert found.hash == known.hash is not None
+    assert torch.equal(found.sets["set"].images, known.sets["set"].images)
+    assert again(tmp_path / "made-random-1", keep=range(0, COUNT, 2)).hash != known.hash
+
+
+def subset(factory: Any) -> Any:
+    return partial(random_subset, ipc=2)
