@@ -14,6 +14,7 @@ from distillkit.study.text import NONE, Table, mean_std, unit_of
 
 __all__ = ["header_of", "numbers_of", "require_columns", "summary_table"]
 
+BEST = ("best % *", "best of the seeds' mean % *")
 CHOSEN_ON_TEST = "*: the best round was chosen on the test set; compare ways by their last round."
 
 
@@ -28,7 +29,8 @@ def summary_table(records: Given, *, columns: Sequence[str] = ()) -> Table:
     Returns:
         A row a task and way: its seeds ("2 of 3" if one is not finished), the accuracy after the last round and the
         best one of each run as mean ± standard deviation (n - 1) over seeds, the maximum over rounds of the mean over
-        seeds, and epsilon (the largest over seeds) where some way has one. A way without a test accuracy has "–".
+        seeds, and epsilon (the largest over seeds) where some way has one. A way without a test accuracy has "–"; best
+        rounds are not printed where no way has rounds.
 
     Raises:
         ValueError: no records, or a column that no run has.
@@ -52,10 +54,11 @@ def summary_table(records: Given, *, columns: Sequence[str] = ()) -> Table:
         rows.append(numbers | {name: value for part, _ in parts for name, value in part.items()})
         printed.append((g.task, g.method, g.seeds, *(cell for _, cell in parts)))
         notes += _odd(g, epsilons)
-    header = ["task", "method", "seeds", "last %", "best % *", "best of the seeds' mean % *"]
-    header += ["ε"] if private else []
+    header = ["task", "method", "seeds", "last %", *BEST, *(["ε"] if private else [])]
     header += [header_of(column, found) for column in columns]
-    return Table(tuple(header), tuple(printed), rows, (_spread(found), CHOSEN_ON_TEST, *notes))
+    empty = [name for i, name in enumerate(header) if name in BEST and all(line[i] == NONE for line in printed)]
+    said = (_spread(found), *([CHOSEN_ON_TEST] if len(empty) < len(BEST) else []), *notes)
+    return Table(tuple(header), tuple(printed), rows, said).without(*empty)
 
 
 def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:

@@ -86,6 +86,14 @@ def test_ways_without_a_finished_run_have_a_row() -> None:
     assert table.rows[1]["accuracy_last"] is None
 
 
+def test_best_rounds_are_printed_where_there_are_rounds() -> None:
+    made = summary_table([record(0.5, "DM", accuracy_best=None)])
+    assert made.header == ("task", "method", "seeds", "last %")
+    assert "best round" not in str(made)
+    assert made.rows[0]["accuracy_best"] is None
+    assert "best % *" in summary_table([record([0.5])]).header
+
+
 def test_rounds_without_a_test_are_passed_over() -> None:
     table = summary_table([record([None, 0.4, None, 0.3], "A", seed) for seed in (0, 1)])
     assert table.cells[0][5] == "40.0 (round 2)"
