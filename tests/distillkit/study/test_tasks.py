@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 
 from distillkit import LabeledImages, Normalization
-from distillkit.data import Split
+from distillkit.data import Split, StoredSplit
 from distillkit.recipes import made, recipe
 from distillkit.study import TASK_NAMES, named_task
 
@@ -47,6 +49,13 @@ def test_corrupted_pictures_are_dealt_as_fedlgd_has_them() -> None:
     for part in dealt.owners:
         assert len(domains[part].unique()) == 1
         assert bool((labels[part].bincount() >= 100).all())
+
+
+@pytest.mark.parametrize("name", ["tinyimagenet", "celeba", "leaf-celeba", "flair"])
+def test_what_is_more_than_memory_holds_is_opened(name: str, tmp_path: Path) -> None:
+    images = named_task(name, root=tmp_path).data
+    assert isinstance(images, partial)
+    assert get_type_hints(images.func)["return"] is StoredSplit
 
 
 def test_wrong_words_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
