@@ -122,7 +122,7 @@ class Condense(Way):
         found: LabeledImages | None = None
         try:
             offered = {"generator": derive(job.seed, "trial"), "progress": False, "ledger": self._ledger(made, job)}
-            found = made(real, **accepted(made, **offered), **_kept(made, callback, None))
+            found = _a_set(made(real, **accepted(made, **offered), **_kept(made, callback, None)))
         except _Enough:
             pass
         seconds = time.perf_counter() - began
@@ -156,10 +156,14 @@ class Condense(Way):
                 last = time.monotonic()
 
         offered = {"generator": derive(job.seed, "condense"), "ledger": ledger, "progress": job.progress}
-        found = made(real, **accepted(made, **offered), **_kept(made, callback, state if state.exists() else None))
-        if not isinstance(found, LabeledImages):
-            raise TypeError(f"what make gives must return a LabeledImages, got {type(found).__name__}")
-        return found
+        resume = state if state.exists() else None
+        return _a_set(made(real, **accepted(made, **offered), **_kept(made, callback, resume)))
+
+
+def _a_set(found: Any) -> LabeledImages:
+    if not isinstance(found, LabeledImages):
+        raise TypeError(f"what make gives must return a LabeledImages, got {type(found).__name__}")
+    return found
 
 
 def _kept(made: Any, callback: Callable[[Progress], None], state: Path | None) -> dict[str, Any]:

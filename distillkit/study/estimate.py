@@ -19,7 +19,7 @@ class Expected:
         task, method: their names.
         runs: how many are not done yet, tries and seeds together.
         cost: of one of them.
-        memory: the most that the process held in the trial, in bytes; None if it could not be measured apart.
+        memory: the most that the process held in the trial, in bytes; None where the system does not say.
     """
 
     task: str

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import resource
-import sys
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from distillkit.recipes import made, named, recipe
 from distillkit.study.task import Task
 from distillkit.study.way import Cost, Job, Way
 
-__all__ = ["Order", "Said", "perform", "perform_far", "said", "try_far"]
+__all__ = ["Order", "Said", "attempt", "attempt_far", "perform", "perform_far", "said"]
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,20 @@ def said(order: Order, task: Task, way: Way, built: Any, out: Path) -> Said:
         recipe(task, store=out / "data", name=f"tasks[{order.task!r}]"),
         recipe(way.bare(), store=out / "arguments", name=where),
         recipe(built, store=out / "arguments", name=f"what {where} makes"),
-        {**vars(order), "settings": recipe(dict(order.settings), store=out / "arguments", name=f"{where}.settings")},
+        {**vars(order), "settings": said_settings(order, out / "arguments")},
         named([task, way.bare(), built, dict(order.settings)]),
     )
+
+
+def said_settings(order: Order, store: Path) -> dict[str, Any]:
+    """The settings of a run as its records hold them: by name, each as a recipe.
+
+    Args:
+        order: the run.
+        store: the folder for tensors among them.
+    """
+    where = f"the settings of ways[{order.method!r}]"
+    return {name: recipe(value, store=store, name=f"{where}.{name}") for name, value in order.settings.items()}
 
 
 def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: Path, **options: Any) -> dict[str, Any]:
@@ -100,7 +111,7 @@ def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: P
     store = folder / "arguments"
     notes = {
         "task": recipe(task, store=store, name="task"), "way": recipe(way.bare(), store=store, name="way"),
-        "method": order.method, "settings": recipe(dict(order.settings), store=store, name="settings"),
+        "method": order.method, "settings": said_settings(order, store),
         "validation": order.validation, "commit": commit,
     }  # fmt: skip
     if options.get("keep") is not None:
@@ -148,19 +159,44 @@ def perform_far(wanted: Said, out: Path, options: Mapping[str, Any]) -> dict[str
     return perform(order, task, split, way, built, out, **options)
 
 
-def try_far(wanted: Said, out: Path, options: Mapping[str, Any]) -> tuple[Cost, int | None]:
-    """A moment of a run in a worker process: what all of it will take, and the most memory that it held, in bytes.
+def attempt(order: Order, task: Task, split: Split, way: Way, built: Any, **options: Any) -> tuple[Cost, int | None]:
+    """A moment of a run: what all of it will take, and the most memory that this process held meanwhile, in bytes.
+
+    Args:
+        order, task, split, way, built: see `perform`.
+        options: `device` and `workers` of the job.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        _forget_peak()
+        cost = way.trial(built, _job(order, task, split, Path(folder), **options))
+        return cost, _peak()
+
+
+def attempt_far(wanted: Said, out: Path, options: Mapping[str, Any]) -> tuple[Cost, int | None]:
+    """`attempt` in a worker process.
 
     Args:
         wanted: as `said` wrote it.
         out: the study's folder.
-        options: `device` and `workers` of the job.
+        options: see `attempt`.
     """
-    order, task, split, way, built = _built(wanted, out)
-    with tempfile.TemporaryDirectory() as folder:
-        cost = way.trial(built, _job(order, task, split, Path(folder), **options))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return cost, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    torch.set_num_threads(1)
+    return attempt(*_built(wanted, out), **options)
+
+
+def _forget_peak() -> None:
+    """Let the kernel count this process's largest memory from now on, where it can."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> int | None:
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 _SPLITS: dict[str, Split] = {}
@@ -176,7 +212,8 @@ def _built(wanted: Said, out: Path) -> tuple[Order, Task, Split, Way, Any]:
     if key not in _SPLITS:
         _SPLITS.clear()
         _SPLITS[key] = task.load()
-    order = Order(**{**wanted.order, "settings": build(wanted.order["settings"])})
+    settings = {name: build(said) for name, said in wanted.order["settings"].items()}
+    order = Order(**{**wanted.order, "settings": settings})
     return order, task, _SPLITS[key], build(wanted.way), build(wanted.built)
 
 

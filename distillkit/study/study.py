@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from distillkit.provenance import VERSION, git_commit
 from distillkit.recipes import recipe
 from distillkit.study import choice, tuning
 from distillkit.study.estimate import Estimate, Expected
-from distillkit.study.perform import Order, Said, perform, perform_far, read_line, said, try_far
+from distillkit.study.perform import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
 from distillkit.study.pictures import curves
 from distillkit.study.records import STUDY, Records, read_records
 from distillkit.study.tables import summary_table
@@ -106,7 +107,8 @@ class Study:
         """Do all runs that are not done yet; one that was interrupted goes on where it was.
 
         Args:
-            processes: runs at a time, each in a process of its own. No result depends on it.
+            processes: runs at a time; more than one each in a process of its own, for which a script needs its
+                `if __name__ == "__main__":`. No result depends on it.
             workers: threads of each run that run clients. No result depends on it.
             device: where to compute, "cpu" or "cuda".
             trial: first do a moment of each way and say what all will take, see `estimate`.
@@ -122,8 +124,7 @@ class Study:
             ValueError: the folder holds another study; no try of a way has a score.
             distillkit.owner.InUse: another process runs in the folder; it is named.
         """
-        processes = check.positive_int(processes, "processes")
-        options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
+        processes, options = self._options(processes, workers, device)
         if on_run is not None:
             check.callable_with(on_run, "on_run", ["line"], "print, called with a finished run's line")
         with self._owned():
@@ -140,20 +141,30 @@ class Study:
             self._do(self._running(self._choose()), "runs", processes, options, seconds, progress, on_run)
             return self.records()
 
-    def estimate(self, *, workers: int = 1, device: str = "cpu") -> Estimate:
+    def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
         """Do a moment of each way on each task, and say what all runs that are not done yet will take.
 
-        The trial of a way is its first two rounds, or some steps, with its first try, in a process of its own, so that
-        the memory is its own too. It writes nothing, and its results are thrown away.
+        The trial of a way is its first two rounds, or some steps, with its first try. It writes nothing, and its
+        results are thrown away.
 
         Args:
-            workers, device: see `run`.
+            processes, workers, device: see `run`.
 
         Returns:
             Seconds, bytes and memory by task and way; `print` it.
         """
+        processes, options = self._options(processes, workers, device)
         with self._owned():
-            return self._estimate({"workers": workers, "device": device}, 1)
+            return self._estimate(options, processes)
+
+    def _options(self, processes: int, workers: int, device: str) -> tuple[int, dict[str, Any]]:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise RuntimeError(
+                "a worker process of this study imports the script that started it, and came to the study again: put "
+                "the call under `if __name__ == '__main__':`"
+            )
+        options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
+        return check.positive_int(processes, "processes"), options
 
     def _owned(self) -> AbstractContextManager[None]:
         return owned(self.out / ".owner.lock", f"the study in {self.out}")
@@ -309,7 +320,10 @@ class Study:
 
     def _made(self, order: Order) -> Any:
         task = self._task(order.task)
-        return self.ways[order.method].made(task, self._split(task), order.settings)
+        try:
+            return self.ways[order.method].made(task, self._split(task), order.settings)
+        except TypeError as error:
+            raise TypeError(f"ways[{order.method!r}] cannot be made with {dict(order.settings)}: {error}") from error
 
     def _said(self, order: Order) -> Said:
         return said(order, self._task(order.task), self.ways[order.method], self._made(order), self.out)
@@ -324,10 +338,13 @@ class Study:
         for task, method in dict.fromkeys((o.task, o.method) for o in [*tries, *self._running({})]):
             own = [o for o in [*tries, *self._running({})] if (o.task, o.method) == (task, method)]
             left = [o for o in own if not (self.out / o.folder / "summary.json").exists()]
-            if left:
+            if left and processes == 1:
+                parts = self._task(task), self._split(self._task(task)), self.ways[method], self._made(left[0])
+                rows.append(Expected(task, method, len(left), *attempt(left[0], *parts, **options)))
+            elif left:
                 with worker_processes(1) as pool:
-                    cost, memory = pool.submit(try_far, self._said(left[0]), self.out, options).result()
-                rows.append(Expected(task, method, len(left), cost, memory))
+                    found = pool.submit(attempt_far, self._said(left[0]), self.out, options).result()
+                rows.append(Expected(task, method, len(left), *found))
         return Estimate(tuple(rows), processes)
 
     # What came of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -89,8 +90,8 @@ def test_every_way_tries_as_often_and_the_best_try_runs_once_a_seed(tmp_path: Pa
     assert len(done) == len(set(done)) == 2 * 3 * 2 + 2 * 2
     assert len([name for name in tried if "low" in name]) == len([name for name in tried if "high" in name]) == 6
     assert [(r.method, r.seed, r.line["settings"]) for r in study.records()] == [
-        ("Low", 0, {"dict": [["value", 30]]}), ("Low", 1, {"dict": [["value", 30]]}),
-        ("High", 0, {"dict": [["value", 90]]}), ("High", 1, {"dict": [["value", 90]]}),
+        ("Low", 0, {"value": 30}), ("Low", 1, {"value": 30}),
+        ("High", 0, {"value": 90}), ("High", 1, {"value": 90}),
     ]  # fmt: skip
     said = json.loads((tmp_path / "choice.json").read_text())
     assert (said["rule"], said["seeds"]) == ("last", [100, 101])
@@ -165,13 +166,13 @@ def test_a_try_that_fails_is_never_chosen_and_says_why(tmp_path: Path) -> None:
 def test_the_rule_may_look_at_the_clients_own_tests(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), {"A": known(tries=grid(value=[10, 30]))}, seeds=(0,), rule="own")
     ran(study)
-    assert study.records()[0].line["settings"] == {"dict": [["value", 10]]}
+    assert study.records()[0].line["settings"] == {"value": 10}
 
 
 def test_tries_may_be_made_on_another_task(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), {"A": known(tries=grid(value=[10, 30]))}, seeds=(0,), tune_on=task("public"))
     assert ran(study) == ["public-a-0-100", "public-a-1-100", "made-a-0"]
-    assert study.records()[0].line["settings"] == {"dict": [["value", 30]]}
+    assert study.records()[0].line["settings"] == {"value": 30}
 
 
 def test_a_control_takes_anothers_settings_and_its_own_beside_them(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_a_control_takes_anothers_settings_and_its_own_beside_them(tmp_path: Pat
     }
     study = Study(tmp_path, task(), ways, seeds=(0,))
     assert ran(study) == ["made-a-0-100", "made-a-1-100", "made-a-0", "made-like-a-0"]
-    assert study.records()[1].line["settings"] == {"dict": [["value", 30], ["classes", 3]]}
+    assert study.records()[1].line["settings"] == {"value": 30, "classes": 3}
     assert json.loads((tmp_path / "choice.json").read_text())["tasks"]["made"]["Like A"]["like"] == "A"
 
 
@@ -299,3 +300,26 @@ def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:
 
     Study(tmp_path, [task("one"), task("two")], {"A": Known(make)}, seeds=(0,)).run(trial=False, progress=False)
     assert asked == ["one", "two"]
+
+
+def test_a_wrong_setting_names_its_way_and_a_worker_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(tmp_path, task(), {"A": known(settings={"learning": 1})}, seeds=(0,))
+    with pytest.raises(TypeError, match="ways\\['A'\\] cannot be made with {'learning': 1}"):
+        ran(study)
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match="if __name__ == '__main__'"):
+        ran(study)
+
+
+def test_what_a_study_will_take_is_measured_and_counts_what_is_left(tmp_path: Path) -> None:
+    ways = {"A": known(tries=grid(value=[1, 2])), "B": known(tries=grid(value=[3, 4]))}
+    study = Study(tmp_path, task(), ways, seeds=(0, 1))
+    assert {(row.method, row.runs) for row in study.estimate().rows} == {("A", 4), ("B", 4)}
+    assert study.estimate().seconds == 8.0
+    assert "8 runs, about 8 seconds" in str(study.estimate())
+    memory = study.estimate().rows[0].memory
+    assert memory is None or memory > 10_000_000
+    Known.stop_at = "made-b-1"
+    with pytest.raises(KeyboardInterrupt):
+        ran(study)
+    assert [(row.method, row.runs) for row in study.estimate(processes=1).rows] == [("B", 1)]
