@@ -100,6 +100,8 @@ class _Fit:
     def log_density(self, target: Tensor) -> Tensor:
         z, f = (target - self.mean) / self.scale, self.freedom
         gaussian = -0.5 * z.square() - 0.5 * math.log(2 * math.pi)
+        if bool(f.isinf().all()):
+            return gaussian - self.scale.log()
         finite = torch.where(f.isinf(), 1.0, f)
         student = (
             torch.lgamma((finite + 1) / 2) - torch.lgamma(finite / 2) - 0.5 * (finite * math.pi).log()
@@ -111,6 +113,8 @@ class _Fit:
         """log P(below) - log P(above): no tail is rounded to 0."""
         z, f = (target - self.mean) / self.scale, self.freedom
         gaussian = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
+        if bool(f.isinf().all()):
+            return gaussian
         return torch.where(f.isinf(), gaussian, _student_log_odds(z, f))
 
 

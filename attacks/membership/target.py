@@ -105,11 +105,11 @@ class Shadows:
                 f"inside must hold shadows beside number {number} and its complement, got {len(self)} in all; run more"
             )
         times = self.inside[rest].sum(0)
-        with_, without = times[own].unique(), times[~own].unique()
-        if len(with_) == len(without) == 1 and with_ != without:
+        with_, without = times[own].tolist(), times[~own].tolist()
+        if len(set(with_)) == len(set(without)) == 1 and with_[0] != without[0]:
             raise ValueError(
                 f"inside must not be balanced but for pairs of complements: the other shadows have a record of shadow "
-                f"{number} {int(with_)} times and another one {int(without)} times, which tells them apart; draw the "
+                f"{number} {with_[0]} times and another one {without[0]} times, which tells them apart; draw the "
                 "halves independently, or take attacks.membership.halves"
             )
         return self.only(rest)

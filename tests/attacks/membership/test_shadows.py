@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,10 @@ from attacks.membership import (
 )
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
+from tests.attacks.membership.fits import IMAGES, fit
 
-IMAGES = torch.rand(20, 1, 4, 4, generator=derive(0))
 LABELS = torch.arange(20) % 2
 POPULATION = (torch.rand(6, 1, 4, 4, generator=derive(1)), torch.arange(6) % 2)
-
-
-def fit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
-    """A 'model' that knows the mean of its records, with noise of its own."""
-    mean = IMAGES[indices].mean(0) + 0.01 * torch.randn(1, 4, 4, generator=derive(seed))
-    return {"model": lambda x, y: (x * mean).flatten(1).sum(1) + y, "both": lambda x, y: (x * mean).flatten(1)[:, :3]}
 
 
 def pipeline(run: Any = fit, **changes: Any) -> Pipeline:
@@ -323,8 +317,8 @@ def test_it_is_the_loop_that_it_says_it_is() -> None:
 
 
 def test_intervals_of_the_mean_over_targets_cover() -> None:
-    """60 whole designs; the truth is their mean. The spread over targets, taken for independent, is too narrow."""
-    found, n = [], 60
+    """40 whole designs; the truth is their mean. The spread over targets, taken for independent, is too narrow."""
+    found, n = [], 40
     for seed in range(n):
         one = drawn(1000 + seed, count=8, records=24, effect=0.7)
         found.append(leave_one_out(one, {"t": ATTACKS["LiRA offline"]}, fpr=0.25, progress=False)["t"])

@@ -1,0 +1,18 @@
+"""A pipeline's `fit` that a spawned process can import, without all that the tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from distillkit.rng import derive
+
+IMAGES = torch.rand(20, 1, 4, 4, generator=derive(0))
+
+
+def fit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
+    """A 'model' that knows the mean of its records, with noise of its own."""
+    mean = IMAGES[indices].mean(0) + 0.01 * torch.randn(1, 4, 4, generator=derive(seed))
+    return {"model": lambda x, y: (x * mean).flatten(1).sum(1) + y, "both": lambda x, y: (x * mean).flatten(1)[:, :3]}
