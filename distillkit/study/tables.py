@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +47,7 @@ def summary_table(records: Given, *, columns: Sequence[str] = ()) -> Table:
         parts = [
             *(numbers_of(column, g.values(column)) for column in ("accuracy_last", "accuracy_best")),
             _best_mean(g),
-            *([({}, f"{max(epsilons):.2f}" if guaranteed else NONE)] if private else []),
+            *([({}, _rounded_up(max(epsilons)) if guaranteed else NONE)] if private else []),
             *(numbers_of(column, g.values(column)) for column in columns),
         ]
         numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records)}
@@ -57,7 +58,12 @@ def summary_table(records: Given, *, columns: Sequence[str] = ()) -> Table:
     header = ["task", "method", "seeds", "last %", *BEST, *(["ε"] if private else [])]
     header += [header_of(column, found) for column in columns]
     empty = [name for i, name in enumerate(header) if name in BEST and all(line[i] == NONE for line in printed)]
-    said = (_spread(found), *([CHOSEN_ON_TEST] if len(empty) < len(BEST) else []), *notes)
+    said = (
+        _spread(found),
+        *([CHOSEN_ON_TEST] if len(empty) < len(BEST) else []),
+        *(_promised(found) if private else []),
+        *notes,
+    )
     return Table(tuple(header), tuple(printed), rows, said).without(*empty)
 
 
@@ -137,11 +143,30 @@ def _odd(group: Group, epsilons: Sequence[Any]) -> list[str]:
     failed = sum(v for v in group.values("failed") if v)
     if failed:
         said.append(f"{name}: {failed} replies of clients failed and were left out.")
+    for column in ("epsilon_reason", "epsilon_remarks"):
+        words = [w for value in group.values(column) if value for w in ([value] if isinstance(value, str) else value)]
+        said += [f"{name}: {word.rstrip('.')}." for word in dict.fromkeys(words)]
     if None in epsilons and any(e is not None for e in epsilons):
         said.append(f"{name}: {epsilons.count(None)} of {len(epsilons)} runs have no epsilon, so the way has none.")
     elif len({round(e, 2) for e in epsilons if e is not None}) > 1:
-        said.append(f"{name}: ε is the largest of {min(epsilons):.2f} to {max(epsilons):.2f}.")
+        said.append(f"{name}: ε is the largest of {_rounded_up(min(epsilons))} to {_rounded_up(max(epsilons))}.")
     return said
+
+
+def _promised(found: Sequence[Group]) -> list[str]:
+    """What the epsilons of a table speak of."""
+    runs = [r for g in found for r in g.records if r.last("epsilon") is not None]
+    told = {(r.last("delta"), r.last("relation")) for r in runs}
+    facts = [
+        ", ".join([f"delta {d:g}" if d is not None else "", r or ""]).strip(", ") for d, r in sorted(told, key=str)
+    ]
+    named = f" ({'; '.join(facts)})" if any(facts) else ""
+    return [f"ε{named}: of one run; each further run on the same records is a release of its own."]
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Two digits that promise no more than the ledger does."""
+    return f"{math.ceil(100 * epsilon - 1e-6) / 100:.2f}"
 
 
 def _spread(found: Sequence[Group]) -> str:

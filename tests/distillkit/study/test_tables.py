@@ -80,6 +80,22 @@ def test_settings_are_words_and_not_measurements() -> None:
     assert summary_table(runs, columns=["settings.lr", "settings.on"]).cells[0][-2:] == ("0.3, 0.1", "true")
 
 
+def test_an_epsilon_says_what_it_is_of_and_a_lacking_one_why() -> None:
+    facts = {"delta": 1e-5, "relation": "add or remove one record"}
+    runs = [
+        record(0.5, "A", epsilon=8.0, epsilon_remarks=["loose by 4 %"], **facts),
+        record(0.5, "B", epsilon_reason="the noise was seeded.", **facts),
+    ]
+    said = str(summary_table(runs))
+    assert "ε (delta 1e-05, add or remove one record): of one run; each further run" in said
+    assert "A on digits: loose by 4 %." in said
+    assert "B on digits: the noise was seeded." in said
+    shown = [summary_table([record(0.5, epsilon=e)]).cells[0][-1] for e in (7.999999999, 8.0, 8.001, 7.991)]
+    assert shown == ["8.00", "8.00", "8.01", "8.00"]  # never less than the ledger says
+    assert "ε: of one run" in str(summary_table([record(0.5, epsilon=8.0)]))
+    assert "of one run" not in str(summary_table([record(0.5)]))
+
+
 def test_ways_without_a_finished_run_have_a_row() -> None:
     table = summary_table(Records([record([0.5])], [("digits", "FedDM", 0)]))
     assert table.cells[1] == ("digits", "FedDM", "0 of 1", "–", "–", "–")
