@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -151,11 +152,14 @@ class Normalization:
             TypeError, ValueError: see `check.batch_of_images`.
         """
         check.batch_of_images(pixels, "pixels")
-        channels = pixels.transpose(0, 1).flatten(1).double()
+        count = pixels.numel() // pixels.shape[1]
+        mean = [total / count for total in _sums(pixels)]
+        spread = _sums(pixels, around=pixels.new_tensor(mean, dtype=torch.float64).view(1, -1, 1, 1))
         # The measured deviation of a constant channel is rounding noise above zero, so compare the extremes.
-        constant = channels.amax(1) == channels.amin(1)
-        std = channels.std(1, correction=0).masked_fill(constant, 1.0)
-        return Normalization(channels.mean(1).tolist(), std.tolist(), measured=not public)
+        alike = (pixels.amax((0, 2, 3)) == pixels.amin((0, 2, 3))).tolist()
+        std = [1.0 if constant else math.sqrt(total / count) for total, constant in zip(spread, alike)]
+        # Sums differ in their last digits from processor to processor; without those, two machines agree.
+        return Normalization([float(f"{v:.13g}") for v in mean], [float(f"{v:.13g}") for v in std], measured=not public)
 
     def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
         if not like.is_floating_point():
@@ -196,6 +200,18 @@ class Normalization:
             return "pixels in [0, 1]"
         numbers = [f"({', '.join(f'{v:.4g}' for v in values)})" for values in (self.mean, self.std)]
         return f"mean {numbers[0]} std {numbers[1]}" + (" then ZCA" if self.zca else "")
+
+
+def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:
+    """For each channel the sum of its values, or of their squared distances to `around`; in parts, to save memory.
+
+    The order of additions hangs on no number of threads: every sum of a row is one thread's, and `fsum` is exact.
+    """
+    found = []
+    for chunk in pixels.detach().split(256):
+        values = chunk.double() if around is None else (chunk.double() - around).square_()
+        found.append(values.sum(3).sum(2))
+    return [math.fsum(channel) for channel in torch.cat(found).T.tolist()]
 
 
 def _channels(values: Sequence[float], name: str) -> tuple[float, ...]:

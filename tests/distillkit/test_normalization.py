@@ -58,6 +58,22 @@ def test_measured_statistics_standardise(n: int, c: int) -> None:
     assert torch.allclose(y.var(1, correction=0), torch.ones(c, dtype=y.dtype), atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", [(700, 1, 8, 8), (40, 3, 32, 32), (1, 1, 300, 300)])
+def test_what_is_measured_hangs_on_no_number_of_threads(shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 5):
+            torch.set_num_threads(number)
+            found.append(Normalization.of(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]
+    exact = x.double().transpose(0, 1).flatten(1)
+    assert found[0].mean == pytest.approx(exact.mean(1).tolist(), rel=1e-12)
+    assert found[0].std == pytest.approx(exact.std(1, correction=0).tolist(), rel=1e-12)
+
+
 @given(st.floats(0, 1, width=32))
 def test_a_constant_channel_gets_std_one(value: float) -> None:
     x = torch.full((7, 1, 5, 3), value)
