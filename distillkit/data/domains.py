@@ -131,9 +131,7 @@ def as_domains(
         held = {name: data for name, data in held.items() if data is not None}
         if not held:
             continue
-        found = {name: to_pixels(data.pixels(), size, channels) for name, data in held.items()}
-        _require_alike({name: tuple(images.shape[1:]) for name, images in found.items()})
-        pixels[part] = torch.cat(list(found.values()))
+        pixels[part] = _joined(held, size, channels)
         labels[part] = torch.cat([_relabelled(data, orders[name], len(names)) for name, data in held.items()])
         counts = torch.tensor([len(data) for data in held.values()])
         columns[part] = {"domain": torch.tensor(numbers).repeat_interleave(counts)}
@@ -197,11 +195,19 @@ def _relabelled(data: LabeledImages, order: Tensor, total: int) -> Tensor:
     return rows.new_zeros(len(rows), total).index_copy_(1, order, rows)
 
 
-def _require_alike(shapes: Mapping[str, tuple[int, ...]]) -> None:
-    (first, shape), *others = shapes.items()
-    for name, other in others:
-        if other != shape:
-            remedy = "channels=1 or channels=3" if other[0] != shape[0] else "size=, for example size=32"
+def _joined(held: Mapping[str, LabeledImages], size: Size | None, channels: int | None) -> Tensor:
+    """The pixels of all sources, one after the other; only one source is held twice."""
+    joined, first, begin = torch.empty(0), "", 0
+    for name, data in held.items():
+        images = to_pixels(data.pixels(), size, channels)
+        if not first:
+            joined, first = torch.empty(sum(map(len, held.values())), *images.shape[1:]), name
+        if images.shape[1:] != joined.shape[1:]:
+            remedy = "channels=1 or channels=3" if images.shape[1] != joined.shape[1] else "size=, for example size=32"
             raise ValueError(
-                f"the sources differ: {first!r} is {list(shape)} (C, H, W), {name!r} is {list(other)}; give {remedy}"
+                f"the sources differ: {first!r} is {list(joined.shape[1:])} (C, H, W), {name!r} is "
+                f"{list(images.shape[1:])}; give {remedy}"
             )
+        joined[begin : begin + len(images)] = images
+        begin += len(images)
+    return joined

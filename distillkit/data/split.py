@@ -17,7 +17,7 @@ from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.sets import Images, LabeledImages, as_set
 
-__all__ = ["HOLD_OUT_SEED", "Split", "assemble", "hold_out", "sides", "split_by", "to_pixels"]
+__all__ = ["HOLD_OUT_SEED", "Split", "assemble", "hold_out", "hold_out_values", "sides", "split_by", "to_pixels"]
 
 HOLD_OUT_SEED = 20_211
 """Which images a dataset without a test split of its own holds back: part of the dataset's definition, no option."""
@@ -70,11 +70,31 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
     return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 
+def hold_out_values(labels: Tensor, values: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+    """`hold_out` for images of which several belong together: no value is both among what is kept and what is held.
+
+    Args:
+        labels: class indices int [N], of which a value's first image counts; or rows [N, K], of which none does.
+        values: what belongs together, int64 [N].
+        fraction: of the values of each class, in [0, 1).
+
+    Returns:
+        Indices (kept, held back), int64, ascending.
+    """
+    found, place = values.unique(return_inverse=True)
+    first = torch.full((len(found),), len(values)).scatter_reduce(0, place, torch.arange(len(values)), "amin")
+    of_values = labels[first] if labels.ndim == 1 else torch.zeros(len(found), dtype=torch.long)
+    tested = torch.zeros(len(found), dtype=torch.bool)
+    tested[hold_out(of_values, fraction)[1]] = True
+    return (~tested[place]).nonzero().flatten(), tested[place].nonzero().flatten()
+
+
 def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: Sequence[str] | None = None) -> Split:
     """Cut one set into train and test so that no value of a column is in both: a picture, a patient, a writer.
 
     For sets in which several images belong together: of CIFAR-10-C's corruptions of one picture, or a patient's slices,
-    a test must not see what was trained on.
+    a test must not see what was trained on. The sets' `info["apart"]` names the column, so that a study's validation
+    set keeps to it too.
 
     Args:
         data: a set with that column.
@@ -96,20 +116,15 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
     names = tuple(str(k) for k in range(data.num_classes)) if classes is None else tuple(classes)
     if len(names) != data.num_classes:
         raise ValueError(f"classes must be {data.num_classes} names, got {len(names)}")
-    found, place = values.unique(return_inverse=True)
-    first = torch.full((len(found),), len(values)).scatter_reduce(0, place, torch.arange(len(values)), "amin")
-    of_one_kind = torch.zeros(len(found), dtype=torch.long)
-    kept, held = hold_out(data.labels.cpu()[first] if data.labels.ndim == 1 else of_one_kind, test_fraction)
+    kept, held = hold_out_values(data.labels.cpu(), values, test_fraction)
     if not len(kept) or (test_fraction and not len(held)):
         raise ValueError(
-            f"test_fraction={test_fraction:g} of {len(found)} values of {column!r} leaves no "
+            f"test_fraction={test_fraction:g} of {len(values.unique())} values of {column!r} leaves no "
             f"{'train' if len(held) else 'test'} set; give another one"
         )
-    tested = torch.zeros(len(found), dtype=torch.bool)
-    tested[held] = True
     parts = []
-    for part, rows in (("train", ~tested[place]), ("test", tested[place])):
-        own = data[rows.nonzero().flatten().to(data.labels.device)]
+    for part, rows in (("train", kept), ("test", held)):
+        own = data[rows.to(data.labels.device)]
         parts.append(own.replace(info={**data.info, "split": part, "test_fraction": test_fraction, "apart": column}))
     return Split(parts[0], parts[1], names, domains=tuple(data.info.get("domains", ())))
 

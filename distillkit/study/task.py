@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distillkit import check
 from distillkit.data import Split, StoredSplit, clients
 from distillkit.data.partition import by_domain
-from distillkit.data.split import hold_out
+from distillkit.data.split import hold_out, hold_out_values
 from distillkit.networks import NETWORK_NAMES, named_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
@@ -144,7 +144,7 @@ class Task:
         owners = [pool[part] for part in self._parts(train, pool, seed)]
         tests: list[LabeledImages | None] = [None] * len(owners)
         if self.own_tests:
-            pairs = [_held_back(train.labels, part, self.own_tests) for part in owners]
+            pairs = _own_tests(train, owners, self.own_tests)
             owners = [kept for kept, _ in pairs]
             tests = [train[held] if len(held) else None for _, held in pairs]
         owners = [_among(part, keep, len(train)) for part in owners]
@@ -166,12 +166,12 @@ class Task:
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))
         if self.server_share:
-            pool, held = _held_back(train.labels, pool, self.server_share)
+            pool, held = _held_back(train, pool, self.server_share)
             server["proxy"] = _in_memory(train[held])
         if validation and split.validation is not None:
             test = split.validation
         elif validation:
-            pool, held = _held_back(train.labels, pool, self.validation)
+            pool, held = _held_back(train, pool, self.validation)
             test = train[held]
         return pool, test, server
 
@@ -235,11 +235,26 @@ def _in_memory(data: Any) -> LabeledImages:
     return data.read() if isinstance(data, StoredImages) else data
 
 
-def _held_back(labels: Tensor, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
+def _together(train: LabeledImages) -> Tensor | None:
+    """What must not be on both sides of a cut, if the set was cut so before (`split_by`)."""
+    return train.columns.get(str(train.info.get("apart")))
+
+
+def _held_back(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """`hold_out` among the `rows` of a set; of multi-label images, a share of all."""
-    own = labels[rows] if labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
-    kept, held = hold_out(own, share)
+    own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
+    together = _together(train)
+    kept, held = hold_out(own, share) if together is None else hold_out_values(own, together[rows], share)
     return rows[kept], rows[held]
+
+
+def _own_tests(train: LabeledImages, owners: Sequence[Tensor], share: float) -> list[tuple[Tensor, Tensor]]:
+    """For each client what it trains and what it is tested on; what belongs together is with all of them the same."""
+    if _together(train) is None:
+        return [_held_back(train, part, share) for part in owners]
+    tested = torch.zeros(len(train), dtype=torch.bool)
+    tested[_held_back(train, torch.cat(list(owners)), share)[1]] = True
+    return [(part[~tested[part]], part[tested[part]]) for part in owners]
 
 
 def _among(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:

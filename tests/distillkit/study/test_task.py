@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
-from distillkit.data import Split, load, partition
+from distillkit.data import Split, load, partition, split_by
 from distillkit.networks import ConvNet
 from distillkit.recipes import made, recipe
 from distillkit.study import Task, as_split
@@ -85,6 +85,25 @@ def test_tries_are_judged_on_what_nobody_trains_on_and_never_on_the_test_set() -
     assert set().union(*(numbers(c) for c in whole.clients)) == numbers(split.train)
     own = Split(split.train, split.test, split.classes, validation=images(7, seed=2))
     assert task(data=own).deal(own, 0, validation=True).test is own.validation
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 99), own=st.sampled_from([0.0, 0.3]), share=st.sampled_from([0.0, 0.25]))
+def test_pictures_that_belong_together_are_on_one_side_of_every_cut(seed: int, own: float, share: float) -> None:
+    """Three corruptions of each of 40 pictures: clients are corruptions, tests are of other pictures."""
+    whole = images(120, domain=torch.arange(120) // 40, picture=torch.arange(120) % 40)
+    split = split_by(whole.replace(labels=(torch.arange(120) % 40) % 3), "picture", 0.25)
+    one = Task("made", split, own_tests=own, server_share=share)
+    dealt = one.deal(split, seed, validation=True)
+
+    def shown(*sets: LabeledImages | None) -> set[int]:
+        return {int(p) for data in sets if data is not None for p in data.columns["picture"]}
+
+    sides = [shown(*dealt.clients), shown(*dealt.own_tests), shown(*dealt.server.values()), shown(dealt.test)]
+    assert sum(map(len, sides)) == len(set().union(*sides)) == 30
+    assert [bool(side) for side in sides] == [True, own > 0, share > 0, True]
+    assert [set(mine.columns["domain"].tolist()) for mine in dealt.clients] == [{0}, {1}, {2}]
+    assert len({tuple(sorted(shown(data))) for data in dealt.own_tests}) == 1
 
 
 def test_columns_of_the_set_are_clients_by_default_and_arguments_by_name() -> None:
