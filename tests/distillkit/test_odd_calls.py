@@ -104,6 +104,7 @@ PACKAGES = (
     "distillkit.networks",
     "distillkit.normalization",
     "distillkit.plot",
+    "distillkit.recipes",
     "distillkit.select",
     "distillkit.sets",
     "distillkit.training",

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision.models
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -70,6 +70,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@settings(max_examples=50)
 @given(PLAIN)
 def test_plain_values_come_back_of_their_kinds_and_in_their_order(value: Any) -> None:
     assert same(through_json(value), value)
@@ -332,6 +333,7 @@ def test_nesting_without_end_is_refused() -> None:
         made(deep)
 
 
+@settings(max_examples=50)
 @given(PLAIN)
 def test_any_json_is_built_or_refused(value: Any) -> None:
     with contextlib.suppress(NotMade):  # no other error

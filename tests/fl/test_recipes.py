@@ -118,14 +118,17 @@ def test_a_runs_config_says_its_method_and_what_labels_mean(tmp_path: Path) -> N
 
 def test_what_else_a_repetition_needs_stands_there(tmp_path: Path) -> None:
     held = [s.replace(labels=torch.nn.functional.one_hot(s.labels, 3).float()) for s in federation()]
-    method = FedAvg(fl.addons.DPSGD(sigma=1.0, rate=0.5, size=10), factory=Tiny, weights="uniform", steps=1)
-    simulate(FedAvg(factory=Tiny), held, rounds=1, task=MultiLabel(3), out=tmp_path / "rows", progress=False)
-    assert made(config(tmp_path / "rows")["labels"]) == MultiLabel(3)
-    simulate(method, federation(), rounds=1, secret=3, out=tmp_path / "private", participation=3, min_replies=2,
+    method = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=1.0))
+    simulate(FedAvg(factory=Tiny), held, rounds=1, task=MultiLabel(3), out=tmp_path / "rows", participation=3,
+             min_replies=2, progress=False)  # fmt: skip
+    said = config(tmp_path / "rows")
+    assert made(said["labels"]) == MultiLabel(3)
+    assert (said["participation"], said["min_replies"]) == (3, 2)
+    simulate(method, federation(), rounds=1, secret=3, out=tmp_path / "private",
              evaluate="none", server_threads=2, progress=False)  # fmt: skip
     said = config(tmp_path / "private")
     assert said["privacy"] == {"delta": 1e-5, "secret": 3, "disjoint": said["privacy"]["disjoint"]}
-    assert (said["budget"], said["participation"], said["min_replies"]) == (None, 3, 2)
+    assert said["budget"] is None
     assert (said["threads"]["server"], said["rounds"], said["evaluate"]) == (2, 1, "none")
 
 

@@ -150,7 +150,11 @@ def test_another_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path)
         again(run)
 
 
-@pytest.mark.parametrize("name", [*METHODS, "VHL", "FedGen", "SharedPool"])
+MODELS = ("FedAvg", "FedRep", "FedLGD", "FedDM", "SummedFedDM", "FedProto of two", "VHL", "SharedPool")
+"""Methods and add-ons whose global models are built in ways of their own."""
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_every_methods_models_and_sets_are_read_back(name: str, tmp_path: Path) -> None:
     method = METHODS[name]() if name in METHODS else plain(addon(name))
     ran = play(method, rounds=1, out=tmp_path)
@@ -173,7 +177,7 @@ def test_a_run_of_simulate_is_repeated_on_the_images_that_are_given(tmp_path: Pa
     ran = simulate(FedAvg(factory=Tiny, steps=2), federation(), out=tmp_path / "run", server_threads=2, **HOW)
     with pytest.raises(NotRepeatable, match=r"does not say its task, .* repeat\(folder, clients=..., test=...\)"):
         again(tmp_path / "run")
-    found = again(tmp_path / "run", clients=federation(), test=HOW["test"], where="loopback")
+    found = again(tmp_path / "run", clients=federation(), test=HOW["test"])
     assert found.hash == outcome_hash(ran)
     with pytest.raises(NotRepeatable, match=r"data: was .*, now"):
         again(tmp_path / "run", clients=federation()[::-1], test=HOW["test"])
