@@ -6,13 +6,16 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from distillkit import check
 from distillkit.condense import Progress, save_state
 from distillkit.data import Split
 from distillkit.evaluate import evaluate
@@ -24,7 +27,7 @@ from distillkit.study.task import Task
 from distillkit.study.way import Cost, Job, Way, accepted, privacy_columns
 from distillkit.training import CLASSIC, Protocol
 
-__all__ = ["Condense"]
+__all__ = ["Condense", "Placed", "placing"]
 
 _SAVED_EVERY = 60.0
 """Seconds between two states of a condenser that is at work."""
@@ -36,12 +39,46 @@ class _Enough(Exception):
     """A trial has seen as many steps as it wanted."""
 
 
+_DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
+"""Where the run of this thread computes."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Makes networks where the run computes: what a condenser gets as `factory`. A record of it names no device.
+
+    Args:
+        factory: makes a network, on the CPU.
+    """
+
+    factory: Callable[[], nn.Module]
+
+    def __call__(self) -> nn.Module:
+        """Make a network, and put it there."""
+        return self.factory().to(_DEVICE.get())
+
+
+@contextmanager
+def placing(device: str) -> Iterator[None]:
+    """Networks of every `Placed` are made on this device, for the length of a `with` block in this thread.
+
+    Args:
+        device: where.
+    """
+    before = _DEVICE.set(device)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(before)
+
+
 @dataclass(frozen=True)
 class Condense(Way):
     """A way that makes a small set of a task's training images; networks trained on it alone are tested.
 
     `make` gives a function of the real images: `lambda factory, steps: partial(distribution_matching,
-    networks=RandomNetworks(factory), ipc=10, steps=steps)`. Here `factory` takes no argument, as condensers want it.
+    networks=RandomNetworks(factory), ipc=10, steps=steps)`. Here `factory` takes no argument, as condensers want it,
+    and its networks are where the run computes.
     The function is called with the real images, and with those of `generator`, `ledger` and `progress` that it knows;
     it returns a `LabeledImages`. One that knows `resume` and `callback` gets both; it goes on where it was interrupted.
 
@@ -54,14 +91,22 @@ class Condense(Way):
         make, tries, settings, like: see `Way`.
         draws: networks trained on each set.
         protocol: how they are trained.
+        tested: what makes them, called with the number of outputs; default the task's network. For a set that shall
+            serve others than those it was made with.
         delta: of the ledger that a private condenser charges (`ledger.jsonl` in the run's folder).
         threads: intra-op threads on the CPU; part of the result (rounding).
     """
 
     draws: int = 3
     protocol: Protocol = CLASSIC
+    tested: Callable[[int], nn.Module] | None = None
     delta: float = 1e-5
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tested is not None:
+            check.callable_with(self.tested, "tested", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
         """A function without arguments that gives a network of the task, with an output a class.
@@ -69,11 +114,14 @@ class Condense(Way):
         Args:
             task, split: the task and its images.
         """
-        return partial(task.network(split), split.train.num_classes)
+        return Placed(partial(task.network(split), split.train.num_classes))
+
+    def _tested(self, job: Job) -> Callable[[], nn.Module]:
+        return partial(self.tested or job.task.network(job.split), job.split.train.num_classes)
 
     def run(self, made: Any, job: Job) -> dict[str, Any]:
         """Make the set (unless it lies there), save it, train networks on it and test them."""
-        with intra_op_threads(self.threads):
+        with intra_op_threads(self.threads), placing(job.device):
             return self._run(made, job)
 
     def _run(self, made: Any, job: Job) -> dict[str, Any]:
@@ -89,7 +137,7 @@ class Condense(Way):
             if found is not real:
                 found.save(path)
         condensed = _now()
-        network, seed = self.factory(job.task, job.split), derive(job.seed, "evaluate")
+        network, seed = self._tested(job), derive(job.seed, "evaluate")
         rows = evaluate(
             found, test, network, draws=self.draws, protocol=self.protocol, generator=seed, progress=job.progress
         ).rows
@@ -107,7 +155,7 @@ class Condense(Way):
 
     def trial(self, made: Any, job: Job) -> Cost:
         """Some steps of the making and one short training, and what the whole would take at that pace."""
-        with intra_op_threads(self.threads):
+        with intra_op_threads(self.threads), placing(job.device):
             return self._trial(made, job)
 
     def _trial(self, made: Any, job: Job) -> Cost:
@@ -131,8 +179,7 @@ class Condense(Way):
             seconds = first - began + (last - first) / max(1, len(paces) - 1) * (steps - 1)
         sample = found if found is not None else real[: 10 * real.num_classes]
         short = Protocol(epochs=1, batch=self.protocol.batch, augment=self.protocol.augment)
-        network = self.factory(job.task, job.split)
-        row = evaluate(sample, test, network, draws=1, protocol=short, progress=False).rows[0]
+        row = evaluate(sample, test, self._tested(job), draws=1, protocol=short, progress=False).rows[0]
         return Cost(seconds + row.seconds * self.draws * (self.protocol.epochs + 1) / 2)
 
     def _real(self, job: Job) -> tuple[LabeledImages, LabeledImages]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,10 +15,12 @@ import torch
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.data import Split, partition
+from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from distillkit.recipes import NotRecorded
 from distillkit.study import Condense, Cost, Job, Study, Task, Way, grid
+from distillkit.study.condense import placing
 from distillkit.training import Protocol
 
 
@@ -323,3 +325,29 @@ def test_what_a_study_will_take_is_measured_and_counts_what_is_left(tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         ran(study)
     assert [(row.method, row.runs) for row in study.estimate(processes=1).rows] == [("B", 1)]
+
+
+def test_networks_are_made_where_the_run_computes_and_others_may_be_tested(tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def seeing(real: LabeledImages, *, factory: Any) -> LabeledImages:
+        network = factory()
+        seen.append((str(next(network.parameters()).device), sum(p.numel() for p in network.parameters())))
+        return real
+
+    def tested(outputs: int) -> ConvNet:
+        seen.append(("tested", outputs))
+        return ConvNet((1, 8, 8), outputs, width=2, depth=1)
+
+    way = Condense(lambda factory: partial(seeing, factory=factory), draws=1, protocol=Protocol(epochs=1))
+    where = Job("run", tmp_path, task(), task().load(), 0)
+    split = where.split
+    with placing("meta"):
+        seeing(split.train, factory=way.factory(where.task, split))
+    count = sum(p.numel() for p in where.task.network(split)(2).parameters())
+    assert seen == [("meta", count)]
+    with pytest.raises(TypeError, match="tested"):
+        replace(way, tested=3)
+    other = replace(way, tested=tested)
+    other.run(other.made(where.task, split, {}), where)
+    assert seen[1:] == [("cpu", count), ("tested", 2)]
