@@ -128,13 +128,16 @@ def plain(said: Any) -> Any:
     Args:
         said: JSON; what is neither stays as it is.
     """
-    if isinstance(said, Mapping) and len(said) == 1:
-        [(kind, items)] = said.items()
-        if kind == "dict":
-            return {str(plain(name)): plain(value) for name, value in items}
-        if kind == "tuple":
-            return [plain(item) for item in items]
-    return said
+    if isinstance(said, list):
+        return [plain(item) for item in said]
+    if not isinstance(said, Mapping):
+        return said
+    [(kind, items)] = said.items() if len(said) == 1 else [("", None)]
+    if kind == "dict" and isinstance(items, list):
+        return {str(plain(name)): plain(value) for name, value in items}
+    if kind == "tuple" and isinstance(items, list):
+        return plain(items)
+    return {name: plain(value) for name, value in said.items()}
 
 
 def once(records: Iterable[Record]) -> list[Record]:

@@ -144,8 +144,10 @@ def test_values_are_looked_up_in_the_line_then_in_the_last_round() -> None:
 
 def test_settings_are_shown_as_they_were_given() -> None:
     """A line holds them as recipes do."""
-    said = recipe({"lr": 0.1, "loops": (10, 2), "shared": {"rate": 0.2}, "name": "a"})
-    one = record(0.5, settings=said)
+    given = {"lr": 0.1, "loops": (10, 2), "shared": {"rate": 0.2}, "name": "a"}
+    by_name = record(0.5, settings={name: recipe(value) for name, value in given.items()})
+    one = record(0.5, settings=recipe(given))
+    assert by_name.last("settings") == one.last("settings")
     assert one.last("settings") == {"lr": 0.1, "loops": [10, 2], "shared": {"rate": 0.2}, "name": "a"}
     assert [one.last(f"settings.{name}") for name in ("lr", "loops", "shared.rate")] == [0.1, [10, 2], 0.2]
 
