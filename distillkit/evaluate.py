@@ -15,7 +15,7 @@ from distillkit import check
 from distillkit.networks.making import NetworkFactory, build, require_factory
 from distillkit.progress import bar
 from distillkit.rng import as_generator, derive
-from distillkit.sets import Images, LabeledImages, as_set
+from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets.classes import class_rows, random_rows
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
@@ -87,7 +87,7 @@ class Evaluation:
 
 def evaluate(
     data: Images,
-    test: Images,
+    test: Images | StoredImages,
     factory: NetworkFactory | Mapping[str, NetworkFactory],
     *,
     draws: int = 3,
@@ -101,7 +101,8 @@ def evaluate(
 
     Args:
         data: the set to judge: a `LabeledImages`, or whatever `sets.as_set` takes.
-        test: the images to test on, class indices; of the same normalisation, shape and classes.
+        test: the images to test on, class indices; of the same normalisation, shape and classes. A `StoredImages` is
+            read a chunk at a time.
         factory: `factory()` gives a network, which is moved to the data; or several by name (cross-architecture).
         draws: how many networks are drawn and trained for each row, each from its own initialisation. The papers train
             20 on each of 5 sets.
@@ -122,10 +123,12 @@ def evaluate(
     """
     draws = check.positive_int(draws, "draws")
     require_protocol(protocol)
-    data, test = (as_set(x, name=n, progress=progress) for n, x in (("data", data), ("test", test)))
-    data.require_same_space(test)
-    for name, one in (("data", data), ("test", test)):
-        if not len(one):
+    data = as_set(data, name="data", progress=progress)
+    if not isinstance(test, StoredImages):
+        test = as_set(test, name="test", progress=progress)
+    data.require_same_space(test[:0].read() if isinstance(test, StoredImages) else test)
+    for name, count in (("data", len(data)), ("test", len(test))):
+        if not count:
             raise ValueError(f"{name} must hold at least one image, got an empty set")
     if test.labels.ndim != 1:
         raise ValueError(f"test must have class indices as labels, got rows of shape {list(test.labels.shape)}")
@@ -138,7 +141,8 @@ def evaluate(
     if not factories:
         raise ValueError("factory must name at least one architecture, got an empty mapping")
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
-    test = test.to(data.images.device, data.images.dtype)
+    if not isinstance(test, StoredImages):
+        test = test.to(data.images.device, data.images.dtype)
     rows = []
     kinds = ("set",) if real is None else ("set", "random real")
     total = len(factories) * len(kinds) * draws * (protocol.epochs + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from distillkit.networks.samplers import uses_batch_statistics
 from distillkit.plausible import warn
 from distillkit.progress import bar
 from distillkit.rng import as_generator
-from distillkit.sets import Images, as_set
+from distillkit.sets import Images, StoredImages, as_set
 
 __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
@@ -174,23 +174,33 @@ def _step(parameters: list[nn.Parameter], velocity: list[Tensor], lr: float, pro
             parameter.sub_(moving.mul_(protocol.momentum).add_(gradient), alpha=lr)
 
 
-def accuracy(network: nn.Module, data: Images, *, chunk: int | None = None) -> float:
+def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | None = None) -> float:
     """Test a network: the share of images whose largest logit is that of their class, in [0, 1].
 
     Args:
         network: maps images to logits; it runs in eval mode, and its own mode is put back.
-        data: a set with class indices, or what `sets.as_set` takes.
+        data: a set with class indices, or what `sets.as_set` takes. A `StoredImages` is read a chunk at a time.
         chunk: images per forward pass; default by device and size.
 
     Raises:
         ValueError: an empty set, or labels that are rows.
     """
-    data = as_set(data, name="data")
+    if not isinstance(data, StoredImages):
+        data = as_set(data, name="data")
     if not len(data) or data.labels.ndim != 1:
         came = "an empty set" if not len(data) else f"rows of shape {list(data.labels.shape)}"
         raise ValueError(f"data must hold at least one image and have class indices as labels, got {came}")
-    size = chunk_size(data.images, chunk)
-    try_network(require_network(network), data.images, classes=data.num_classes)
+    require_network(network)
+    like = next(network.parameters(), torch.empty(0))
+    images = data.read([]).images.to(like) if isinstance(data, StoredImages) else data.images
+    size = chunk_size(images, chunk)
+    try_network(network, images, classes=data.num_classes)
+    parts = _read_by(data, size, like) if isinstance(data, StoredImages) else [images]
     with evaluating(network):
-        guesses = torch.cat([logits.argmax(1) for logits in forward_chunks(network, data.images, size)])
-    return float((guesses == data.labels).double().mean())
+        guesses = torch.cat([logits.argmax(1) for part in parts for logits in forward_chunks(network, part, size)])
+    return float((guesses == data.labels.to(guesses.device)).double().mean())
+
+
+def _read_by(data: StoredImages, size: int, like: Tensor) -> Iterator[Tensor]:
+    for start in range(0, len(data), size):
+        yield data.read(slice(start, start + size)).images.to(like)

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from distillkit import LabeledImages, Normalization
 from distillkit.condense import random_subset
 from distillkit.data import cache as caches
 from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, opened, partition
+from distillkit.evaluate import evaluate
+from distillkit.networks import ConvNet
 from distillkit.sets import StoredImages, as_set
-from distillkit.training import accuracy
+from distillkit.training import Protocol, accuracy
 
 HALF = Normalization([0.5], [0.5])
 
@@ -233,13 +236,36 @@ def test_components_say_how_to_read_a_part(pets: Path, tmp_path: Path) -> None:
             as_set(images, name="real")
         with pytest.raises(TypeError, match=rf"^images {words}"):
             random_subset(images, ipc=1)
-        with pytest.raises(TypeError, match=words):
-            accuracy(torch.nn.Flatten(), images)
     with pytest.raises(TypeError, match=words):
         LabeledImages.from_dataset(Subset(data, [0]))
     with pytest.raises(AttributeError, match="lie in a file"):
         _ = data.images
     assert as_set(data.read([0, 1])).info == data.info
+
+
+def test_a_network_is_tested_on_a_stored_set_a_chunk_at_a_time(
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, test = open_folder(pets, cache=tmp_path)
+    found: list[int] = []
+    read = caches.PixelFile.read
+    whole, small = train.read(), test.read()
+
+    def counted(file: caches.PixelFile, rows: torch.Tensor) -> torch.Tensor:
+        found.append(len(rows))
+        return read(file, rows)
+
+    monkeypatch.setattr(caches.PixelFile, "read", counted)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 9 * 7, 2))
+    assert accuracy(network, train, chunk=3) == accuracy(network, whole, chunk=3)
+    assert [n for n in found if n] == [3, 3, 3, 1]
+    options: dict[str, Any] = {"draws": 2, "protocol": Protocol(epochs=1)}
+    factory = partial(ConvNet, (3, 9, 7), 2, width=4, depth=1)
+    assert evaluate(small, train, factory, **options).rows[0].accuracies == (
+        evaluate(small, whole, factory, **options).rows[0].accuracies
+    )
+    with pytest.raises(ValueError, match="normalizations"):
+        evaluate(small, train.replace(normalization=HALF), factory)
 
 
 def test_clients_of_a_stored_set_read_nothing(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
