@@ -80,7 +80,8 @@ def held_classes(
       images of p_k - [label is k], negative only if some label is k; at least -entry N of the N are. The weight's row
       k is that times the features, so where these are never negative (behind a ReLU) any negative number says the same.
     - The change of that bias over any number of steps of SGD, with momentum or without: it rises only for classes
-      that were there. (By adaptive optimizers and with weight decay it may rise for others.)
+      that were there. (By adaptive optimizers, with weight decay, a teacher, or SCAFFOLD's correction it may rise for
+      others; the last two keep the sum at 0, so you must know that there was neither.)
     - A row for each class: means, sums or prototypes; zeros or NaN stand for a class without records.
     - The labels of a distilled set or of prototypes, made for the classes that are there alone.
 
@@ -162,7 +163,7 @@ def _of_gradients(
         row = _summing_to_zero(_sized(_vector(change), "bias_change", num_classes), "bias_change")
         low, high = _open(num_classes)
         low[row > 1e-5 * row.abs().max()] = 1
-        yield low, high, "a bias's change by SGD on cross-entropy with hard labels"
+        yield low, high, "a bias's change by plain SGD on cross-entropy with hard labels alone"
     if weight is not None:
         rows = _sized(check.rows(weight, "weight_gradient").detach().double().cpu(), "weight_gradient", num_classes)
         _summing_to_zero(rows, "weight_gradient")

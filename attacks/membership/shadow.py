@@ -208,7 +208,11 @@ def _fitted(design: _Design, missing: list[int], workers: int, where: Place) -> 
         return
     first, *rest = missing
     if where == "threads":
-        found, drew = _alone(design.pipeline, design.inside[first], design.seed_of(first))
+        try:
+            found, drew = _alone(design.pipeline, design.inside[first], design.seed_of(first))
+        except Exception as early:
+            early.add_note(f"raised in shadow {first} of {design.count}")
+            raise
         yield first, found
         if drew and workers > 1 and rest:
             warnings.warn(

@@ -159,6 +159,12 @@ def test_a_stopped_run_goes_on_and_more_shadows_can_follow(tmp_path: Path) -> No
 
 
 def test_what_was_under_way_when_another_failed_is_kept(tmp_path: Path) -> None:
+    def at_once(indices: Tensor, seed: int) -> Any:
+        raise RuntimeError("no data")
+
+    with pytest.raises(RuntimeError, match="no data") as caught:
+        shadows(pipeline(at_once), 4, progress=False)
+    assert caught.value.__notes__ == ["raised in shadow 0 of 4"]
     raised = threading.Event()
 
     def one_fails(indices: Tensor, seed: int) -> Any:
