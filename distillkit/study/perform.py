@@ -100,7 +100,7 @@ def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: P
         order: what is to be done.
         task, split, way, built: what it names, the images, and what the way made.
         out: the study's folder.
-        options: `device`, `workers` and `progress` of the job; `commit` of the code; `keep`.
+        options: `device`, `workers` and `progress` of the job; `commit` of the code; `keep`; `partition_seed`.
     """
     folder = out / order.folder
     path = folder / "summary.json"
@@ -116,6 +116,8 @@ def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: P
     }  # fmt: skip
     if options.get("keep") is not None:
         notes["keep"] = recipe(options["keep"], store=store, name="keep")
+    if options.get("partition_seed") is not None:
+        notes["partition_seed"] = options["partition_seed"]
     job = _job(order, task, split, folder, notes=notes, **options)
     try:
         found = way.run(built, job)

@@ -51,6 +51,7 @@ class Job:
         settings: what was chosen for this run, beside the way's own.
         validation: whether this is a try: tested on the validation part, which nobody trains on.
         keep: numbers of the training records that clients have of theirs; None for all.
+        partition_seed: the seed that says who holds what, if it is another one: of a run that is repeated under `seed`.
         notes: what `config.json` must say for the run to be repeated.
         workers: threads that run clients.
         device: where to compute.
@@ -65,6 +66,7 @@ class Job:
     settings: Mapping[str, Any] = field(default_factory=dict)
     validation: bool = False
     keep: Tensor | None = None
+    partition_seed: int | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     workers: int = 1
     device: str = "cpu"

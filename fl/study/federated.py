@@ -76,7 +76,8 @@ class Federated(Way):
         return int(job.settings.get("rounds", job.task.rounds))
 
     def _simulated(self, made: Method, job: Job, **arguments: Any) -> Run:
-        dealt = job.task.deal(job.split, job.seed, validation=job.validation, keep=job.keep)
+        seed = job.seed if job.partition_seed is None else job.partition_seed
+        dealt = job.task.deal(job.split, seed, validation=job.validation, keep=job.keep)
         train = job.split.train
         return simulate(
             made,

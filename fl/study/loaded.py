@@ -67,6 +67,11 @@ class Loaded:
         return int(self.config["seed"])
 
     @property
+    def partition_seed(self) -> int:
+        """What the partition was drawn from: the seed, but for a repetition under another one."""
+        return int((self.config.get("notes") or {}).get("partition_seed", self.seed))
+
+    @property
     def labels(self) -> LabelTask:
         """What the labels mean.
 
@@ -107,8 +112,7 @@ class Loaded:
         Raises:
             NotRepeatable: see `task`.
         """
-        settings: dict[str, Any] = self._noted("settings")
-        return settings
+        return dict(self._noted("settings"))
 
     @cached_property
     def kept(self) -> torch.Tensor | None:
@@ -125,7 +129,7 @@ class Loaded:
         """
         return self.task.deal(
             self.task.load() if split is None else split,
-            self.seed,
+            self.partition_seed,
             validation=bool(self.config["notes"]["validation"]),
             keep=self.kept if keep is None else keep,
         )
@@ -138,6 +142,8 @@ class Loaded:
                 "yourself: repeat(folder, clients=..., test=...)"
             )
         try:
+            if name == "settings":
+                return {option: self._build(said) for option, said in notes[name].items()}
             return self._build(notes[name])
         except NotMade as error:
             raise NotRepeatable(f"the {name} of the run in {self.folder} cannot be built again: {error}") from error

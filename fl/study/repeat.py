@@ -40,6 +40,7 @@ def repeat(
     *,
     out: str | Path | None = None,
     keep: Sequence[int] | Tensor | None = None,
+    seed: int | None = None,
     data: Callable[[], Split] | Split | None = None,
     method: Method | None = None,
     clients: Sequence[Images | Holding] | None = None,
@@ -63,6 +64,8 @@ def repeat(
         out: where the repetition is written, with all its records; called again it goes on. Default: a folder that is
             removed when all of it is read.
         keep: numbers of records in the task's training set, int [M].
+        seed: what its draws follow from: first weights, batches, who takes part. Who holds what stays as it was in the
+            run. Default: the run's; a shadow run wants another one, as an attacker does not know it.
         data: the images, or what reads them, if they have moved: `partial(load_folder, "new/place", size=32)`. Images
             that are read already (`load(folder).task.load()`) need not be read for every repetition.
         method: see `load`.
@@ -86,6 +89,7 @@ def repeat(
         private run is the operating system's, so that it never repeats.)
     """
     known = load(folder, method=method, names=names, trust=trust)
+    seed = known.seed if seed is None else check.positive_int(seed, "seed", least=0)
     if where is not None and "faults" in known.config:
         raise NotRepeatable(
             f"where cannot be chosen: faults were part of the run in {folder}, {known.config['faults']}"
@@ -102,18 +106,24 @@ def repeat(
             if clients is None:
                 if wrong := [name for name, value in given.items() if value is not None]:
                     raise ValueError(f"{wrong[0]} goes with clients: give both, or neither")
-                whole = _of_task(known, target, keep, data, where, options)
+                whole = _of_task(known, target, keep, seed, data, where, options)
             else:
                 if keep is not None or data is not None:
                     raise ValueError("keep and data are for the run of a task; leave out of clients what is not kept")
-                whole = _of_images(known, target, clients, test, server_data, where, options)
+                whole = _of_images(known, target, seed, clients, test, server_data, where, options)
         except OtherSettings as error:
             raise NotRepeatable(f"the run in {folder} was another one: {error}") from error
         again = load(target, method=method, names=names, trust=trust)
         for name in ("task", "way", "settings", "kept"):  # read now what a temporary folder holds
             with suppress(NotRepeatable):
                 getattr(again, name)
-    if whole and len(again.rows) == len(known.rows) and again.hash != known.hash and "privacy" not in known.config:
+    if (
+        whole
+        and seed == known.seed
+        and len(again.rows) == len(known.rows)
+        and again.hash != known.hash
+        and "privacy" not in known.config
+    ):
         warn(
             f"the repetition of {folder} came to the hash {again.hash}, the run to {known.hash}; the run had "
             f"{_versions(known)} on {known.config['device']}, the repetition {_versions(again)} on "
@@ -122,7 +132,9 @@ def repeat(
     return again
 
 
-def _of_task(known: Loaded, out: Path, keep: Any, data: Any, where: Where | None, options: dict[str, Any]) -> bool:
+def _of_task(
+    known: Loaded, out: Path, keep: Any, seed: int, data: Any, where: Where | None, options: dict[str, Any]
+) -> bool:
     """Repeat the run of a study; returns whether it is on all the records that the run had."""
     task, way, notes = known.task, known.way, known.config["notes"]
     if data is not None and not isinstance(data, Split):
@@ -137,22 +149,23 @@ def _of_task(known: Loaded, out: Path, keep: Any, data: Any, where: Where | None
     if "clients" in known.config and not whole:
         _require_same_images(known, task, split)
     elif whole and not (out / "config.json").exists():
-        _begin(known, out, options["device"])
-    order = Order(
-        known.folder.name, "", task.name, notes["method"], known.seed, known.settings, bool(notes["validation"])
-    )
+        _begin(known, out, seed, options["device"])
+    order = Order(known.folder.name, "", task.name, notes["method"], seed, known.settings, bool(notes["validation"]))
+    if seed != known.partition_seed:
+        options = {**options, "partition_seed": known.partition_seed}
     perform(order, task, split, way, known.method, out, keep=keep, commit=git_commit(), **options)
     return whole
 
 
 def _of_images(
-    known: Loaded, out: Path, clients: Any, test: Any, server_data: Any, where: Where | None, options: dict[str, Any]
-) -> bool:
+    known: Loaded, out: Path, seed: int, clients: Any, test: Any, server_data: Any, where: Where | None,
+    options: dict[str, Any],
+) -> bool:  # fmt: skip
     """Repeat a run of `simulate` on the images that are given."""
     config, ledger = known.config, None
     privacy = config.get("privacy")
     if not (out / "config.json").exists():
-        _begin(known, out, options["device"])
+        _begin(known, out, seed, options["device"])
     if privacy is not None:
         ledger = Ledger(
             out / "ledger.jsonl", delta=privacy["delta"], budget=config["budget"], disjoint=privacy["disjoint"]
@@ -160,14 +173,14 @@ def _of_images(
     simulate(
         known.method, clients, rounds=max(config["rounds"], len(known.rows)), test=test, server_data=server_data,
         task=known.labels, participation=config["participation"], min_replies=config["min_replies"],
-        evaluate=config["evaluate"], seed=known.seed, ledger=ledger, secret=privacy and privacy["secret"],
+        evaluate=config["evaluate"], seed=seed, ledger=ledger, secret=privacy and privacy["secret"],
         where=where or "threads", server_threads=config["threads"]["server"], out=out, resume=True,
         notes=config.get("notes"), **options,
     )  # fmt: skip
     return True
 
 
-def _begin(known: Loaded, out: Path, device: str) -> None:
+def _begin(known: Loaded, out: Path, seed: int, device: str) -> None:
     """Write the run's settings into the folder of its repetition, which is then held to them as a resumed run is."""
     out.mkdir(parents=True, exist_ok=True)
     if "clients" not in known.config:
@@ -176,13 +189,13 @@ def _begin(known: Loaded, out: Path, device: str) -> None:
     if key.exists():
         Store(out).folder.mkdir(exist_ok=True)
         shutil.copy(key, Store(out).folder)
-    (out / "config.json").write_text(json.dumps({**known.config, "device": device}, indent=2))
+    (out / "config.json").write_text(json.dumps({**known.config, "seed": seed, "device": device}, indent=2))
 
 
 def _require_same_images(known: Loaded, task: Task, split: Split) -> None:
     """Refuse to deal a part of other images than the run was on."""
     validation = bool(known.config["notes"]["validation"])
-    dealt = task.deal(split, known.seed, validation=validation, keep=known.kept)
+    dealt = task.deal(split, known.partition_seed, validation=validation, keep=known.kept)
     key = Store(known.folder).key() if "privacy" in known.config else b""
     found = data_fingerprint(Roster(holdings(dealt), split.train.num_classes, False), key)
     if found != known.config["data"]:

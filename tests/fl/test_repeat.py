@@ -108,6 +108,23 @@ def test_all_records_kept_is_the_run_and_half_of_them_another_with_the_same_owne
     assert again(tmp_path / "half", keep=range(COUNT)).hash == known.hash
 
 
+def test_under_another_seed_each_record_is_with_the_client_that_had_it(run: Path, tmp_path: Path) -> None:
+    known = load(run, trust=HERE)
+    other = again(run, seed=8, out=tmp_path / "other")
+    assert (other.seed, other.partition_seed, other.line["seed"]) == (8, 3, 8)
+    assert other.config["data"] == known.config["data"]
+    assert other.hash != known.hash
+    shadow = again(tmp_path / "other", keep=range(0, COUNT, 2), seed=9, out=tmp_path / "shadow")
+    for mine, had in zip(shadow.deal().owners, known.deal().owners, strict=True):
+        assert set(mine.tolist()) == {row for row in had.tolist() if row % 2 == 0}
+    assert shadow.config["data"] == again(run, keep=range(0, COUNT, 2)).config["data"]
+    assert again(tmp_path / "other", seed=3).hash == known.hash
+    with pytest.raises(NotRepeatable, match="data: was"):
+        again(run, seed=8, data=partial(read, 5))
+    with pytest.raises(ValueError, match="seed must be at least 0"):
+        again(run, seed=-1)
+
+
 def test_what_clients_train_on_are_the_kept_records_alone(run: Path) -> None:
     split = read()
     known = load(run, trust=HERE)
