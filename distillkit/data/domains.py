@@ -21,6 +21,8 @@ from distillkit.sets import LabeledImages
 
 __all__ = ["as_domains", "load_domains"]
 
+_CHUNK = 1024
+
 AnyPath = str | os.PathLike[str]
 
 
@@ -196,18 +198,19 @@ def _relabelled(data: LabeledImages, order: Tensor, total: int) -> Tensor:
 
 
 def _joined(held: Mapping[str, LabeledImages], size: Size | None, channels: int | None) -> Tensor:
-    """The pixels of all sources, one after the other; only one source is held twice."""
-    joined, first, begin = torch.empty(0), "", 0
-    for name, data in held.items():
-        images = to_pixels(data.pixels(), size, channels)
-        if not first:
-            joined, first = torch.empty(sum(map(len, held.values())), *images.shape[1:]), name
-        if images.shape[1:] != joined.shape[1:]:
-            remedy = "channels=1 or channels=3" if images.shape[1] != joined.shape[1] else "size=, for example size=32"
+    """The pixels of all sources, one after the other."""
+    shapes = {name: tuple(to_pixels(data[:1].pixels(), size, channels).shape[1:]) for name, data in held.items()}
+    (first, shape), *others = shapes.items()
+    for name, other in others:
+        if other != shape:
+            remedy = "channels=1 or channels=3" if other[0] != shape[0] else "size=, for example size=32"
             raise ValueError(
-                f"the sources differ: {first!r} is {list(joined.shape[1:])} (C, H, W), {name!r} is "
-                f"{list(images.shape[1:])}; give {remedy}"
+                f"the sources differ: {first!r} is {list(shape)} (C, H, W), {name!r} is {list(other)}; give {remedy}"
             )
-        joined[begin : begin + len(images)] = images
-        begin += len(images)
+    joined, begin = torch.empty(sum(map(len, held.values())), *shape), 0
+    for data in held.values():
+        for start in range(0, len(data), _CHUNK):  # in parts, so that no whole source is held twice
+            images = to_pixels(data[start : start + _CHUNK].pixels(), size, channels)
+            joined[begin : begin + len(images)] = images
+            begin += len(images)
     return joined
