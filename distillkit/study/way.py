@@ -8,16 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from distillkit import check
 from distillkit.data import Split
+from distillkit.privacy import Ledger
 from distillkit.study.task import Task
-
-if TYPE_CHECKING:
-    from distillkit.privacy import Ledger
 
 __all__ = ["Cost", "Job", "Way", "accepted", "grid", "privacy_columns"]
 
