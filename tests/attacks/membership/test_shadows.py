@@ -339,6 +339,20 @@ def test_intervals_of_the_mean_over_targets_cover() -> None:
     assert sum(abs(f.tpr.value - truth) <= half for f, half in zip(found, naive)) / n < 0.87
 
 
+def test_halves_drawn_one_by_one_are_targets_too() -> None:
+    """Rows without complements, as `Shadows` takes them: each is its own unit, and left out alone."""
+    g, n = derive(11), 14
+    inside = torch.rand(n, 40, generator=g) < 0.5
+    scores = torch.randn(n, 40, generator=g, dtype=torch.float64) + 1.5 * inside
+    one = Shadows(inside, {"model": scores})
+    found = leave_one_out(one, {"LiRA": ATTACKS["LiRA offline"]}, fpr=0.1, progress=False)["LiRA"]
+    assert len(found.points) == n
+    rests = [torch.arange(n) != t for t in range(n)]
+    areas = [roc(lira(scores[t], inside[r], scores[r]), inside[t]).auc for t, r in enumerate(rests)]
+    assert found.auc.value == pytest.approx(sum(areas) / n)
+    assert found.auc.low > 0.6
+
+
 def test_more_attacks_make_wider_intervals() -> None:
     one = drawn(3)
     alone = leave_one_out(one, {"a": ATTACKS["threshold"]}, fpr=0.1, progress=False)["a"]
