@@ -83,8 +83,10 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
         return {column: words, f"{column}_std": None}, words
     unit = unit_of(column, known)
     std = statistics.stdev(known) if len(known) > 1 else None
+    alike = not unit.name and len(set(known)) == 1  # a count that no seed changes has no spread worth a word
     fewer = f" ({len(known)} of {len(values)} runs)" if len(known) < len(values) else ""
-    return {column: statistics.mean(known), f"{column}_std": std}, mean_std(known, unit.scale, unit.digits) + fewer
+    said = mean_std(known[:1] if alike else known, unit.scale, unit.digits)
+    return {column: statistics.mean(known), f"{column}_std": std}, said + fewer
 
 
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
