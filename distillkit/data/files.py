@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,9 @@ from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import Normalization
 from distillkit.plausible import warn
 from distillkit.progress import Bar, bar
+from distillkit.sources import in_words
 
-__all__ = ["Size", "held_out", "like_first", "load_folder", "read_picture"]
+__all__ = ["Size", "held_out", "like_first", "load_folder", "read_picture", "require_memory"]
 
 Size = int | tuple[int, int]
 
@@ -52,16 +54,18 @@ def load_folder(
 
     Raises:
         FileNotFoundError: no such folder, no classes, a class without pictures, or a link to nothing.
-        ValueError: a picture that cannot be read (it is named), differing sizes or channels, a class that only
-            `test` or `val` has, a `test` without class folders or pictures, a `test` without `train`, two folders for
-            one split, or a `test_fraction` that is less than a picture of every class.
+        ValueError: a picture that cannot be read (it is named), differing sizes or channels, more than the machine's
+            memory holds, a class that only `test` or `val` has, a `test` without class folders or pictures, a `test`
+            without `train`, two folders for one split, or a `test_fraction` that is less than a picture of every class.
     """
     path = Path(path).expanduser()
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
     found = survey(path)
     first = found.files["train"][0]
     shape = read_picture(first, size, channels).shape
-    with bar(sum(map(len, found.files.values())), "reading pictures", unit="picture", progress=progress) as b:
+    count = sum(map(len, found.files.values()))
+    require_memory(count, shape, "open_folder")
+    with bar(count, "reading pictures", unit="picture", progress=progress) as b:
         pixels = {part: _read_all(files, size, channels, first, shape, b) for part, files in found.files.items()}
     labels, info = dict(found.labels), dict(found.info)
     if "test" not in pixels:
@@ -70,6 +74,30 @@ def load_folder(
         for table in (pixels, labels):
             table["train"], table["test"] = table["train"][kept], table["train"][held]
     return assemble(pixels, labels, found.classes, normalization, info)
+
+
+def require_memory(count: int, shape: Sequence[int], instead: str) -> None:
+    """Refuse to read more pictures than the machine's memory holds as floats, and warn of more than half of that.
+
+    Args:
+        count: how many pictures.
+        shape: (C, H, W) of each.
+        instead: what opens them to be read a part at a time.
+
+    Raises:
+        ValueError: what they take, what there is, and the remedy.
+    """
+    if not hasattr(os, "sysconf"):
+        return
+    size, there = 4 * count * math.prod(shape), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    words = (
+        f"{count} pictures of {list(shape)} take {in_words(size)} as floats, and this machine has {in_words(there)} of "
+        f"memory; {instead}(...) reads them a part at a time, or give a smaller size="
+    )
+    if size > there:
+        raise ValueError(words)
+    if size > there / 2:
+        warn(words)
 
 
 def held_out(labels: Tensor, classes: Sequence[str], fraction: float) -> tuple[Tensor, Tensor]:

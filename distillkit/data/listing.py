@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from distillkit.data.files import Size, _read_all, read_picture
+from distillkit.data.files import Size, _read_all, read_picture, require_memory
 from distillkit.data.layout import Listing
 from distillkit.data.split import Split, assemble
 from distillkit.normalization import Normalization
 from distillkit.progress import bar
 
 __all__ = ["Listing", "columns_of", "pictures_in", "read_listing", "require"]
+
+_OPENS = {"flair": "open_flair", "celeba": "open_celeba", "leaf-celeba": "open_leaf_celeba"}
 
 
 def read_listing(
@@ -27,11 +29,14 @@ def read_listing(
         size, channels, normalization, progress: see `load_folder`.
 
     Raises:
-        ValueError: a picture that cannot be read (it is named), or pictures that differ in size or channels.
+        ValueError: a picture that cannot be read (it is named), pictures that differ in size or channels, or more of
+            them than the machine's memory holds.
     """
     first = listing.files["train"][0]
     shape = read_picture(first, size, channels).shape
-    with bar(sum(map(len, listing.files.values())), "reading pictures", unit="picture", progress=progress) as b:
+    count = sum(map(len, listing.files.values()))
+    require_memory(count, shape, _OPENS.get(listing.info["dataset"], "open_dataset"))
+    with bar(count, "reading pictures", unit="picture", progress=progress) as b:
         pixels = {part: _read_all(files, size, channels, first, shape, b) for part, files in listing.files.items()}
     return assemble(
         pixels,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,13 @@ def test_damaged_metadata_and_odd_options_are_refused(tmp_path: Path) -> None:
         load_flair(tmp_path, size=6, labels="all")  # type: ignore[arg-type]
     file.write_text(file.read_text()[:-5])
     with pytest.raises(ValueError, match=r"labels_and_metadata\.json is damaged"):
+        load_flair(tmp_path, size=6)
+
+
+def test_what_opens_the_photos_is_said_where_they_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    monkeypatch.setattr(os, "sysconf", lambda name: 20)
+    with pytest.raises(ValueError, match=r"400 bytes of memory; open_flair\(\.\.\.\) reads them a part at a time"):
         load_flair(tmp_path, size=6)
 
 

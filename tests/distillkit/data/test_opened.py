@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import threading
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def indices(count: int) -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), size=st.sampled_from([None, (9, 7), 5, (13, 8)]), channels=st.sampled_from([None, 1, 3]))
 def test_what_is_read_is_what_load_folder_gives(
     data: st.DataObject, size: Any, channels: int | None, pets: Path, tmp_path_factory: pytest.TempPathFactory
@@ -348,3 +349,21 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         open_npz(path, cache=cache)
     with pytest.raises(FileNotFoundError, match="want an .npz"):
         open_npz(tmp_path / "nothing.npz")
+
+
+def test_more_than_memory_holds_is_refused_before_it_is_read(
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}  # the twelve pictures take 9,072 bytes
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    words = r"12 pictures of \[3, 9, 7\] take 9.07 kB as floats, .* 8.19 kB of memory; open_folder\(\.\.\.\) reads"
+    with pytest.raises(ValueError, match=words):
+        load_folder(pets)
+    open_folder(pets, cache=tmp_path)
+    pages["SC_PHYS_PAGES"] = 4
+    with pytest.warns(UserWarning, match="16.4 kB of memory; open_folder"):
+        load_folder(pets)
+    pages["SC_PHYS_PAGES"] = 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_folder(pets)
