@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distillkit.study import Records, write_records
-from tests.distillkit.study.written import record
+from distillkit.study import Records, read_records, write_records
+from tests.distillkit.study.written import record, write
 from tests.scripts import load_script
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -83,6 +83,29 @@ def test_the_curves_that_a_page_shows_are_drawn(records: Path) -> None:
     SCRIPT.draw("![a](../pictures/mine_curves_digits_client_seconds.png) ![b](../pictures/other_x_round.png)", records)
     drawn = [p.name for p in (records.parents[1] / "pictures").iterdir()]
     assert drawn == ["mine_curves_digits_client_seconds.png"]
+
+
+def test_a_page_says_the_commits_of_its_records(tmp_path: Path) -> None:
+    runs = [record(0.5, "DM", seed, commit=commit) for seed, commit in enumerate(("abc", "def", "abc"))]
+    path = write_records(runs, tmp_path / "mine.jsonl")
+    text = "Of <!-- commits -->old<!-- end of commits -->."
+    assert SCRIPT.filled(text, path) == "Of <!-- commits -->abc, def<!-- end of commits -->."
+
+
+def test_new_records_are_held_against_those_before(
+    records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page_file = records.with_suffix(".md")
+    page_file.write_text(page("summary task=digits"))
+    study = write(records.parents[1] / "study", [record([0.1, 0.9], "FedAvg", seed) for seed in (0, 1)])
+    monkeypatch.setattr(SCRIPT, "DOCS", records.parents[1])
+    monkeypatch.setattr("sys.argv", ["results.py", "mine", str(study)])
+    SCRIPT.main()
+    said = capsys.readouterr().out
+    assert rows(said)[1] == ["digits", "FedAvg", "50.0 ± 0.0 (2)", "90.0 ± 0.0 (2)", "+40.0", "moved"]
+    assert rows(said)[2][1:] == ["FedDM", "70.0 ± 0.0 (2)", "–", "–", "only before"]
+    assert rows(page_file.read_text())[1][3] == "90.0 ± 0.0"
+    assert len(read_records(records)) == 2
 
 
 def test_pages_with_records_have_marks_that_end() -> None:

@@ -10,7 +10,8 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
 
 and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
 printed) and `published=yes` (a column from `results/PAGE_published.json`, {task: {way: text}}). A picture that the page
-shows as `../pictures/PAGE_curves_TASK_BY.png` is drawn.
+shows as `../pictures/PAGE_curves_TASK_BY.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->` stands
+of which commits the records are. New records are held against those before, and what moved is printed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from distillkit.study import (
     Records,
     Table,
     curves,
+    moved,
     paired,
     read_records,
     summary_table,
@@ -35,6 +37,7 @@ from distillkit.study import (
 from fl.study import at_equal, to_target, worst_clients
 
 DOCS = Path(__file__).parents[1]
+COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 Options = dict[str, str]
 KINDS: dict[str, Callable[[Records, Options], Table]] = {
@@ -81,7 +84,9 @@ def table(said: str, path: Path) -> Table:
 
 
 def filled(text: str, path: Path) -> str:
-    """The text of a page with its tables made anew from the records in a file."""
+    """The text of a page with its tables and its commits made anew from the records in a file."""
+    commits = dict.fromkeys(str(r.line.get("commit")) for r in read_records(path))
+    text = COMMITS.sub(lambda found: f"{found[1]}{', '.join(commits)}{found[2]}", text)
     return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2], path)}\n\n{found[3]}", text)
 
 
@@ -97,7 +102,10 @@ def main() -> None:
     page, *folders = sys.argv[1:]
     path = DOCS / "results" / f"{page}.jsonl"
     if folders:
-        write_records(sum(map(read_records, folders), Records([])), path)
+        new = sum(map(read_records, folders), Records([]))
+        if path.exists():
+            print(moved(path, new))
+        write_records(new, path)
     text = filled(path.with_suffix(".md").read_text(), path)
     path.with_suffix(".md").write_text(text)
     draw(text, path)
