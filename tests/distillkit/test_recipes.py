@@ -84,7 +84,7 @@ def test_plain_values_come_back_of_their_kinds_and_in_their_order(value: Any) ->
         DSA(DIGITS, crop=0.25), Protocol(augment=DSA()),
         CropFlip(Normalization([0.5], [0.25])), Normalization([0.1, 0.2, 0.3], [0.5, 0.5, 0.5], measured=True),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__qualname__", str(value)),
 )  # fmt: skip
 def test_types_functions_and_dataclasses_come_back_as_they_were(value: Any) -> None:
     again = through_json(value)
