@@ -104,7 +104,8 @@ def leave_one_out(
 
     Args:
         shadows: of one pipeline, at least 8 for LiRA; intervals want 32 and more.
-        attacks: by name; `ATTACKS` by default, without RMIA where there is no population.
+        attacks: by name; `ATTACKS` by default. RMIA among them wants stable logits and a population, so by default it
+            is tried where there is one, and on the scorer "model" alone.
         name: the scorer whose scores are attacked.
         fpr: the false-positive rate that thresholds are chosen for, in (0, 1], at least one false positive a target.
         confidence: that all intervals of a rate or of the areas hold together, in (0, 1).
@@ -188,7 +189,8 @@ def _found(
 
 def _attacks(attacks: Mapping[str, Attack] | None, shadows: Shadows, name: str) -> dict[str, Attack]:
     if attacks is None:
-        return {n: a for n, a in ATTACKS.items() if name in shadows.population or not n.startswith("RMIA")}
+        logits = name == "model" and name in shadows.population
+        return {n: a for n, a in ATTACKS.items() if logits or not n.startswith("RMIA")}
     check.mapping(attacks, "attacks")
     if not attacks:
         raise ValueError("attacks must hold at least one attack, got none; leave it out for the usual ones")

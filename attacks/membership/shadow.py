@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import math
-import pickle
-import warnings
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from attacks.membership.pipeline import Fitted, Pipeline, fit_once
+from attacks.membership._folder import FORMAT, keep, kept
+from attacks.membership._running import PLACES, Job, Place, alone, fitted, require_sendable
+from attacks.membership.pipeline import Fitted, Pipeline
 from attacks.membership.target import Shadows
 from distillkit import check
-from distillkit.files import read_tensors, write_atomically, write_tensors
-from distillkit.owner import end_with_parent, owned
 from distillkit.progress import bar
 from distillkit.rng import derive
 
 __all__ = ["PLACES", "Cost", "estimate", "halves", "shadows"]
-
-Place = Literal["threads", "processes"]
-PLACES = get_args(Place)
-"""Where shadows are fitted; see `shadows`."""
-
-_KIND = "distillkit shadow 1"
 
 
 def halves(count: int, records: int, seed: int) -> Tensor:
@@ -116,12 +103,12 @@ def estimate(
     """
     workers = check.positive_int(workers, "workers")
     design = _Design(pipeline, count, seed)
-    with _kept(design, out) as done:
+    with kept(out, design.facts(), count) as done:
         missing = [number for number in range(count) if number not in done]
         if not missing:
             return Cost(done[0].seconds, 0, workers)
-        first, _ = _alone(pipeline, design.inside[missing[0]], design.seed_of(missing[0]))
-        _keep(out, missing[0], first)
+        first, _ = alone(pipeline, design.job(missing[0]))
+        keep(out, missing[0], first)
     return Cost(first.seconds, len(missing) - 1, workers)
 
 
@@ -166,11 +153,15 @@ def shadows(
     check.switch(progress, "progress")
     design = _Design(pipeline, count, seed)
     if where == "processes":
-        _sendable(pipeline)
-    with _kept(design, out) as done, bar(count, "shadows", unit="shadow", progress=progress, done=len(done)) as shown:
-        for number, one in _fitted(design, [n for n in range(count) if n not in done], workers, where):
+        require_sendable(pipeline)
+    with (
+        kept(out, design.facts(), count) as done,
+        bar(count, "shadows", unit="shadow", progress=progress, done=len(done)) as shown,
+    ):
+        missing = [design.job(number) for number in range(count) if number not in done]
+        for number, one in fitted(pipeline, missing, workers, where):
             done[number] = one
-            _keep(out, number, one)
+            keep(out, number, one)
             shown.update()
             shown.set_postfix_str(f"{one.seconds:.3g} s each")
     return _gathered(design, done)
@@ -187,8 +178,9 @@ class _Design:
         self.inside = halves(count, len(pipeline.images), seed)
         self._seed = seed
 
-    def seed_of(self, number: int) -> int:
-        return int(torch.randint(2**31, (), generator=derive(self._seed, "fit", number)))
+    def job(self, number: int) -> Job:
+        seed = int(torch.randint(2**31, (), generator=derive(self._seed, "fit", number)))
+        return Job(number, self.inside[number], seed)
 
     def facts(self) -> dict[str, object]:
         digest = hashlib.sha256()
@@ -197,153 +189,9 @@ class _Design:
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
         population = len(self.pipeline.population[0]) if self.pipeline.population else 0
         return {
-            "format": _KIND, "records": len(self.pipeline.images), "population": population, "seed": self._seed,
+            "format": FORMAT, "records": len(self.pipeline.images), "population": population, "seed": self._seed,
             "tag": self.pipeline.tag, "data": digest.hexdigest(),
         }  # fmt: skip
-
-
-def _fitted(design: _Design, missing: list[int], workers: int, where: Place) -> Iterator[tuple[int, Fitted]]:
-    """The missing shadows as they come; after one that fails those under way still come, and then its error."""
-    if not missing:
-        return
-    first, *rest = missing
-    if where == "threads":
-        try:
-            found, drew = _alone(design.pipeline, design.inside[first], design.seed_of(first))
-        except Exception as early:
-            early.add_note(f"raised in shadow {first} of {design.count}")
-            raise
-        yield first, found
-        if drew and workers > 1 and rest:
-            warnings.warn(
-                "fit draws from torch's global generator, which several threads share: the shadows are sound, but not "
-                "the same when they are made again. Draw from seed, or give where='processes', or workers=1",
-                UserWarning,
-                stacklevel=4,
-            )
-    else:
-        rest = missing
-    with _pool(design.pipeline, workers, where) as pool:
-        jobs: dict[Future[Fitted], int] = {}
-        for number in rest:
-            arguments = (design.inside[number].numpy(), design.seed_of(number))
-            if where == "processes":
-                jobs[pool.submit(_there, *arguments)] = number
-            elif workers == 1:
-                jobs[pool.submit(_seeded, design.pipeline, design.inside[number], arguments[1])] = number
-            else:
-                jobs[pool.submit(fit_once, design.pipeline, design.inside[number], arguments[1])] = number
-        failed: BaseException | None = None
-        try:
-            for job in as_completed(jobs):
-                error = None if job.cancelled() else job.exception()
-                if error is not None and failed is None:
-                    error.add_note(f"raised in shadow {jobs[job]} of {design.count}")
-                    failed = error
-                    for other in jobs:
-                        other.cancel()
-                elif error is None and not job.cancelled():
-                    yield jobs[job], job.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-        if failed is not None:
-            raise failed
-
-
-def _pool(pipeline: Pipeline, workers: int, where: Place) -> Executor:
-    if where == "processes":
-        return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(pipeline,))
-    torch.set_num_threads(torch.get_num_threads())  # else threads to come would inherit the workers' count
-    return ThreadPoolExecutor(workers, "shadow", initializer=torch.set_num_threads, initargs=(1,))
-
-
-def _alone(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[Fitted, bool]:
-    """One fit in a thread as the others will have, and whether it drew from the global generator."""
-    with _pool(pipeline, 1, "threads") as pool:
-        return pool.submit(_watched, pipeline, inside, seed).result()
-
-
-def _watched(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[Fitted, bool]:
-    with torch.random.fork_rng(devices=[]):
-        before = torch.default_generator.manual_seed(seed).get_state()
-        found = fit_once(pipeline, inside, seed)
-        return found, not torch.equal(before, torch.default_generator.get_state())
-
-
-def _seeded(pipeline: Pipeline, inside: Tensor, seed: int) -> Fitted:
-    return _watched(pipeline, inside, seed)[0]
-
-
-_theirs: list[Pipeline] = []
-
-
-def _begin(pipeline: Pipeline) -> None:
-    end_with_parent()
-    torch.set_num_threads(1)
-    _theirs[:] = [pipeline]
-
-
-def _there(inside: object, seed: int) -> Fitted:
-    return _seeded(_theirs[0], torch.as_tensor(inside), seed)
-
-
-def _sendable(pipeline: Pipeline) -> None:
-    try:
-        pickle.dumps(pipeline.fit)
-    except Exception as error:
-        raise ValueError(
-            "where='processes' needs a fit that can be sent there, a function of a module or an object of such a class "
-            f"({str(error).splitlines()[0]}); give where='threads' for closures and notebooks"
-        ) from error
-
-
-@contextlib.contextmanager
-def _kept(design: _Design, out: str | Path | None) -> Iterator[dict[int, Fitted]]:
-    """Own the folder, and give what it holds of this design."""
-    if out is None:
-        yield {}
-        return
-    if not isinstance(out, str | Path):
-        raise TypeError(f"out must be a folder's path, got {type(out).__name__}")
-    with owned(Path(out) / "shadows.lock", f"the folder of shadows {out}"):
-        _same(design.facts(), Path(out) / "design.json")
-        done = {}
-        for number in range(design.count):
-            path = _path(out, number)
-            if path.exists():
-                tensors, facts = read_tensors(path, kind=_KIND, what="a shadow's scores")
-                done[number] = Fitted(
-                    {n.removeprefix("scores."): t for n, t in tensors.items() if n.startswith("scores.")},
-                    {n.removeprefix("population."): t for n, t in tensors.items() if n.startswith("population.")},
-                    float(facts["seconds"]),
-                )
-        yield done
-
-
-def _same(facts: Mapping[str, object], path: Path) -> None:
-    if not path.exists():
-        if any(path.parent.glob("shadow-*.safetensors")):
-            raise ValueError(f"out, {path.parent}, holds shadows but no design.json; give an empty folder")
-        write_atomically(path, json.dumps(facts, indent=1) + "\n")
-        return
-    there = json.loads(path.read_text())
-    differ = [f"{k} {there.get(k)!r:.40}, here {v!r:.40}" for k, v in facts.items() if there.get(k) != v]
-    if differ:
-        raise ValueError(
-            f"out, {path.parent}, holds shadows of another design ({'; '.join(differ)}); give another folder, or the "
-            "pipeline and seed that it was begun with"
-        )
-
-
-def _path(out: str | Path, number: int) -> Path:
-    return Path(out) / f"shadow-{number:05d}.safetensors"
-
-
-def _keep(out: str | Path | None, number: int, one: Fitted) -> None:
-    if out is not None:
-        tensors = {f"scores.{n}": t for n, t in one.scores.items()}
-        tensors |= {f"population.{n}": t for n, t in one.population.items()}
-        write_tensors(_path(out, number), tensors, {"format": _KIND, "seconds": repr(one.seconds)})
 
 
 def _gathered(design: _Design, done: Mapping[int, Fitted]) -> Shadows:

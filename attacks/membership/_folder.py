@@ -1,0 +1,87 @@
+"""The folder of a set of shadows: what they were designed as, and a file of scores for each that is done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from attacks.membership.pipeline import Fitted
+from distillkit.files import read_tensors, write_atomically, write_tensors
+from distillkit.owner import owned
+
+__all__ = ["FORMAT", "keep", "kept"]
+
+FORMAT = "distillkit shadow 1"
+"""The format that files and the design name."""
+
+
+@contextlib.contextmanager
+def kept(out: str | Path | None, design: Mapping[str, object], count: int) -> Iterator[dict[int, Fitted]]:
+    """Own the folder for the length of a `with` block, and give what it holds of this design, by number.
+
+    Args:
+        out: the folder, which is made; None for none.
+        design: what the shadows hang on, as JSON holds it.
+        count: how many shadows are wanted; later ones are left where they are.
+
+    Raises:
+        TypeError: no path.
+        ValueError: the folder is of another design, or damaged.
+        InUse: another process works in it.
+    """
+    if out is None:
+        yield {}
+        return
+    if not isinstance(out, str | Path):
+        raise TypeError(f"out must be a folder's path, got {type(out).__name__}")
+    with owned(Path(out) / "shadows.lock", f"the folder of shadows {out}"):
+        _require_same(design, Path(out) / "design.json")
+        paths = {number: _path(out, number) for number in range(count)}
+        yield {number: _read(path) for number, path in paths.items() if path.exists()}
+
+
+def keep(out: str | Path | None, number: int, one: Fitted) -> None:
+    """Write a shadow's scores as a whole.
+
+    Args:
+        out: the folder; None for none.
+        number: the shadow's.
+        one: what it came to.
+    """
+    if out is not None:
+        tensors = {f"scores.{n}": t for n, t in one.scores.items()}
+        tensors |= {f"population.{n}": t for n, t in one.population.items()}
+        write_tensors(_path(out, number), tensors, {"format": FORMAT, "seconds": repr(one.seconds)})
+
+
+def _path(out: str | Path, number: int) -> Path:
+    return Path(out) / f"shadow-{number:05d}.safetensors"
+
+
+def _read(path: Path) -> Fitted:
+    tensors, facts = read_tensors(path, kind=FORMAT, what="a shadow's scores")
+    return Fitted(
+        {n.removeprefix("scores."): t for n, t in tensors.items() if n.startswith("scores.")},
+        {n.removeprefix("population."): t for n, t in tensors.items() if n.startswith("population.")},
+        float(facts["seconds"]),
+    )
+
+
+def _require_same(design: Mapping[str, object], path: Path) -> None:
+    if not path.exists():
+        if any(path.parent.glob("shadow-*.safetensors")):
+            raise ValueError(f"out, {path.parent}, holds shadows but no design.json; give an empty folder")
+        write_atomically(path, json.dumps(design, indent=1) + "\n")
+        return
+    try:
+        there = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"out, {path.parent}, has a damaged design.json ({error}); give an empty folder") from error
+    differ = [f"{k} {there.get(k)!r:.40}, here {v!r:.40}" for k, v in design.items() if there.get(k) != v]
+    if differ:
+        raise ValueError(
+            f"out, {path.parent}, holds shadows of another design ({'; '.join(differ)}); give another folder, or the "
+            "pipeline and seed that it was begun with"
+        )
