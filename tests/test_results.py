@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distillkit.study import Records, read_records, write_records
+from distillkit.study import Records, equal_tries, read_choice, read_records, write_records
 from tests.distillkit.study.written import record, write
 from tests.scripts import load_script
 
@@ -21,6 +21,13 @@ def test_the_tables_of_a_page_are_of_its_records(path: Path) -> None:
     text = path.with_suffix(".md").read_text()
     assert SCRIPT.TABLE.search(text)
     assert SCRIPT.filled(text, path) == text, f"run python docs/scripts/results.py {path.stem}"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda p: p.stem)
+def test_every_way_of_a_page_had_as_many_tries(path: Path) -> None:
+    """Records of before there were studies hold no tries."""
+    tried = {t.task for t in read_choice(path)[0]}
+    assert set(equal_tries(path) if tried else ()) == tried
 
 
 def page(*kinds: str) -> str:
