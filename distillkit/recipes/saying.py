@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -33,7 +34,9 @@ class NotRecorded(TypeError):
     """Something in a value cannot be said in JSON; the message names where it stands and what to write instead."""
 
 
-def recipe(value: Any, *, store: str | Path | None = None, name: str = "value") -> Any:
+def recipe(
+    value: Any, *, store: str | Path | None = None, shared: str | Path | None = None, name: str = "value"
+) -> Any:
     """What `value` is, in JSON: numbers and words as they are, objects by their class and what built them.
 
     Call it to write down what a run was asked to do; `made` builds it again. Known are None, numbers, strings, lists,
@@ -46,6 +49,7 @@ def recipe(value: Any, *, store: str | Path | None = None, name: str = "value") 
         value: what is to be said.
         store: a folder for tensors and sets, each in a file that bears its fingerprint. It is made when needed, and
             nothing is written unless all of `value` can be said.
+        shared: another store that may have some of these files: they are linked in place of being written once more.
         name: what `value` is called in messages.
 
     Raises:
@@ -58,9 +62,20 @@ def recipe(value: Any, *, store: str | Path | None = None, name: str = "value") 
         folder = Path(store)
         folder.mkdir(parents=True, exist_ok=True)
         for file, write in saying.writing.items():
-            if not (folder / file).exists():
+            if not (folder / file).exists() and not _linked(shared, folder, file):
                 write(folder / file)
     return said
+
+
+def _linked(shared: str | Path | None, folder: Path, file: str) -> bool:
+    """Whether a file could be linked; files of a store are replaced and never changed, so that a link is a copy."""
+    if shared is None:
+        return False
+    try:
+        os.link(Path(shared) / file, folder / file)
+    except OSError:  # it is not there, or the file system has no links
+        return False
+    return True
 
 
 def named(value: Any) -> dict[str, Any]:

@@ -100,7 +100,8 @@ def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: P
         order: what is to be done.
         task, split, way, built: what it names, the images, and what the way made.
         out: the study's folder.
-        options: `device`, `workers` and `progress` of the job; `commit` of the code; `keep`; `partition_seed`.
+        options: `device`, `workers` and `progress` of the job; `commit` of the code; `keep`; `partition_seed`;
+            `shared`, a folder that may hold the task's files already.
     """
     folder = out / order.folder
     path = folder / "summary.json"
@@ -109,8 +110,9 @@ def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: P
     commit = options.pop("commit", None)
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / "arguments"
+    data = recipe(task, store=store, shared=options.pop("shared", out / "data"), name="task")
     notes = {
-        "task": recipe(task, store=store, name="task"), "way": recipe(way.bare(), store=store, name="way"),
+        "task": data, "way": recipe(way.bare(), store=store, name="way"),
         "method": order.method, "settings": said_settings(order, store),
         "validation": order.validation, "commit": commit,
     }  # fmt: skip

@@ -153,7 +153,8 @@ def _of_task(
     order = Order(known.folder.name, "", task.name, notes["method"], seed, known.settings, bool(notes["validation"]))
     if seed != known.partition_seed:
         options = {**options, "partition_seed": known.partition_seed}
-    perform(order, task, split, way, known.method, out, keep=keep, commit=git_commit(), **options)
+    options = {**options, "keep": keep, "commit": git_commit(), "shared": known.folder / "arguments"}
+    perform(order, task, split, way, known.method, out, **options)
     return whole
 
 

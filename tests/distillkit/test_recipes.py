@@ -155,6 +155,16 @@ def test_tensors_and_sets_lie_in_the_store_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 6
 
 
+def test_files_that_another_store_has_are_linked(tmp_path: Path) -> None:
+    said = recipe(digits(), store=tmp_path / "one")
+    assert recipe([digits(), torch.zeros(2)], store=tmp_path / "two", shared=tmp_path / "one")[0] == said
+    name = f"{said['set']}.safetensors"
+    assert (tmp_path / "one" / name).samefile(tmp_path / "two" / name)
+    assert len(list((tmp_path / "two").iterdir())) == 2
+    assert recipe(digits(), store=tmp_path / "three", shared=tmp_path / "nowhere") == said
+    assert (tmp_path / "three" / name).exists()
+
+
 def test_nothing_is_written_unless_all_can_be_said(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded):
         recipe([torch.zeros(2), lambda: 3], store=tmp_path / "store")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,18 @@ def test_a_users_functions_must_be_vouched_for(run: Path) -> None:
         load(run)
     with pytest.raises(NotRepeatable, match=rf"task of the run .*trust=\['{__name__}'\]"):
         load(run, trust=["tests.fl.small"]).task  # noqa: B018
+
+
+def test_images_in_memory_are_kept_once_in_a_study_and_read_from_its_runs(tmp_path: Path) -> None:
+    kept = replace(task(), data=read())
+    Study(tmp_path, kept, {"a": Federated(scaffold)}, seeds=[0]).run(progress=False, trial=False)
+    files = list((tmp_path / "data").glob("*.safetensors"))
+    assert len(files) == 2
+    for path in files:
+        assert path.samefile(tmp_path / "made-a-0" / "arguments" / path.name)
+    shutil.move(tmp_path / "made-a-0", tmp_path / "alone")
+    shutil.rmtree(tmp_path / "data")
+    assert again(tmp_path / "alone").hash == load(tmp_path / "alone", trust=HERE).hash
 
 
 def test_a_way_that_makes_a_set_is_repeated_too(tmp_path: Path) -> None:
