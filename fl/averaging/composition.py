@@ -156,6 +156,7 @@ def _warn_of_misspelt_hooks(addon: AddOn) -> None:
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
     for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):
-        meant = difflib.get_close_matches(name, hooks, n=1, cutoff=0.85)
-        if meant and callable(getattr(type(addon), name)):
+        if not callable(getattr(type(addon), name)):
+            continue
+        if meant := difflib.get_close_matches(name, hooks, n=1, cutoff=0.85):
             warn(f"{addon.name}.{name} is no hook, so nobody calls it: {meant[0]} may be meant")
