@@ -53,8 +53,10 @@ _turn = threading.RLock()
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Let code that knows the global generator alone draw from `seed`; the global state is put back afterwards."""
+    # Without an accelerator `torch.manual_seed` writes down three tracebacks a call, for devices that never come.
+    seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
     with _turn, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_all(seed)
         yield
 
 
