@@ -97,8 +97,8 @@ def moved(run: Run) -> Any:
 
 @pytest.mark.golden(
     "RobustMean",
-    source="Yin et al., ICML 2018, median and trimmed mean; Blanchard et al., NeurIPS 2017, the Krum function; written out "
-    "in NumPy of our own",
+    source="Yin et al., ICML 2018, median and trimmed mean; Blanchard et al., NeurIPS 2017, the Krum function; "
+    "written out in NumPy of our own",
 )
 @pytest.mark.parametrize("poisoned", [(), (2,)])
 @pytest.mark.parametrize("clients", [5, 6])
