@@ -1,4 +1,4 @@
-"""Kill the quickstart with -9, the parent alone, at random moments, resume it at once, and compare.
+"""Kill the quickstart with -9, the parent alone, at random moments, start it again at once, and compare.
 
     python -m tests.kill_quickstart --kills 10 [--preset smoke] [--out runs/killed]
 
@@ -82,7 +82,7 @@ def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tupl
     workers, done, died = children(first.pid), rounds_of(out), time.perf_counter()
     first.send_signal(signal.SIGKILL)
     first.wait()
-    second = start(out, "--resume", **how)
+    second = start(out, **how)
     while any(map(running, workers)):
         time.sleep(0.01)
     lived = time.perf_counter() - died
@@ -95,7 +95,7 @@ def refused(out: Path, **how: Any) -> str:
     live = start(out, **how)
     while not (out / ".owner.json").exists() and live.poll() is None:
         time.sleep(0.01)
-    second = start(out, "--resume", **how)
+    second = start(out, **how)
     said = second.communicate()[0]
     assert second.returncode != 0, said
     assert f"is in use by process {live.pid}" in said, said

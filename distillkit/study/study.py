@@ -61,7 +61,7 @@ class Study:
         tune_on: the task on which settings are tried for all tasks: for private data, where every try on the data
             itself would have to be paid for. Default: each task for itself.
         rule: by what the best try is chosen, as a mean over `tune_seeds`: the accuracy after the "last" round, or on
-            the clients' "own" tests. Of equals the first.
+            the clients' "own" tests. Of equals the first. A way may have its own rule.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind, a name is given twice, or numbers of tries differ.
@@ -200,7 +200,7 @@ class Study:
         store = self.out / "arguments"
         parts = {"way": way.bare(), "settings": dict(way.settings), "tries": [dict(t) for t in way.tries]}
         said = {key: recipe(part, store=store, name=f"ways[{name!r}].{key}") for key, part in parts.items()}
-        return {**said, "like": way.like}
+        return {**said, "like": way.like, "rule": way.rule}
 
     # What is to be done.
 
@@ -254,12 +254,12 @@ class Study:
         chosen: dict[tuple[str, str], int] = {}
         said: dict[str, dict[str, Any]] = {task: {} for task in self._tuned_tasks()}
         for (task, method), tries in self._trying().items():
+            rule = self.ways[method].rule or self.rule
             scored = [
-                choice.scored([read_line(self.out / o.folder / "summary.json") for o in runs], self.rule)
-                for runs in tries
+                choice.scored([read_line(self.out / o.folder / "summary.json") for o in runs], rule) for runs in tries
             ]
             chosen[task, method] = choice.chosen(scored, f"ways[{method!r}] on {task}")
-            said[task][method] = {"tries": scored, "chosen": chosen[task, method], "like": None}
+            said[task][method] = {"tries": scored, "chosen": chosen[task, method], "like": None, "rule": rule}
         for task in said:
             for method, way in self.ways.items():
                 said[task].setdefault(method, {"tries": [], "chosen": None if way.like else 0, "like": way.like})

@@ -30,6 +30,7 @@ class Tuned:
             and the `scores` by seed. Empty for a way that had one setting to begin with, or takes another's.
         chosen: the number of the chosen try; None for a way that takes another's settings.
         like: the way whose settings it takes.
+        rule: by what was chosen; None where nothing was.
     """
 
     task: str
@@ -37,6 +38,7 @@ class Tuned:
     tries: tuple[Mapping[str, Any], ...]
     chosen: int | None
     like: str | None
+    rule: str | None = None
 
 
 def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[str, Any]]:
@@ -62,10 +64,11 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[st
         if said != FORMAT:
             raise RecordError(f"{path} is of the format {said!r}, this version reads {FORMAT!r}: choose again")
     tuned = []
-    for task, ways in (pair for one in found for pair in one["tasks"].items()):
+    for study_rule, task, ways in ((one["rule"], *pair) for one in found for pair in one["tasks"].items()):
         for method, way in ways.items():
             tries = tuple({**t, "settings": plain(t["settings"])} for t in way["tries"])
-            one = Tuned(task, method, tries, way["chosen"], way["like"])
+            rule = way.get("rule", study_rule) if tries else None
+            one = Tuned(task, method, tries, way["chosen"], way["like"], rule)
             scores = [t["score"] for t in one.tries if t["score"] is not None]
             if one.tries and (one.chosen is None or one.tries[one.chosen]["score"] != max(scores, default=None)):
                 raise RecordError(f"{path} is damaged: of {method} on {task}, try {one.chosen} is not the best")
@@ -138,9 +141,12 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
         rows.append({**numbers, "settings": settings, "score": best, "worst": worst, "edge": edge or None})
     header = ("task", "method", "chosen", "tries", "validation %", "worst try %", "at the edge")
     seeds = ", ".join(map(str, facts.get("seeds", ())))
-    note = (
-        f"Tried on the validation part, never on the test set; rule: {facts.get('rule')}; seeds of the tries: {seeds}."
-    )
+    own: dict[str, list[str]] = {}
+    for t in tuned:
+        if t.rule not in (None, facts.get("rule")):
+            own.setdefault(str(t.rule), []).append(t.method)
+    rules = "; ".join([str(facts.get("rule")), *(f"{r} for {', '.join(dict.fromkeys(m))}" for r, m in own.items())])
+    note = f"Tried on the validation part, never on the test set; rule: {rules}; seeds of the tries: {seeds}."
     return Table(header, tuple(printed), rows, (note,), left=3)
 
 

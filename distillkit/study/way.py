@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import Tensor
 
 from distillkit import check
 from distillkit.data import Split
 from distillkit.privacy import Ledger
+from distillkit.study.choice import RULES
 from distillkit.study.task import Task
 
 __all__ = ["Cost", "Job", "Way", "accepted", "grid", "privacy_columns"]
@@ -100,6 +101,8 @@ class Way(ABC):
         settings: settings that every try has.
         like: another way of the study, whose chosen settings this one takes instead of having tries: for a control that
             must differ in one thing only.
+        rule: by what its best try is chosen, "last" or "own", in place of the study's rule: a personal method is for
+            the clients' own tests. Whom it is held against there should be chosen by them too.
 
     Attributes:
         failures: what a run may raise because its settings are bad; such a try counts as the worst.
@@ -109,6 +112,7 @@ class Way(ABC):
     tries: Sequence[Mapping[str, Any]] = ({},)
     settings: Mapping[str, Any] = field(default_factory=dict)
     like: str | None = None
+    rule: Literal["last", "own"] | None = None
 
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError,)
 
@@ -123,6 +127,10 @@ class Way(ABC):
             check.mapping(settings, f"tries[{number}]")
         if not self.tries:
             raise ValueError("tries must hold at least one mapping of settings; tries=[{}] for the defaults")
+        if self.rule is not None:
+            check.one_of(self.rule, "rule", tuple(RULES))
+        if self.like is not None and self.rule is not None:
+            raise ValueError(f"like={self.like!r} takes that way's choice, so there can be no rule of its own")
         if self.like is not None and (len(self.tries), dict(self.tries[0])) != (1, {}):
             raise ValueError(f"like={self.like!r} takes that way's settings, so there can be no tries of its own")
 
@@ -156,7 +164,7 @@ class Way(ABC):
 
     def bare(self: Self) -> Self:
         """The way as a record holds it: how it runs, without how it was made and tried."""
-        return replace(self, make=None, tries=({},), settings={}, like=None)
+        return replace(self, make=None, tries=({},), settings={}, like=None, rule=None)
 
     @abstractmethod
     def run(self, made: Any, job: Job) -> dict[str, Any]:

@@ -1,71 +1,91 @@
-"""The table of methods: every row can be built, a few run as a user runs them, the published one is the file's."""
+"""The table of methods: every way can be built, tried as often as every other and repeated from its record."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distillkit.recipes import recipe
+from distillkit.study import Study, equal_tries, read_choice
 from tests.scripts import load_script
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "methods.py"
 
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def script() -> Any:
     return load_script("examples/methods.py")
 
 
-def test_every_method_can_be_built(script: Any) -> None:
-    for preset in script.PRESETS.values():
-        chosen = script.methods(preset, script.TUNED)
-        assert set(script.TRIES) | set(script.PERSONAL) <= set(chosen)
-        reprs = [repr(make()) for make in chosen.values()]
-        assert len(set(reprs)) == len(reprs)
+def test_every_way_has_four_tries_each_another_method_that_can_be_written_down(script: Any, tmp_path: Path) -> None:
+    found = {**script.ways(9, 1), **script.controls()}
+    assert len(found) == 56
+    task = script.task(10)
+    assert Study(tmp_path, task, found).tries == 4
+    split, seen = task.load(), dict[str, str]()
+    for name, way in found.items():
+        source = found[way.like or name]
+        assert len(source.tries) == 4
+        for settings in source.tries:
+            built = way.made(task, split, {**source.settings, **settings, **way.settings})
+            said = json.dumps([recipe(built, store=tmp_path), way.settings.get("rounds"), name == script.OWN])
+            assert said not in seen, (name, seen[said])
+            seen[said] = name
 
 
-def test_it_prints_its_table_and_runs_nothing_twice(tmp_path: Path) -> None:
-    names = ["FedAvg", "FedDF", "FedRep", "FedProto"]
-    command = [sys.executable, str(SCRIPT), "--preset", "smoke", "--out", str(tmp_path), "--workers", "2", "--methods"]
-    said = [subprocess.run([*command, *names], capture_output=True, text=True, check=True).stdout for _ in range(2)]
-    rows = json.loads((tmp_path / "methods.json").read_text())
-    assert [row["method"] for row in rows] == ["FedAvg", "FedDF", "FedRep", "FedProto"]
-    assert all(row["failed"] == 0 and row["seeds"] == [0] and row["rounds"] == 2 for row in rows)
-    personal = [row for row in rows if row["method"] in ("FedRep", "FedProto")]
-    assert all(row["accuracy_own"] == row["accuracy_last"] for row in personal)
+def test_personal_ways_are_chosen_by_own_tests_and_so_is_what_they_are_held_against(script: Any) -> None:
+    rules = {name: way.rule for name, way in script.ways(9, 1).items()}
+    own = {name for name, rule in rules.items() if rule == "own"}
+    assert own == {
+        "Ditto", "Fine-tuned FedAvg", "FedRep", "FedProto", "FedProto, distance as released", script.OWN
+    }  # fmt: skip
+    assert script.kind("FedRep") == script.kind(script.OWN) != script.kind("FedAvg")
+    assert script.kind("VHL, 30 rounds") == script.kind("FedAvg, 30 rounds") != script.kind("VHL")
+
+
+def run(script: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["methods.py", "--preset", "smoke", "--workers", "1", *words])
+    script.main()
+
+
+def test_it_prints_its_tables_and_runs_nothing_twice(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--out", str(tmp_path), "--methods", "FedDF, 20 steps", "FedRep"]
+    said, stamps = [], []
+    for _ in range(2):
+        run(script, monkeypatch, *words)
+        said.append(capsys.readouterr().out)
+        stamps.append({path: path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/summary.json"))})
+    assert stamps[0] == stamps[1]
+    lines = {line["method"]: line for line in json.loads((tmp_path / "summary.json").read_text())}
+    assert set(lines) == {"FedAvg", script.OWN, "FedDF", "FedRep", "FedDF, 20 steps"}
+    assert all(line["failed"] == 0 and line["rounds"] == 2 for line in lines.values())
+    assert lines["FedRep"]["accuracy_own"] == lines["FedRep"]["accuracy_last"]
+    assert lines["FedAvg"]["hash"] == lines[script.OWN]["hash"]
+    assert lines["FedDF"]["hash"] != lines["FedDF, 20 steps"]["hash"]
     table = (tmp_path / "table.md").read_text()
     assert all(table.strip() in text for text in said)
-    assert len(json.loads((tmp_path / "summary.json").read_text())) == 4
+    assert "accuracy own minus FedAvg, chosen by own tests's" in table
+    assert equal_tries(tmp_path) == {"digits": 1}
+    configs = [json.loads(path.read_text()) for path in tmp_path.glob("*/config.json")]
+    assert [config["recipe"] is not None for config in configs] == [True] * 5
 
 
-def test_trailing_methods_are_named(script: Any) -> None:
-    def row(name: str, last: list[float], own: list[float]) -> dict[str, Any]:
-        return {"method": name, "seeds": [0, 1][: len(last)], "accuracy_last": last, "accuracy_own": own}
-
-    rows = [row("FedAvg", [0.9, 0.8], [0.9, 0.9]), row("MOON", [0.86], [0.9]), row("FedSAM", [0.88], [0.1])]
-    assert script.behind([*rows, row("Ditto", [0.1], [0.85])]).endswith("MOON (4.0), Ditto (5.0).")
-    assert script.behind(rows[:1]).endswith("none.")
-
-
-RESULTS = ROOT / "docs" / "results"
+def test_tries_are_equally_many_on_record(script: Any, tmp_path: Path) -> None:
+    found = script.ways(2, 20)
+    few = {name: found[name] for name in ("FedAvg", script.OWN)}
+    study = Study(tmp_path, script.task(1), few, seeds=(0,))
+    study.run(trial=False, progress=False)
+    assert equal_tries(tmp_path) == {"digits": 4}
+    assert [one.rule for one in read_choice(tmp_path)[0]] == ["last", "own"]
 
 
-@pytest.mark.parametrize("name", ["methods.json", "methods_rerun.json"])
-def test_the_published_table_is_made_of_the_published_rows(script: Any, name: str) -> None:
-    rows = json.loads((RESULTS / name).read_text())
-    page = (RESULTS / "methods.md").read_text()
-    assert script.table(rows) in page
-    assert script.behind(rows) in page
-
-
-def test_the_settings_are_those_of_the_best_try_on_record(script: Any) -> None:
-    tries = json.loads((RESULTS / "methods_tuning.json").read_text())
-    for name, wanted in script.TRIES.items():
-        own = [one for one in tries if one["method"] == name]
-        assert [one["settings"] for one in own] == list(wanted), name
-        assert max(own, key=lambda one: one["accuracy_last"])["settings"] == script.TUNED[name]
+def test_a_method_of_no_such_name_is_refused(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(script, monkeypatch, "--methods", "FedNothing")
+    assert "got FedNothing" in capsys.readouterr().err

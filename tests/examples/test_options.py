@@ -10,7 +10,7 @@ import pytest
 from tests.scripts import ROOT, load_script
 
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("[!_]*.py"))
-COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--data", "--resume")
+COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--data", "--estimate")
 
 
 def test_there_are_examples() -> None:

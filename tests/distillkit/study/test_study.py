@@ -19,7 +19,7 @@ from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from distillkit.recipes import NotRecorded
-from distillkit.study import Condense, Cost, Job, Study, Task, Way, grid
+from distillkit.study import Condense, Cost, Job, Study, Task, Way, grid, read_choice, tuning_table
 from distillkit.study.condense import placing
 from distillkit.training import Protocol
 
@@ -169,6 +169,24 @@ def test_the_rule_may_look_at_the_clients_own_tests(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), {"A": known(tries=grid(value=[10, 30]))}, seeds=(0,), rule="own")
     ran(study)
     assert study.records()[0].line["settings"] == {"value": 10}
+
+
+def test_a_way_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Path) -> None:
+    tries = grid(value=[10, 30])
+    ways = {"Global": known(tries=tries), "Personal": known(tries=tries, rule="own"), "Control": known(like="Personal")}
+    study = Study(tmp_path, task(), ways, seeds=(0,))
+    ran(study)
+    assert [r.line["settings"] for r in study.records()] == [{"value": value} for value in (30, 10, 10)]
+    tuned, facts = read_choice(tmp_path)
+    assert [one.rule for one in tuned] == ["last", "own", None]
+    assert facts["rule"] == "last"
+    assert "rule: last; own for Personal; seeds" in str(tuning_table(tmp_path))
+    with pytest.raises(ValueError, match="other ways of the names Personal"):
+        ran(Study(tmp_path, task(), {"Personal": known(tries=tries)}, seeds=(0,)))
+    with pytest.raises(ValueError, match="rule must be one of"):
+        known(rule="best")
+    with pytest.raises(ValueError, match="like='A' takes that way's choice"):
+        known(like="A", rule="own")
 
 
 def test_tries_may_be_made_on_another_task(tmp_path: Path) -> None:
