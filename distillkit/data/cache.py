@@ -10,6 +10,7 @@ do not agree.
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import math
 import os
@@ -150,7 +151,7 @@ def open_cache(
         lock = where / f".{prefix}.lock"
         with _writable(where, size), owned(lock, f"the cache {whole}", wait=_PATIENCE):
             if (found := _opened(whole, count, shape)) is None:
-                for old in where.glob(f"{prefix}-*"):  # of the source as it was
+                for old in where.glob(f"{glob.escape(prefix)}-*"):  # of the source as it was
                     if old.stem != whole.stem:
                         old.unlink(missing_ok=True)
                 unfinished = Unfinished(whole, count, shape)

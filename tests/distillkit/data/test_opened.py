@@ -141,7 +141,7 @@ def test_a_cache_is_made_once_and_found_again_without_a_write(
 
 
 def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
-    path = made(tmp_path / "pets")
+    path = made(tmp_path / "pets [1]")
     old = open_folder(path, cache=tmp_path / "cache").train
     file = path / "cat" / "0.png"
     shutil.copy(path / "dog" / "0.png", file)
