@@ -85,7 +85,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     return found
 
 
-Choose = Callable[..., LabeledImages]
+Choose = Callable[..., Any]
 _TRAINED: dict[Any, Any] = {}
 
 
@@ -113,7 +113,7 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
     def matched(condense: Choose, **options: Any) -> Choose:
         return lambda factory, **tried: partial(condense, networks=RandomNetworks(factory), **options, **tried)
 
-    makes = {
+    makes: dict[str, Choose] = {
         "random": lambda factory, **tried: partial(random_subset, ipc=o.ipc),
         "herding": chosen(herding), "k-center": chosen(k_center),
         "dm": matched(distribution_matching, augment=augment, steps=o.steps, **ours),

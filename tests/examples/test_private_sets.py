@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from distillkit import LabeledImages
-from distillkit.networks import RandomNetworks
+from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import Ledger, PublicMaps, class_sums
 from distillkit.rng import derive
+from distillkit.study import Condense, Study, Task, equal_tries, read_records
 from distillkit.training import Protocol, train
 from tests.scripts import load_script
-
-FAST = ["--preset", "smoke", "--set", "test.images=50", "records=200"]
 
 
 @pytest.fixture(scope="module")
@@ -22,103 +21,138 @@ def private_sets() -> ModuleType:
     return load_script("examples/private_sets.py")
 
 
-def test_every_row_of_the_table_and_nothing_run_twice(
+def test_every_row_says_what_its_ledger_says(
     private_sets: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = [*FAST, "image_sgd.rate=0.1", "--epsilons", "8", "1", "--out", str(tmp_path)]
-    records = private_sets.main(argv)
-    assert [r["method"] for r in records] == ["class_means", *private_sets.METHODS]
-    assert json.loads((tmp_path / "summary.json").read_text()) == records
+    words = ["--preset", "smoke", "--out", str(tmp_path), "--workers", "1", "--device", "cpu"]
+    private_sets.main(words)
+    records = read_records(tmp_path)
+    private = {"class means, epsilon 8", "class means in 30 updates, epsilon 8"}
+    private.add("image SGD, epsilon 8")
+    assert {r.method for r in records} == private | {
+        "distribution matching from real images", "class means without noise", "random real images", "all real images"
+    }  # fmt: skip
     for record in records:
-        assert 0 <= record["accuracy"] <= 1
-        assert {"seconds_make", "seconds_test", "command", "commit", "settings"} <= set(record)
-        private = record["method"] in ("class_means", "image_sgd")
-        if private:
-            ledger = Ledger(tmp_path / record["run"] / "ledger.jsonl")
-            assert record["epsilon"] == ledger.epsilon() <= record["epsilon_wanted"]
-            assert (record["noise"], record["delta"]) == ("operating system", 1e-5)
-            assert not any(event.seeded for event in ledger.events)
+        line = record.line
+        assert 0 <= line["accuracy_last"] <= 1
+        assert {"cpu_seconds_condense", "cpu_seconds_test", "settings", "commit"} <= set(line)
+        assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None
+        if record.method in private:
+            ledger = Ledger(record.folder / "ledger.jsonl")
+            assert line["epsilon"] == ledger.epsilon() <= float(record.method.split()[-1])
+            assert (line["noise"], line["delta"]) == ("operating system", 1e-5)
+            assert line["relation"] == "add or remove one record"
+            assert line["sigma"] > 0
         else:
-            assert record["epsilon"] is record["noise"] is None
-        if record["method"] != "all":
-            made = LabeledImages.load(tmp_path / record["run"] / "set.safetensors")
+            assert line["epsilon"] is None
+        saved = record.folder / "set.safetensors"
+        assert saved.exists() == (record.method != "all real images")
+        if saved.exists():
+            made = LabeledImages.load(saved)
             assert made.counts().tolist() == [2] * 10
-            assert made.info.get("epsilon") == record["epsilon"]
+            assert made.info.get("epsilon") == line["epsilon"]
+    assert equal_tries(tmp_path) == {"digits": 1}
     shown = (tmp_path / "table.md").read_text()
     assert shown in capsys.readouterr().out
-    assert private_sets.main(argv) == records
-    with pytest.raises(SystemExit, match="other settings"):
-        private_sets.main([*argv, "--set", "ipc=3"])
+
+
+@pytest.fixture
+def asked(private_sets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Study]:
+    studies: list[Study] = []
+    monkeypatch.setattr(private_sets, "run_study", lambda study, *_, **__: studies.append(study))
+    return studies
+
+
+def ways(module: ModuleType, asked: list[Study], *words: str) -> dict[str, Condense]:
+    module.main(list(words))
+    return dict(asked[-1].ways)  # type: ignore[arg-type]
+
+
+def test_tries_are_equally_many_on_public_images_only(private_sets: ModuleType, asked: list[Study]) -> None:
+    small = ways(private_sets, asked)
+    study = asked[-1]
+    assert study.tries == 4
+    assert {way.like for way in small.values()} == {None, "class means, epsilon 8"}
+    assert study.tune_on is not None
+    name, size, *_, records = study.tune_on.data.args  # type: ignore[union-attr]
+    assert (name, size, records) == ("usps", 16, private_sets.RECORDS["digits"])
+    private_sets.main(["--dataset", "usps"])
+    assert asked[-1].tune_on.data.args[0] == "mnist"  # type: ignore[union-attr]
+    full = ways(private_sets, asked, "--dataset", "fashionmnist28", "--preset", "paper")
+    assert (asked[-1].tries, asked[-1].tune_on, len(asked[-1].seeds)) == (1, None, 10)
+    assert {way.draws for way in full.values()} == {5}
+    sgd = small["image SGD, epsilon 8"]
+    network = partial(ConvNet, (1, 16, 16), 10)
+    for task, records in (("digits", 1438), ("public", 1438), ("mnist", 60_000)):
+        made = sgd.make(factory=network, task=Task(task, study.tune_on.data), lr=0.1)  # type: ignore[misc]
+        assert made.keywords["size"] == records
+
+
+def test_images_of_the_tries_are_others(private_sets: ModuleType) -> None:
+    split = private_sets.images("digits", 8, 0.1307, 0.3081, None, 300)
+    assert (len(split.train), len(split.validation), len(split.test)) == (300, 1138, 359)
+    pixels = {tuple(x.flatten().tolist()) for x in split.train.images}
+    assert sum(tuple(x.flatten().tolist()) in pixels for x in split.validation.images) < 3  # twins in the data
+    assert (split.train.normalization.mean, split.train.normalization.std) == ((0.1307,), (0.3081,))
 
 
 def test_without_noise_it_is_the_private_set_at_an_epsilon_without_end(
-    private_sets: ModuleType, tmp_path: Path
+    private_sets: ModuleType, asked: list[Study]
 ) -> None:
-    argv = [*FAST, "--methods", "class_means", "class_means_clean", "--epsilons", "1e12", "--out", str(tmp_path)]
+    found = ways(private_sets, asked, "--preset", "smoke", "--epsilons", "1e12")
+    task = asked[-1].tasks["digits"]
+    split = task.load()
     noised, clean = (
-        LabeledImages.load(tmp_path / r["run"] / "set.safetensors").images for r in private_sets.main(argv)
+        found[name]
+        .made(task, split, dict(found["class means, epsilon 1e+12"].tries[0]))(split.train, generator=3)
+        .images
+        for name in ("class means, epsilon 1e+12", "class means without noise")
     )
     assert float((noised - clean).abs().mean()) < 0.02
 
 
-def test_a_set_that_is_there_is_only_tested_again(private_sets: ModuleType, tmp_path: Path) -> None:
-    argv = [*FAST, "--methods", "class_means", "--out", str(tmp_path)]
-    (record,) = private_sets.main(argv)
-    folder = tmp_path / record["run"]
-    (folder / "record.json").unlink()
-    (again,) = private_sets.main([*argv, "--resume"])
-    assert {**again, "seconds_test": 0, "command": 0} == {**record, "seconds_test": 0, "command": 0}
-    (folder / "record.json").unlink()
-    (charged_again,) = private_sets.main(argv)
-    assert charged_again["epsilon"] > 8.001
-
-
-def test_settings(private_sets: ModuleType) -> None:
-    options = private_sets.arguments(["--preset", "paper", "--set", "dm.lr=2", "class_means.draws=7"])
-    assert (options.settings["dm"]["lr"], options.settings["class_means"]["draws"]) == (2, 7)
-    assert private_sets.DATASETS["digits"]["class_means"]["draws"] != 7
-    assert options.seeds == list(range(10))
-    with pytest.raises(SystemExit, match="there is only"):
-        private_sets.arguments(["--set", "dm.size=2"])
-
-
 def test_bfloat16_networks_move_a_class_sum_by_one_record_of_length_one_and_train(private_sets: ModuleType) -> None:
-    settings = private_sets.changed(private_sets.DATASETS["fashionmnist28"], {"width": 4, "depth": 1})
     images = torch.rand(6, 1, 8, 8, generator=derive(0))
     real = LabeledImages(images, torch.tensor([0, 1, 0, 1, 0, 1]), num_classes=2)
-    network = private_sets.Maker(settings, real).network()
+
+    def factory() -> torch.nn.Module:
+        return private_sets.Bfloat16((1, 8, 8), 2, width=4, depth=1)
+
+    network = build(factory, 0)
     assert network.features(images).dtype == torch.float32
-    rough, exact = network.features(images), network.network.features(images)
+    rough, exact = network.features(images), ConvNet.features(network, images)
     assert not torch.equal(rough, exact)
     torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.05)
-    maps = PublicMaps(RandomNetworks(private_sets.Maker(settings, real).network), 1, like=real)
+    maps = PublicMaps(RandomNetworks(factory), 1, like=real)
     with_all, without = (class_sums(*part, maps, num_classes=2) for part in (real, real[1:]))
     torch.testing.assert_close((with_all - without).norm(dim=2), torch.tensor([[1.0, 0.0]]).double(), atol=1e-5, rtol=0)
     before = network(images).detach().clone()
     train(network, real, Protocol(epochs=3, lr=0.1))
     assert not torch.allclose(network(images), before, atol=0.01)
-    again = private_sets.Maker(settings, real).network()
+    again = factory()
     again.load_state_dict(network.state_dict())
     assert torch.equal(again(images), network(images))
 
 
-def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: ModuleType, tmp_path: Path) -> None:
-    small = ["draws=1", "first_draws=1", "steps=1", "first_steps=1", "train.epochs=1"]
-    settings = private_sets.changed(
-        private_sets.DATASETS["mnist28"],
-        {**{f"class_means.{key}": int(value) for key, value in (s.split("=") for s in small)}, "width": 4, "ipc": 1},
-    )
+def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: ModuleType, asked: list[Study]) -> None:
+    found = ways(private_sets, asked, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means")
+    small = {
+        "draws": 1,
+        "first_draws": 1,
+        "steps": 1,
+        "first_steps": 1,
+        "train": Protocol(epochs=1, batch=25),
+        "ipc": 1,
+    }
     real = LabeledImages(torch.rand(20, 1, 28, 28, generator=derive(0)), torch.arange(20) % 10, num_classes=10)
+    way = found["class means, epsilon 1"]
+    make = way.make(  # type: ignore[misc]
+        factory=lambda: private_sets.Bfloat16((1, 28, 28), 10, width=4, depth=3),
+        task=asked[-1].tasks["mnist28"],
+        **small,
+    )
     ledger = Ledger(delta=1e-5)
-    made = private_sets.Maker(settings, real).make("class_means", 1.0, 0, ledger)
+    made = make(real, ledger=ledger)
     assert (made.info["trained"], made.info["passes"], len(ledger.events)) == (True, 3, 4)
     assert ledger.epsilon() == pytest.approx(1.0)
-
-
-def test_updates_of_the_images_are_counted_over_the_passes(private_sets: ModuleType) -> None:
-    full = private_sets.DATASETS["mnist28"]
-    own = full["class_means"]
-    counted = [private_sets.updates({"method": m, "settings": full}) for m in ("class_means", "class_means_clean")]
-    assert counted == [own["first_steps"] + (own["passes"] - 1) * own["steps"]] * 2
-    assert private_sets.updates({"method": "dm", "settings": full}) == full["dm"]["steps"]
-    assert private_sets.updates({"method": "random", "settings": full}) == 0
+    assert way.tested.keywords["width"] == 128  # type: ignore[union-attr]
