@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from distillkit.privacy import Ledger
+from distillkit.study import Study, equal_tries, read_records
 from tests.scripts import load_script
 
 
@@ -18,40 +18,58 @@ def feddm() -> ModuleType:
     return load_script("examples/feddm.py")
 
 
-def play(module: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *more: str) -> list[dict]:
-    words = ["feddm.py", "--preset", "smoke", "--out", str(out), "--workers", "1", "--device", "cpu", *more]
-    monkeypatch.setattr(sys, "argv", words)
-    module.main()
-    return json.loads((out / "summary.json").read_text())
+def play(module: ModuleType, out: Path, *more: str) -> None:
+    module.main(["--preset", "smoke", "--out", str(out), "--workers", "1", "--device", "cpu", *more])
 
 
 def test_every_private_row_is_at_the_epsilon_asked_for(
-    feddm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    feddm: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = play(feddm, monkeypatch, tmp_path, "--dp", *feddm.TITLES, "--epsilon", "8")
+    play(feddm, tmp_path, "--dp", *feddm.TITLES, "--epsilon", "8")
     said = capsys.readouterr().out
-    assert len(lines) == len(feddm.TITLES) + 3 + 1
-    for line in lines:
-        ledger = tmp_path / line["run"] / "ledger.jsonl"
-        if line["method"] == "FedDM":
+    records = read_records(tmp_path)
+    assert len(records) == len(feddm.TITLES) + 3 + 1
+    for record in records:
+        assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None
+        line, ledger = record.line, record.folder / "ledger.jsonl"
+        if record.method == "FedDM":
             assert line["epsilon"] is None
             assert not ledger.exists()
             continue
         events = Ledger(ledger)
         assert line["epsilon"] == events.epsilon()
         assert 7.9 < line["epsilon"] <= 8 * (1 + 1e-9)
+        assert (line["noise"], line["delta"]) == ("operating system", feddm.DELTA)
         assert {e.client for e in events.events} in ({"*"}, set(map(str, range(feddm.CLIENTS))))
-        assert not any(e.seeded for e in events.events)
-        assert f"{line['epsilon']:.3f}" in said
-        assert (line["method"] == feddm.TITLES["client_dp"]) == ("one client" in str(events.guarantee()))
-        assert ("secure sum" in str(events.guarantee())) == (line["method"] == feddm.TITLES["shares"])
-    assert said.count("epsilon of the 10 clients") == 2 * 8
-    before = (tmp_path / "summary.json").read_text()
-    play(feddm, monkeypatch, tmp_path, "--dp", *feddm.TITLES, "--epsilon", "8")
-    assert (tmp_path / "summary.json").read_text() == before
+        whole = record.method.startswith(feddm.TITLES["client_dp"])
+        assert line["relation"] == f"add or remove one {'client' if whole else 'record'}"
+        assert ("secure sum" in str(events.guarantee())) == record.method.startswith(feddm.TITLES["shares"])
+    assert equal_tries(tmp_path) == {"digits-dirichlet": 1}
+    assert (tmp_path / "table.md").read_text() in said
 
 
-def test_without_privacy(feddm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = play(feddm, monkeypatch, tmp_path, "--dp", "none", "--split", "iid")
-    assert {x["method"] for x in lines} == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
-    assert all(x["epsilon"] is None for x in lines)
+def test_tries_are_equally_many_at_every_epsilon_on_public_images(
+    feddm: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studies: list[Study] = []
+    monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
+    feddm.main(["--dp", *feddm.TITLES, "--epsilon", "8", "2", "--dataset", "mnist", "--split", "iid"])
+    study = studies[-1]
+    assert (list(study.tasks), study.tries, len(study.ways)) == (["mnist-iid"], 6, 2 * 8 + 1)
+    assert {way.like for way in study.ways.values()} == {None}
+    assert study.tune_on is not None
+    assert study.tune_on.data.args[0] == "usps"  # type: ignore[union-attr]
+    feddm.main(["--dp", "none"])
+    assert set(studies[-1].ways) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
+
+
+def test_a_step_of_dp_sgd_has_no_more_records_than_it_may(feddm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    studies: list[Study] = []
+    monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
+    feddm.main([])
+    way, task = studies[0].ways["FedAvg with DP-SGD, epsilon 8"], studies[0].tasks["digits-dirichlet"]
+    for dataset, rate, size in (("digits", 0.5, 143), ("mnist", 120 / 6000, 6000)):
+        renamed = type(task)(f"{dataset}-iid", task.data, task.partition, factory_options=task.factory_options)
+        made = way.made(renamed, task.load(), dict(way.tries[1]))
+        [dp] = made.addons
+        assert (dp.rate, dp.size) == (rate, size)
