@@ -66,7 +66,6 @@ def command_line(
     add("--workers", type=number(1), default=max(1, os.cpu_count() or 1), help=workers)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     add("--data", type=Path, default=None, help="root of the datasets by name; default: $DISTILLKIT_DATA")
-    add("--resume", action="store_true", help="go on with an interrupted run in --out")
     add("--estimate", action="store_true", help="only say what it will take: seconds, bytes, memory")
     parser.set_defaults(default_out=out)
     return parser

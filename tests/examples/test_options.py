@@ -17,6 +17,11 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 5
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_shows_the_idea_and_not_the_plumbing(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 150
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_help_names_the_common_options_and_what_the_example_is_for(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
