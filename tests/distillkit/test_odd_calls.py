@@ -112,6 +112,7 @@ PACKAGES = (
     "attacks.audit",
     "attacks.inversion",
     "attacks.membership",
+    "attacks.transcript",
 )
 
 HALF = Normalization((0.5,), (0.25,))
@@ -511,7 +512,9 @@ CALLS: dict[str, Call] = {
 }
 
 NOT_CALLED = {
-    **dict.fromkeys(("Augmentation", "Network", "NetworkSampler", "Images", "Labels"), "a protocol or an alias"),
+    **dict.fromkeys(
+        ("Augmentation", "Network", "NetworkSampler", "Images", "Labels", "Value"), "a protocol or an alias"
+    ),
     **dict.fromkeys(
         (
             "ATTACKS",
@@ -543,6 +546,7 @@ NOT_CALLED = {
             "Recovered",
             "Roc",
             "Row",
+            "Seen",
             "Target",
             "Verdict",
         ),
@@ -550,7 +554,7 @@ NOT_CALLED = {
     ),
     **dict.fromkeys(("Separability", "Split", "StoredSplit"), "a result"),
     **dict.fromkeys(("StoredImages", "open_folder", "open_npz"), "keep pictures in a file: `data/test_opened.py`"),
-    **dict.fromkeys(("MissingWeights", "NotMade", "NotRecorded"), "an error"),
+    **dict.fromkeys(("DamagedTranscript", "MissingWeights", "NoTranscript", "NotMade", "NotRecorded"), "an error"),
     **dict.fromkeys(("Recorded", "made", "named", "recipe"), "refuse by a place in the value: `test_recipes.py`"),
     "ImageNetwork": "the base of the networks, which are called",
     "curves": "draws runs of `fl`, whose odd calls are tried there",
@@ -562,6 +566,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         ("open_celeba", "open_dataset", "open_flair", "open_leaf_celeba"), "as the loaders of the same names"
     ),
+    "read": "reads files, whose oddities are `attacks/test_transcript.py`",
     "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
     **dict.fromkeys(
         ("load_cifar10c", "load_cifar10c_domains"), "read files, whose oddities are `data/test_cifar10c.py`"

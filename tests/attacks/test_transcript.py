@@ -1,0 +1,132 @@
+"""Transcripts: read without the federated layer as that wrote them, and refused when anything in them was altered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attacks.transcript import DamagedTranscript, NoTranscript, read
+from distillkit import LabeledImages, Normalization
+from distillkit.rng import derive
+from fl.codec import encode
+from fl.engine.store import Store
+from fl.message import Message
+
+
+def tensor(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (10 * torch.randn(shape, generator=derive(seed))).to(dtype)
+
+
+def small_set(seed: int) -> LabeledImages:
+    return LabeledImages(
+        tensor(seed, 4, 1, 3, 3), [0, 1, 1, 2], num_classes=4, normalization=Normalization((0.3,), (0.5,)),
+        columns={"logits": tensor(seed + 1, 4, 2)}, info={"ipc": 2},
+    )  # fmt: skip
+
+
+VALUES = st.one_of(
+    st.builds(tensor, st.integers(0, 99), st.integers(0, 3), dtype=st.sampled_from([torch.float32, torch.int64])),
+    st.builds(lambda s: {"w": tensor(s, 2, 2), "deep.bias": tensor(s + 1)}, st.integers(0, 99)),
+    st.builds(small_set, st.integers(0, 99)),
+    st.integers(-9, 9), st.floats(-1, 1), st.text(max_size=3),
+)  # fmt: skip
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return isinstance(other, dict) and list(one) == list(other) and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, LabeledImages):
+        return isinstance(other, LabeledImages) and same(list(one.parts()), list(other.parts()))
+    if isinstance(one, list):
+        return isinstance(other, list) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return type(one) is type(other) and one == other
+
+
+@settings(max_examples=40)
+@given(values=st.dictionaries(st.text(st.characters(codec="ascii", categories=("L", "P")), min_size=1), VALUES))
+def test_what_the_federated_layer_wrote_is_read(
+    values: dict[str, object], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    out = tmp_path_factory.mktemp("run")
+    Store(out).record(3, 12, "up", Message.of(values))
+    [seen] = read(out)
+    assert (seen.round, seen.client, seen.direction) == (3, 12, "up")
+    assert same(dict(seen.values), dict(values))
+    assert set(seen.sets) == {k for k, v in values.items() if isinstance(v, LabeledImages)}
+
+
+def run(out: Path) -> Path:
+    store = Store(out)
+    for number in (10, 2):
+        for client in (11, 3):
+            for direction in ("up", "down"):
+                store.record(number, client, direction, Message.of({"set": small_set(client), "n": number}))
+    return out
+
+
+def test_messages_come_by_round_client_and_direction(tmp_path: Path) -> None:
+    (run(tmp_path) / "transcript" / "2" / "3-up.safetensors.tmp").touch()
+    found = [(s.round, s.client, s.direction) for s in read(tmp_path)]
+    assert found == [(r, c, d) for r in (2, 10) for c in (3, 11) for d in ("down", "up")]
+
+
+@settings(max_examples=60)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_no_altered_bit_passes(place: float, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out = tmp_path_factory.mktemp("run")
+    Store(out).record(1, 0, "up", Message.of({"set": small_set(0), "model": {"w": tensor(0, 3)}, "n": 0.5}))
+    path = out / "transcript" / "1" / "0-up.safetensors"
+    data = bytearray(path.read_bytes())
+    data[int(place * len(data))] ^= 1 << bit
+    path.write_bytes(data)
+    if b"\\u001F" in data:  # the same JSON as before
+        return
+    with pytest.raises(DamagedTranscript, match="0-up.safetensors"):
+        list(read(out))
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, -1])
+def test_truncated_messages_are_refused(size: int, tmp_path: Path) -> None:
+    path = run(tmp_path) / "transcript" / "2" / "11-down.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DamagedTranscript, match="11-down.safetensors is damaged"):
+        list(read(tmp_path))
+
+
+def test_a_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
+    place = run(tmp_path) / "transcript" / "2"
+    (place / "3-up.safetensors").write_bytes((place / "11-up.safetensors").read_bytes())
+    with pytest.raises(DamagedTranscript, match="message of client 11 in round 2: the files .* are mixed up"):
+        list(read(tmp_path))
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    path = run(tmp_path) / "transcript" / "2" / "3-up.safetensors"
+    small_set(0).save(path)
+    with pytest.raises(DamagedTranscript, match="no message"):
+        list(read(tmp_path))
+
+
+def test_a_folder_without_messages_says_how_to_keep_them(tmp_path: Path) -> None:
+    for odd in (None, 3, b"run", [tmp_path]):
+        with pytest.raises(TypeError, match="folder must be the path"):
+            read(odd)  # type: ignore[arg-type]
+    with pytest.raises(NoTranscript, match="is not there"):
+        read(tmp_path / "nowhere")
+    with pytest.raises(NoTranscript, match="transcript=True"):
+        read(tmp_path)
+
+
+def test_two_checksums_agree() -> None:
+    """The reader's own checksum, of a message that only the writer has seen."""
+    from attacks.transcript import _decoded
+
+    values, facts = _decoded(encode(Message.of({"n": 3, "t": tensor(1, 2)}), {"round": "1"}))
+    assert values["n"] == 3
+    assert facts["round"] == "1"
