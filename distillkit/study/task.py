@@ -66,7 +66,8 @@ class Task:
         rounds: of a federated run. A way may set its own.
         participation: of the clients in a round, as `fl.simulate` takes it: a share in (0, 1], or a number.
         evaluate: whose own tests are made after a round, as `fl.simulate` takes it.
-        own_tests: share of each class of each client's images that is held back as the client's own test, in [0, 1).
+        own_tests: share of each class of the training images that is held back for the clients' own tests, in [0, 1):
+            always the same images, with whoever has them under a seed. No try trains on them or is judged by them.
         server_share: share of each class of the training images that nobody but the server holds (as `proxy`).
         validation: share of each class of the training images on which settings are tried, in (0, 1). A data set with
             a validation split of its own uses that one. It is never the test set.
@@ -144,9 +145,11 @@ class Task:
         owners = [pool[part] for part in self._parts(train, pool, seed)]
         tests: list[LabeledImages | None] = [None] * len(owners)
         if self.own_tests:
-            pairs = _own_tests(train, owners, self.own_tests)
-            owners = [kept for kept, _ in pairs]
-            tests = [train[held] if len(held) else None for _, held in pairs]
+            tested = torch.zeros(len(train), dtype=torch.bool)
+            tested[_held_back(train, pool, self.own_tests)[1]] = True
+            held = [part[tested[part]] for part in owners]
+            owners = [part[~tested[part]] for part in owners]
+            tests = [train[part] if len(part) else None for part in held]
         owners = [_among(part, keep, len(train)) for part in owners]
         return Dealt(clients(train, owners), tests, test, server, owners)
 
@@ -170,7 +173,9 @@ class Task:
             server["proxy"] = _in_memory(train[held])
         if validation and split.validation is not None:
             test = split.validation
-        elif validation:
+        if validation and self.own_tests:
+            pool, _ = _held_back(train, pool, self.own_tests)
+        if validation and split.validation is None:
             pool, held = _held_back(train, pool, self.validation)
             test = train[held]
         return pool, test, server
@@ -246,15 +251,6 @@ def _held_back(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor
     together = _together(train)
     kept, held = hold_out(own, share) if together is None else hold_out_values(own, together[rows], share)
     return rows[kept], rows[held]
-
-
-def _own_tests(train: LabeledImages, owners: Sequence[Tensor], share: float) -> list[tuple[Tensor, Tensor]]:
-    """For each client what it trains and what it is tested on; what belongs together is with all of them the same."""
-    if _together(train) is None:
-        return [_held_back(train, part, share) for part in owners]
-    tested = torch.zeros(len(train), dtype=torch.bool)
-    tested[_held_back(train, torch.cat(list(owners)), share)[1]] = True
-    return [(part[~tested[part]], part[tested[part]]) for part in owners]
 
 
 def _among(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
