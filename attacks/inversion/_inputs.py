@@ -1,13 +1,16 @@
-"""What every attack on a layer's gradient is given, checked once."""
+"""What every attack is given, checked once: gradients of a layer, a network and what is of its parameters' shapes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from distillkit import check
 
-__all__ = ["bias_row", "layer"]
+__all__ = ["bias_row", "layer", "logits", "own", "state"]
 
 
 def bias_row(bias_gradient: Tensor, least: int = 1) -> Tensor:
@@ -32,3 +35,41 @@ def layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tenso
             f"{list(bias.shape)}"
         )
     return weight, bias.to(weight.device)
+
+
+def own(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
+    """The tensors, if they are one a parameter of the network, finite and not all 0; else an error that names them."""
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+    shapes = [list(p.shape) for p in network.parameters()]
+    given = check.several(tensors, name, "tensors, one a parameter of the network", len(shapes))
+    for one, shape in zip(given, shapes):
+        if not isinstance(one, Tensor) or not one.is_floating_point():
+            raise TypeError(f"{name} must be floating tensors, got {getattr(one, 'dtype', type(one).__name__)}")
+        if list(one.shape) != shape:
+            raise ValueError(f"{name} must have the shapes of network.parameters(), got {list(one.shape)}, not {shape}")
+        if not bool(one.isfinite().all()):
+            raise ValueError(f"{name} must be finite, got NaN or Inf")
+    if not any(bool(one.any()) for one in given):
+        raise ValueError(f"{name} must not all be 0: they say nothing of any image")
+    return tuple(one.detach() for one in given)
+
+
+def state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Copies of the network's parameters, which require gradients, and of its buffers, which a run may move."""
+    parameters = {k: p.detach().clone().requires_grad_() for k, p in network.named_parameters()}
+    return parameters, {k: b.detach().clone() for k, b in network.named_buffers()}
+
+
+def logits(network: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+    """The network's logits [N, K] of the images, by other `parameters` if given; else an error about the shape."""
+    own_parameters, buffers = state(network)
+    try:
+        with torch.no_grad():
+            out = functional_call(network, {**own_parameters, **buffers, **(parameters or {})}, (images,))
+    except Exception as error:
+        first = str(error).split("\n")[0]
+        raise ValueError(f"network must take images of the shape given, {list(images.shape)}: {first}") from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
+        raise ValueError(f"network must give logits [N, K], got {list(getattr(out, 'shape', ()))}")
+    return out

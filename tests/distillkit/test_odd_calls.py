@@ -12,7 +12,20 @@ from torch import Tensor, nn
 
 from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv, psnr, roc, ssim
 from attacks.audit import ceiling, many_run, one_run, refutes
-from attacks.inversion import class_counts, held_classes, invert_gradient, label_of_one, linear_input, linear_inputs
+from attacks.inversion import (
+    ClassMeans,
+    FedAvgUpdate,
+    Gradient,
+    Replayed,
+    batch_norm_prior,
+    class_counts,
+    held_classes,
+    invert_gradient,
+    invert_message,
+    label_of_one,
+    linear_input,
+    linear_inputs,
+)
 from attacks.membership import (
     Pipeline,
     Shadows,
@@ -163,6 +176,11 @@ def finite(result: Any) -> str | None:
     if isinstance(result, float) and result != result:
         return "NaN comes out"
     return None
+
+
+def inverted(victim: Any) -> str | None:
+    """What is wrong with the images of the victim, after two steps."""
+    return finite(invert_message(victim, (1, 8, 8), 3, labels=LABELS[:3], steps=2).images)
 
 
 def answers(network: nn.Module) -> str | None:
@@ -493,6 +511,55 @@ CALLS: dict[str, Call] = {
         steps=2,
         total_variation=0.1,
     ),
+    "invert_message": C(
+        invert_message,
+        lambda a: finite(a.images),
+        victim=lambda: Gradient.of(made(), data().images[:3], LABELS[:3]),
+        shape=(1, 8, 8),
+        count=3,
+        labels=lambda: LABELS[:3],
+        steps=2,
+        total_variation=0.1,
+        restarts=2,
+    ),
+    "Gradient": C(
+        Gradient, lambda v: inverted(v), network=made, gradients=lambda: [p.detach() for p in made().parameters()]
+    ),
+    "FedAvgUpdate": C(
+        FedAvgUpdate,
+        lambda v: inverted(v),
+        network=made,
+        update=lambda: [0.01 * p.detach() for p in made().parameters()],
+        lr=0.1,
+        batch=2,
+    ),
+    "FedAvgUpdate in order": C(
+        FedAvgUpdate,
+        lambda v: inverted(v),
+        network=made,
+        update=lambda: [0.01 * p.detach() for p in made().parameters()],
+        lr=0.1,
+        order=lambda: [torch.tensor([0, 2]), torch.tensor([1])],
+    ),
+    "ClassMeans": C(
+        ClassMeans,
+        lambda v: inverted(v),
+        embeddings=lambda: [made().features],
+        means=lambda: [torch.ones(3, 64)],
+        counts=lambda: torch.tensor([1, 1, 1]),
+    ),
+    "Replayed": C(
+        Replayed,
+        lambda v: inverted(v),
+        seen=lambda: [torch.ones(3, 1, 8, 8)],
+        replay=lambda: lambda images, labels: [images],
+        num_classes=3,
+    ),
+    "batch_norm_prior": C(
+        batch_norm_prior,
+        lambda prior: finite(prior(data().images)),
+        network=lambda: build(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch"), 0).eval(),
+    ),
     "label_of_one": C(label_of_one, weight_gradient=LAYER["weight_gradient"]),
     "held_classes": C(
         held_classes,
@@ -573,6 +640,9 @@ NOT_CALLED = {
     ),
     "load_client_arrays": "reads files, whose oddities are `data/test_client_arrays.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
+    **dict.fromkeys(
+        ("Prior", "Victim"), "protocols: what is tried is what takes them, `attacks/inversion/test_message.py`"
+    ),
     "lpips": "needs weights that are downloaded; its refusals are `attacks/test_metrics.py`",
 }
 """Public names without a call here, and why."""
@@ -611,9 +681,10 @@ ACCEPTED: Listed = {
     ("*", "*", "*one of them: one row"): ROW,
     **{
         (name, "seed", "zero"): "a seed as any"
-        for name in ("invert_gradient", "halves", "shadows", "estimate", "gradient_kde")
+        for name in ("invert_gradient", "invert_message", "halves", "shadows", "estimate", "gradient_kde")
     },
     ("Pipeline", "tag", "*"): "any words",
+    ("invert_message", "priors", "empty"): "no prior",
     ("class_counts", "predictions", "one dimension less"): "one prediction, averaged already",
     ("augmented", "images", "empty"): "no images, none augmented",
     ("decorrelation", "images", "empty"): "no images: 0",

@@ -1,0 +1,86 @@
+"""The two searches: Adam on signs in the box of pixels, and L-BFGS."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from distillkit.normalization import Normalization
+
+__all__ = ["lbfgs", "signed_adam"]
+
+Loss = Callable[[Tensor], Tensor]
+Found = tuple[Tensor, float]
+
+
+def signed_adam(
+    losses: Sequence[Loss],
+    starts: Sequence[Tensor],
+    steps: int,
+    normalization: Normalization,
+    pull: Callable[[dict[int, Tensor]], dict[int, Tensor]] | None = None,
+) -> list[Found]:
+    """The best images of each start and their loss, the starts one step at a time together.
+
+    `pull` makes of the images of the starts that still go on, by their number, what is added to each one's gradient.
+    The loss that is returned, and that picks the images, is without it.
+    """
+    xs = [_boxed(x, normalization).requires_grad_() for x in starts]
+    best, least = [x.detach().clone() for x in xs], [math.inf] * len(xs)
+    optimizers = [torch.optim.Adam([x], lr=0.1) for x in xs]
+    falls = [steps * k // 8 for k in (3, 5, 7)]
+    schedules = [torch.optim.lr_scheduler.MultiStepLR(one, falls, gamma=0.1) for one in optimizers]
+    alive = list(range(len(xs)))
+    for step in range(steps + 1):
+        gradients = {}
+        for r in list(alive):
+            value = losses[r](xs[r])
+            now = float(value.detach())
+            if not math.isfinite(now):
+                alive.remove(r)
+                continue
+            if now < least[r]:
+                best[r], least[r] = xs[r].detach().clone(), now
+            if step < steps:
+                (gradients[r],) = torch.autograd.grad(value, xs[r])
+        if step == steps:
+            break
+        if pull is not None and len(alive) > 1:
+            for r, extra in pull({r: xs[r].detach() for r in alive}).items():
+                gradients[r] = gradients[r] + extra
+        for r in alive:
+            xs[r].grad = gradients[r].sign()
+            optimizers[r].step()
+            schedules[r].step()
+            with torch.no_grad():
+                xs[r].copy_(_boxed(xs[r], normalization))
+    return list(zip(best, least))
+
+
+def lbfgs(loss: Loss, start: Tensor, steps: int) -> Found:
+    """The best images of one start and their loss."""
+    x = start.clone().requires_grad_()
+    best, least = x.detach().clone(), math.inf
+    optimizer = torch.optim.LBFGS([x], lr=1.0, tolerance_grad=0.0, tolerance_change=0.0)
+
+    def closure() -> float:
+        nonlocal best, least
+        value = loss(x)
+        (x.grad,) = torch.autograd.grad(value, x)
+        now = float(value.detach())
+        if now < least:
+            best, least = x.detach().clone(), now
+        return now
+
+    for _ in range(steps):
+        before = x.detach().clone()
+        if not math.isfinite(float(optimizer.step(closure))) or torch.equal(x, before):
+            break  # diverged, or nothing moves any more
+    return best, least
+
+
+def _boxed(x: Tensor, normalization: Normalization) -> Tensor:
+    return normalization.encode(normalization.decode(x.detach()).clamp(0, 1))

@@ -1,0 +1,68 @@
+"""What an attacker knows of images beside the message: the statistics of batch norm, and what restarts agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.inversion._inputs import state
+from attacks.matching import match
+from distillkit.losses import BatchNormPrior
+
+__all__ = ["Prior", "batch_norm_prior", "consensus"]
+
+Prior = Callable[[Tensor], Tensor]
+"""A function of images [N, C, H, W], in the network's space, to a scalar: the less, the likelier the images."""
+
+
+def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Prior:
+    """How far images are from the statistics that the batch norm of a network keeps: GradInversion's prior.
+
+    The statistics are means over many images, so they fit a large private batch better than one image. A client that
+    sends its own running statistics helps more: give a network that has those.
+
+    Args:
+        network: with BatchNorm layers that keep running statistics. Its mode is used as it is, and nothing in it moves.
+        first_multiplier: weight of the first layer, that of the others being 1; as in `losses.BatchNormPrior`.
+
+    Returns:
+        A function of images for `invert_message(priors=...)`; each call is a forward pass.
+
+    Raises:
+        TypeError, ValueError: no network, none with such layers, or a multiplier below 0.
+
+    Paper: Yin et al., "See through Gradients: Image Batch Recovery via GradInversion" (CVPR 2021), R_BN, which is
+    DeepInversion's.
+    """
+    BatchNormPrior(network, first_multiplier=first_multiplier)
+
+    def prior(images: Tensor) -> Tensor:
+        parameters, buffers = state(network)
+        with BatchNormPrior(network, first_multiplier=first_multiplier) as seen:
+            functional_call(network, {**parameters, **buffers}, (images,))
+            return seen.value()
+
+    return prior
+
+
+def consensus(images: Mapping[int, Tensor], labels: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """The mean over restarts of each image, for every restart in its own order.
+
+    Args:
+        images: float [N, C, H, W] of each restart, by its number.
+        labels: int64 [N] of each, the same ones in any order.
+    """
+    orders = {r: y.argsort(stable=True) for r, y in labels.items() if r in images}
+    first = next(iter(orders))
+    anchor, classes = images[first][orders[first]], labels[first][orders[first]]
+    for r in orders:
+        if r != first:
+            for k in classes.unique():
+                own = (classes == k).nonzero().flatten()
+                if len(own) > 1:
+                    orders[r][own] = orders[r][own][match(images[r][orders[r][own]], anchor[own])]
+    mean = torch.stack([images[r][orders[r]] for r in orders]).mean(0)
+    return {r: mean[order.argsort()] for r, order in orders.items()}

@@ -1,0 +1,253 @@
+"""Any message inverted: replays are what clients do, labels follow their images, restarts agree only where asked to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks import match, psnr
+from attacks.inversion import (
+    ClassMeans,
+    FedAvgUpdate,
+    Gradient,
+    Replayed,
+    batch_norm_prior,
+    invert_gradient,
+    invert_message,
+)
+from attacks.inversion.priors import consensus
+from distillkit.losses import BatchNormPrior
+from distillkit.networks import ConvNet, build
+from distillkit.rng import derive
+
+SHAPE = (1, 8, 8)
+
+
+def network(activation: str = "tanh", norm: str = "none", width: int = 8) -> nn.Module:
+    return build(lambda: ConvNet(SHAPE, 5, width=width, depth=1, norm=norm, activation=activation), 0)
+
+
+def pictures(n: int) -> Tensor:
+    coarse = torch.rand(n, 1, 3, 3, generator=derive(0))
+    return F.interpolate(coarse, (8, 8), mode="bilinear", align_corners=True)
+
+
+def small() -> nn.Module:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 5))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(0.3 * torch.randn(p.shape, generator=derive(0, *p.shape)))
+    return net
+
+
+# Replays.
+
+
+@given(
+    epochs=st.integers(1, 3),
+    batch=st.sampled_from([None, 1, 2, 3]),
+    momentum=st.sampled_from([0.0, 0.9]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    seed=st.integers(0, 100),
+)
+def test_a_replayed_update_is_torchs_sgd(
+    epochs: int, batch: int | None, momentum: float, weight_decay: float, seed: int
+) -> None:
+    images, labels = torch.rand(4, *SHAPE, generator=derive(seed)), torch.tensor([0, 1, 1, 4])
+    net, trained = small(), small()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    order = [r for epoch in range(epochs) for r in torch.randperm(4, generator=derive(seed, epoch)).split(batch or 4)]
+    for rows in order:
+        optimizer.zero_grad()
+        F.cross_entropy(trained(images[rows]), labels[rows]).backward()
+        optimizer.step()
+    change = [(a - b).detach() for a, b in zip(trained.parameters(), net.parameters())]
+    alike = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
+    known = FedAvgUpdate(net, change, order=order, **alike).replay(images, labels)  # type: ignore[arg-type]
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(known, change))
+    sent = FedAvgUpdate.of(net, images, labels, epochs=epochs, batch=batch, order=order, **alike)  # type: ignore[arg-type]
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sent.seen, change))
+    assert sent.order is None  # the attacker does not know it
+
+
+@given(st.integers(0, 4), st.integers(1, 4), st.sampled_from([0.0, 0.9]), st.integers(0, 100))
+def test_the_label_of_one_image_is_read_off_any_number_of_steps(
+    k: int, epochs: int, momentum: float, seed: int
+) -> None:
+    image = torch.rand(1, *SHAPE, generator=derive(seed))
+    update = FedAvgUpdate.of(small(), image, torch.tensor([k]), lr=0.1, epochs=epochs, momentum=momentum)
+    assert update.read_labels(1, torch.rand(8, *SHAPE, generator=derive(1))).tolist() == [k]
+
+
+def test_the_labels_of_a_batch_are_read_off_several_steps() -> None:
+    images, labels = torch.rand(4, *SHAPE, generator=derive(5)), torch.tensor([0, 3, 3, 4])
+    noise = torch.rand(32, *SHAPE, generator=derive(6))
+    for momentum in (0.0, 0.9):  # whose steps count several times
+        update = FedAvgUpdate.of(small(), images, labels, lr=0.02, epochs=3, batch=2, momentum=momentum)
+        assert update.read_labels(4, noise).tolist() == [0, 3, 3, 4]
+
+
+def test_what_a_function_replays_is_inverted_as_the_victim_that_it_is() -> None:
+    net, images, labels = network("relu"), pictures(1), torch.tensor([2])
+    sent = Gradient.of(net, images, labels)
+    a = invert_message(sent, SHAPE, steps=5)
+    b = invert_message(Replayed(sent.seen, sent.replay, 5), SHAPE, labels=labels, steps=5)
+    c = invert_gradient(net, sent.seen, SHAPE, steps=5)
+    assert a.losses == b.losses == c.losses
+    assert torch.equal(a.images, b.images)
+    assert torch.equal(a.images, c.images)
+
+
+# Images found.
+
+
+def test_two_epochs_of_single_steps_give_each_label_its_image() -> None:
+    """Which image came first is not known; labels are dealt anew in each restart, and images return beside theirs."""
+    net, truth, labels = network(), pictures(4)[1:3], torch.tensor([4, 1])
+    update = FedAvgUpdate.of(net, truth, labels, lr=0.02, epochs=2, batch=1)
+    found = invert_message(update, SHAPE, 2, method="dlg", steps=12, restarts=2)
+    assert found.labels.tolist() == [1, 4]
+    assert float(psnr(found.images, truth.flip(0)).min()) > 35
+    assert max(found.losses) > 1e-4 > 1e-6 > min(found.losses)  # of the wrong order and the right one
+
+
+def test_a_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
+    net, truth, labels = network("relu", width=16), pictures(2), torch.tensor([0, 3])
+    embed: Callable[[Tensor], Tensor] = net.features  # type: ignore[assignment]
+    sent = ClassMeans.of([embed], truth, labels, 5)
+    assert [list(m.shape) for m in sent.seen] == [[2, 256]]
+    found = invert_message(sent, SHAPE, 2, method="dlg", steps=8)
+    assert found.labels.tolist() == [0, 3]
+    assert float(psnr(found.images, truth).min()) > 40
+    before = 100.0
+    for std in (0.01, 0.1, 1.0):
+        rows = torch.zeros(5, 256)
+        rows[labels] = sent.seen[0] + std * torch.randn(2, 256, generator=derive(1))
+        noised = invert_message(ClassMeans([embed], [rows]), SHAPE, 2, method="dlg", steps=8)
+        now = float(psnr(noised.images, truth).mean())
+        assert now < before - 3
+        before = now
+
+
+def test_counts_of_records_say_the_labels() -> None:
+    means = torch.tensor([[1.0, 2.0], [0.0, 0.0], [torch.nan, torch.nan], [0.5, 0.0]])
+    victim = ClassMeans([lambda x: x.flatten(1)[:, :2]], [means], counts=torch.tensor([2, 0, 0, 1]))
+    assert victim.present.tolist() == [True, False, False, True]
+    assert victim.read_labels(3, means).tolist() == [0, 0, 3]
+    x = torch.tensor([[1.0, 1], [1, 3], [0.5, 0]]).view(3, 1, 1, 2)
+    assert torch.equal(victim.replay(x, torch.tensor([0, 0, 3]))[0], victim.seen[0])
+
+
+# Priors.
+
+
+def with_statistics() -> nn.Module:
+    net = network("relu", "batch").train()
+    with torch.no_grad():
+        for seed in range(3):
+            net(torch.rand(8, *SHAPE, generator=derive(seed)))
+    return net
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_batch_norm_prior_is_the_losses_and_moves_nothing(training: bool) -> None:
+    net = with_statistics().train(training)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    images = pictures(3).requires_grad_()
+    value = batch_norm_prior(net, first_multiplier=2.0)(images)
+    assert torch.autograd.grad(value, images)[0].abs().sum() > 0
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    with BatchNormPrior(copied := copy.deepcopy(net).eval(), first_multiplier=2.0) as prior:
+        copied(images)
+        assert float(value.detach()) == pytest.approx(float(prior.value().detach()), rel=1e-5)
+
+
+def test_priors_count_with_their_weight_in_the_loss() -> None:
+    net, truth, label = with_statistics().eval(), pictures(1), torch.tensor([2])
+    sent, prior = Gradient.of(net, truth, label), batch_norm_prior(net)
+    found = invert_message(sent, SHAPE, steps=3, total_variation=0, priors=[(0.1, prior), (2.0, torch.mean)])
+    a, b = (torch.cat([g.flatten() for g in side]) for side in (sent.replay(found.images, label), sent.seen))
+    expected = 1 - F.cosine_similarity(a, b, dim=0) + 0.1 * prior(found.images) + 2 * found.images.mean()
+    assert found.losses[0] == pytest.approx(float(expected.detach()), rel=1e-4)
+
+
+def test_the_consensus_pairs_images_of_one_class_worked_by_hand() -> None:
+    """Two restarts hold the same three images but for 0.2, dealt in other orders: each sees the mean in its own."""
+    values = torch.tensor([0.0, 5.0, 9.0]).view(3, 1, 1, 1)
+    first, second = values, values[[2, 1, 0]] + 0.2
+    means = consensus({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([0, 1, 1])})
+    assert means[0].flatten().tolist() == pytest.approx([0.1, 5.1, 9.1])
+    assert means[1].flatten().tolist() == pytest.approx([9.1, 5.1, 0.1])
+    apart = consensus({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([1, 1, 0])})
+    assert apart[0].flatten().tolist() == pytest.approx([(0 + 5.2) / 2, (5 + 9.2) / 2, (9 + 0.2) / 2])
+
+
+def test_a_group_comes_together_and_its_losses_are_without_it() -> None:
+    net, truth, labels = network("relu"), pictures(2), torch.tensor([1, 1])
+    sent = Gradient.of(net, truth, labels)
+    spread = []
+    for group in (0.0, 1000.0):
+        tried: list[Tensor] = []
+
+        def replay(x: Tensor, y: Tensor, tried: list[Tensor] = tried) -> Any:
+            tried.append(x.detach().clone())
+            return sent.replay(x, y)
+
+        victim = Replayed(sent.seen, replay, 5)
+        found = invert_message(victim, SHAPE, 2, labels=labels, steps=40, restarts=3, group=group)
+        ends = tried[-3:] if group else [tried[41], tried[82], tried[123]]
+        ends = [x[match(x, ends[0])] for x in ends]
+        spread.append(float(torch.stack(ends).std(0).mean()))
+        assert max(found.losses) < 3
+    assert spread[1] < 0.8 * spread[0]
+
+
+NET = network()
+SENT = Gradient.of(NET, pictures(1), torch.tensor([0]))
+ONES = [torch.ones_like(p) for p in NET.parameters()]
+ROWS = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+BAD: list[tuple[Any, str]] = [
+    (lambda: invert_message(SENT, SHAPE, group=0.1), "group needs method='geiping' and at least 2 restarts"),
+    (lambda: invert_message(SENT, SHAPE, method="dlg", restarts=2, group=0.1), "group needs method='geiping'"),
+    (lambda: invert_message(SENT, SHAPE, priors=[torch.mean]), "priors must be a list of pairs"),
+    (lambda: invert_message(SENT, SHAPE, priors=[(-1.0, torch.mean)]), "priors must be .*at least 0"),
+    (lambda: invert_message(NET, SHAPE), "victim must be a Victim"),  # type: ignore[arg-type]
+    (lambda: invert_message(Replayed(SENT.seen, SENT.replay, 5), SHAPE), "labels must be given"),
+    (
+        lambda: invert_message(Replayed(SENT.seen[:1], SENT.replay, 5), SHAPE, labels=torch.tensor([0])),
+        "victim must replay tensors of the shapes that were seen",
+    ),
+    (
+        lambda: invert_message(Replayed(SENT.seen, lambda x, y: SENT.seen, 5), SHAPE, labels=torch.tensor([0])),
+        "victim must replay with a graph to the images",
+    ),
+    (lambda: Replayed([], SENT.replay, 5), "seen must not be empty or all 0"),
+    (lambda: Replayed([torch.ones(2) / 0], SENT.replay, 5), "seen must be finite"),
+    (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not all be 0"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order must come without epochs"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[]), "order must hold at least one batch"),
+    (
+        lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[torch.tensor([3])]).replay(pictures(1), torch.tensor([0])),
+        "order must point into the 1 images, got the index 3",
+    ),
+    (lambda: invert_message(ClassMeans([torch.flatten], [ROWS]), SHAPE), "embeddings must give \\[N, 2\\]"),
+    (lambda: ClassMeans([torch.flatten], [0 * ROWS]), "means must have a row for at least one class"),
+    (lambda: ClassMeans([torch.flatten], [ROWS / 0]), "means must .* be finite"),
+    (lambda: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([1, 1])), "counts must be 0 exactly for"),
+    (lambda: ClassMeans([torch.flatten], [ROWS]).read_labels(3, ROWS), "labels must be given: means do not say"),
+    (lambda: batch_norm_prior(NET), "network has no BatchNorm layer"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
+def test_bad_arguments_are_named(call: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
