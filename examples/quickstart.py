@@ -78,9 +78,9 @@ def ways(name: str) -> dict[str, Way]:
 
 def pictures(study: Study, records: Records) -> None:
     """Who holds which digits, and the synthetic ones that FedDM's clients sent last."""
-    for name, one in study.tasks.items():
+    for name, one in study.plan.tasks.items():
         split = one.load()
-        owners = one.deal(split, study.seeds[0]).owners
+        owners = one.deal(split, study.plan.seeds[0]).owners
         plot.partition(split.train.labels, owners).savefig(study.out / f"partition_{name}.png", dpi=150)
     last = [record.folder for record in records if record.method == "FedDM"][-1]
     synthetic = Store(Path(str(last))).state()[FedDM.images]

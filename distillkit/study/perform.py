@@ -15,6 +15,7 @@ import torch
 
 from distillkit.data import Split
 from distillkit.files import write_atomically
+from distillkit.plausible import without_warnings
 from distillkit.recipes import made, named, recipe
 from distillkit.study.task import Task
 from distillkit.study.way import Cost, Job, Way
@@ -172,7 +173,8 @@ def attempt(order: Order, task: Task, split: Split, way: Way, built: Any, **opti
     """
     with tempfile.TemporaryDirectory() as folder:
         _forget_peak()
-        cost = way.trial(built, _job(order, task, split, Path(folder), **options))
+        with without_warnings():  # the run itself will say it
+            cost = way.trial(built, _job(order, task, split, Path(folder), **options))
         return cost, _peak()
 
 
@@ -212,7 +214,7 @@ def _built(wanted: Said, out: Path) -> tuple[Order, Task, Split, Way, Any]:
         return made(said, store=out / "arguments", names=wanted.names)
 
     task: Task = made(wanted.task, store=out / "data", names=wanted.names)
-    key = json.dumps(wanted.task)
+    key = json.dumps(wanted.task["with"]["data"])
     if key not in _SPLITS:
         _SPLITS.clear()
         _SPLITS[key] = task.load()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import platform
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import AbstractContextManager
@@ -26,6 +25,7 @@ from distillkit.study import choice, tuning
 from distillkit.study.estimate import Estimate, Expected
 from distillkit.study.perform import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
 from distillkit.study.pictures import curves
+from distillkit.study.plan import planned
 from distillkit.study.records import STUDY, Records, read_records
 from distillkit.study.tables import summary_table
 from distillkit.study.task import Task
@@ -63,6 +63,11 @@ class Study:
         rule: by what the best try is chosen, as a mean over `tune_seeds`: the accuracy after the "last" round, or on
             the clients' "own" tests. Of equals the first. A way may have its own rule.
 
+    Attributes:
+        out: the folder.
+        plan: the tasks, ways and seeds, and which runs these make.
+        rule: as given.
+
     Raises:
         TypeError, ValueError: an argument is of the wrong kind, a name is given twice, or numbers of tries differ.
     """
@@ -79,23 +84,18 @@ class Study:
         rule: Literal["last", "own"] = "last",
     ) -> None:
         self.out = Path(out)
-        self.tasks, self.ways = _tasks(tasks), _ways(ways)
-        self.seeds, self.tune_seeds = _seeds(seeds, "seeds"), _seeds(tune_seeds, "tune_seeds")
-        if both := sorted(set(self.seeds) & set(self.tune_seeds)):
-            raise ValueError(f"tune_seeds must be none of seeds, but {both} are in both")
-        if tune_on is not None and not isinstance(tune_on, Task):
-            raise TypeError(f"tune_on must be a Task, got {type(tune_on).__name__}")
-        self.tune_on, self.rule = tune_on, check.one_of(rule, "rule", tuple(choice.RULES))
-        self._splits: dict[str, Split] = {}
-        self._built: dict[str, Any] = {}
+        self.plan = planned(tasks, ways, seeds, tune_seeds, tune_on)
+        self.rule = check.one_of(rule, "rule", tuple(choice.RULES))
+        self._read: dict[str, Split] = {}
 
     @property
     def tries(self) -> int:
         """How many settings each way tries; 1: nothing is tuned."""
-        return max(len(way.tries) for way in self.ways.values())
+        return self.plan.tries
 
     def __repr__(self) -> str:
-        size = f"{len(self.tasks)} tasks x {len(self.ways)} ways x {len(self.seeds)} seeds"
+        plan = self.plan
+        size = f"{len(plan.tasks)} tasks x {len(plan.ways)} ways x {len(plan.seeds)} seeds"
         return f"Study({str(self.out)!r}, {size}, {self.tries} tries a way)"
 
     # Running.
@@ -136,9 +136,9 @@ class Study:
                 if check.switch(progress, "progress") and expected.rows:
                     print(expected, flush=True)
             options |= {"commit": git_commit()}
-            trying = [order for tries in self._trying().values() for runs in tries for order in runs]
+            trying = [order for tries in self.plan.trying().values() for runs in tries for order in runs]
             self._do(trying, "tries", processes, options, seconds, progress)
-            self._do(self._running(self._choose()), "runs", processes, options, seconds, progress, on_run)
+            self._do(self.plan.running(self._choose()), "runs", processes, options, seconds, progress, on_run)
             return self.records()
 
     def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
@@ -175,11 +175,11 @@ class Study:
         asked: dict[str, Any] = {
             "format": STUDY,
             "rule": self.rule,
-            "tune_seeds": list(self.tune_seeds),
-            "tune_on": None if self.tune_on is None else recipe(self.tune_on, store=store, name="tune_on"),
-            "tasks": {n: recipe(task, store=store, name=f"tasks[{n!r}]") for n, task in self.tasks.items()},
-            "ways": {name: self._way_said(name, way) for name, way in self.ways.items()},
-            "seeds": list(self.seeds),
+            "tune_seeds": list(self.plan.tune_seeds),
+            "tune_on": None if self.plan.tune_on is None else recipe(self.plan.tune_on, store=store, name="tune_on"),
+            "tasks": {n: recipe(task, store=store, name=f"tasks[{n!r}]") for n, task in self.plan.tasks.items()},
+            "ways": {name: self._way_said(name, way) for name, way in self.plan.ways.items()},
+            "seeds": list(self.plan.seeds),
         }
         before = _read_study(path) or asked
         for key in ("rule", "tune_seeds", "tune_on"):
@@ -202,71 +202,24 @@ class Study:
         said = {key: recipe(part, store=store, name=f"ways[{name!r}].{key}") for key, part in parts.items()}
         return {**said, "like": way.like, "rule": way.rule}
 
-    # What is to be done.
-
-    def _trying(self) -> dict[tuple[str, str], list[list[Order]]]:
-        """By task and way, for each try its runs; nothing for ways that take another's settings."""
-        if self.tries == 1:
-            return {}
-        return {
-            (task, method): [
-                [
-                    Order(
-                        name := f"{task}-{_slug(method)}-{k}-{seed}",
-                        f"tries/{name}",
-                        task,
-                        method,
-                        seed,
-                        settings,
-                        True,
-                    )
-                    for seed in self.tune_seeds
-                ]
-                for k, settings in enumerate(_all_settings(way))
-            ]
-            for task in self._tuned_tasks()
-            for method, way in self.ways.items()
-            if way.like is None
-        }
-
-    def _running(self, chosen: Mapping[tuple[str, str], int]) -> list[Order]:
-        """The runs of the tables, a seed of everything before the next seed.
-
-        Args:
-            chosen: by task and way, the number of the try whose settings a run has.
-        """
-        orders = []
-        for seed in self.seeds:
-            for task in self.tasks:
-                tuned = task if self.tune_on is None else self.tune_on.name
-                for method, way in self.ways.items():
-                    source = way.like or method
-                    settings = _all_settings(self.ways[source])[chosen.get((tuned, source), 0)] | dict(way.settings)
-                    name = f"{task}-{_slug(method)}-{seed}"
-                    orders.append(Order(name, name, task, method, seed, settings))
-        return orders
-
-    def _tuned_tasks(self) -> dict[str, Task]:
-        return self.tasks if self.tune_on is None else {self.tune_on.name: self.tune_on}
-
     def _choose(self) -> dict[tuple[str, str], int]:
         """Choose among the tries, and write the choice down with all that it rests on."""
         chosen: dict[tuple[str, str], int] = {}
-        said: dict[str, dict[str, Any]] = {task: {} for task in self._tuned_tasks()}
-        for (task, method), tries in self._trying().items():
-            rule = self.ways[method].rule or self.rule
+        said: dict[str, dict[str, Any]] = {task: {} for task in self.plan.tuned_tasks}
+        for (task, method), tries in self.plan.trying().items():
+            rule = self.plan.ways[method].rule or self.rule
             scored = [
                 choice.scored([read_line(self.out / o.folder / "summary.json") for o in runs], rule) for runs in tries
             ]
             chosen[task, method] = choice.chosen(scored, f"ways[{method!r}] on {task}")
             said[task][method] = {"tries": scored, "chosen": chosen[task, method], "like": None, "rule": rule}
         for task in said:
-            for method, way in self.ways.items():
+            for method, way in self.plan.ways.items():
                 said[task].setdefault(method, {"tries": [], "chosen": None if way.like else 0, "like": way.like})
         path = self.out / "choice.json"
         before = json.loads(path.read_text())["tasks"] if path.exists() else {}
         said = {task: {**before.get(task, {}), **said.get(task, {})} for task in {**before, **said}}
-        found = {"format": tuning.FORMAT, "rule": self.rule, "seeds": list(self.tune_seeds), "tasks": said}
+        found = {"format": tuning.FORMAT, "rule": self.rule, "seeds": list(self.plan.tune_seeds), "tasks": said}
         write_atomically(path, json.dumps(found, indent=1) + "\n")
         return chosen
 
@@ -296,7 +249,7 @@ class Study:
     ) -> Iterator[tuple[Order, dict[str, Any]]]:
         if processes == 1:
             for order in orders:
-                task, way = self._task(order.task), self.ways[order.method]
+                task, way = self.plan.task(order.task), self.plan.ways[order.method]
                 yield order, perform(order, task, self._split(task), way, self._made(order), self.out, **options)
             return
         wanted = [(order, self._said(order)) for order in orders]
@@ -309,24 +262,22 @@ class Study:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _task(self, name: str) -> Task:
-        return self.tasks[name] if name in self.tasks else self._tuned_tasks()[name]
-
     def _split(self, task: Task) -> Split:
-        """The images of a task, read once; those of the task before are let go."""
-        if task.name not in self._splits:
-            self._splits = {task.name: task.load()}
-        return self._splits[task.name]
+        """The images of a task, read once for all tasks with the same; others that were read before are let go."""
+        key = json.dumps(recipe(task.data, store=self.out / "data", name=f"tasks[{task.name!r}].data"))
+        if key not in self._read:
+            self._read = {key: task.load()}
+        return self._read[key]
 
     def _made(self, order: Order) -> Any:
-        task = self._task(order.task)
+        task = self.plan.task(order.task)
         try:
-            return self.ways[order.method].made(task, self._split(task), order.settings)
+            return self.plan.ways[order.method].made(task, self._split(task), order.settings)
         except TypeError as error:
             raise TypeError(f"ways[{order.method!r}] cannot be made with {dict(order.settings)}: {error}") from error
 
     def _said(self, order: Order) -> Said:
-        return said(order, self._task(order.task), self.ways[order.method], self._made(order), self.out)
+        return said(order, self.plan.task(order.task), self.plan.ways[order.method], self._made(order), self.out)
 
     def _summarise(self) -> None:
         lines = [record.line for record in read_records(self.out)]
@@ -334,12 +285,17 @@ class Study:
 
     def _estimate(self, options: Mapping[str, Any], processes: int) -> Estimate:
         rows = []
-        tries = [order for runs in self._trying().values() for one in runs for order in one]
-        for task, method in dict.fromkeys((o.task, o.method) for o in [*tries, *self._running({})]):
-            own = [o for o in [*tries, *self._running({})] if (o.task, o.method) == (task, method)]
+        tries = [order for runs in self.plan.trying().values() for one in runs for order in one]
+        for task, method in dict.fromkeys((o.task, o.method) for o in [*tries, *self.plan.running({})]):
+            own = [o for o in [*tries, *self.plan.running({})] if (o.task, o.method) == (task, method)]
             left = [o for o in own if not (self.out / o.folder / "summary.json").exists()]
             if left and processes == 1:
-                parts = self._task(task), self._split(self._task(task)), self.ways[method], self._made(left[0])
+                parts = (
+                    self.plan.task(task),
+                    self._split(self.plan.task(task)),
+                    self.plan.ways[method],
+                    self._made(left[0]),
+                )
                 rows.append(Expected(task, method, len(left), *attempt(left[0], *parts, **options)))
             elif left:
                 with worker_processes(1) as pool:
@@ -368,60 +324,6 @@ class Study:
             options: as of `distillkit.study.curves`, `by="bytes"` say.
         """
         return curves(self.records(), **options)
-
-
-def _all_settings(way: Way) -> list[dict[str, Any]]:
-    """The settings of each try of a way, with those that all of them have."""
-    return [{**way.settings, **settings} for settings in way.tries]
-
-
-def _slug(name: str) -> str:
-    """A way's name as part of a folder's."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
-
-
-def _tasks(given: Task | Sequence[Task]) -> dict[str, Task]:
-    tasks = [given] if isinstance(given, Task) else list(check.several(given, "tasks", "tasks"))
-    for number, task in enumerate(tasks):
-        if not isinstance(task, Task):
-            raise TypeError(f"tasks[{number}] must be a Task, got {type(task).__name__}")
-    names = [task.name for task in tasks]
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"tasks must be at least one, of different names, got {names}")
-    return dict(zip(names, tasks))
-
-
-def _ways(given: Mapping[str, Way]) -> dict[str, Way]:
-    ways = dict(check.mapping(given, "ways"))
-    if not ways:
-        raise ValueError("ways must name at least one, as {'FedAvg': Federated(FedAvg)}")
-    for name, way in ways.items():
-        if not isinstance(way, Way):
-            raise TypeError(
-                f"ways[{name!r}] must be a way, as Federated(...) or Condense(...), got {type(way).__name__}"
-            )
-        if way.make is None:
-            raise ValueError(f"ways[{name!r}] was read from a record and has no make: give the way itself")
-        source = ways.get(way.like) if way.like is not None else way
-        if source is None or source.like is not None:
-            raise ValueError(f"ways[{name!r}].like must name a way with tries of its own, got {way.like!r}")
-    slugs = [_slug(name) for name in ways]
-    if "" in slugs or len(set(slugs)) != len(slugs):
-        raise ValueError(f"ways must have names that differ in their letters and digits, got {list(ways)}")
-    counts = {name: len(way.tries) for name, way in ways.items() if way.like is None}
-    if len(set(counts.values())) > 1:
-        said = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ValueError(f"all ways must have as many tries, for a fair comparison, got {said}; like= takes another's")
-    return ways
-
-
-def _seeds(given: Sequence[int], name: str) -> tuple[int, ...]:
-    seeds = tuple(
-        check.positive_int(s, f"{name}[{i}]", least=0) for i, s in enumerate(check.several(given, name, "seeds"))
-    )
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError(f"{name} must be at least one, each once, got {list(seeds)}")
-    return seeds
 
 
 def _read_study(path: Path) -> dict[str, Any] | None:

@@ -55,19 +55,19 @@ def test_tries_are_equally_many_at_every_epsilon_on_public_images(
     monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
     feddm.main(["--dp", *feddm.TITLES, "--epsilon", "8", "2", "--dataset", "mnist", "--split", "iid"])
     study = studies[-1]
-    assert (list(study.tasks), study.tries, len(study.ways)) == (["mnist-iid"], 6, 2 * 8 + 1)
-    assert {way.like for way in study.ways.values()} == {None}
-    assert study.tune_on is not None
-    assert study.tune_on.data.args[0] == "usps"  # type: ignore[union-attr]
+    assert (list(study.plan.tasks), study.tries, len(study.plan.ways)) == (["mnist-iid"], 6, 2 * 8 + 1)
+    assert {way.like for way in study.plan.ways.values()} == {None}
+    assert study.plan.tune_on is not None
+    assert study.plan.tune_on.data.args[0] == "usps"  # type: ignore[union-attr]
     feddm.main(["--dp", "none"])
-    assert set(studies[-1].ways) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
+    assert set(studies[-1].plan.ways) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
 
 
 def test_a_step_of_dp_sgd_has_no_more_records_than_it_may(feddm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     studies: list[Study] = []
     monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
     feddm.main([])
-    way, task = studies[0].ways["FedAvg with DP-SGD, epsilon 8"], studies[0].tasks["digits-dirichlet"]
+    way, task = studies[0].plan.ways["FedAvg with DP-SGD, epsilon 8"], studies[0].plan.tasks["digits-dirichlet"]
     for dataset, rate, size in (("digits", 0.5, 143), ("mnist", 120 / 6000, 6000)):
         renamed = type(task)(f"{dataset}-iid", task.data, task.partition, factory_options=task.factory_options)
         made = way.made(renamed, task.load(), dict(way.tries[1]))

@@ -223,6 +223,7 @@ def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
         ({"tasks": [task(), task()]}, ValueError, "tasks must be at least one, of different names"),
         ({"tasks": 3}, TypeError, "tasks"),
         ({"tune_on": "digits"}, TypeError, "tune_on must be a Task"),
+        ({"tune_on": task(rounds=3)}, ValueError, "tune_on must have a name of its own"),
         ({"rule": "best"}, ValueError, "rule must be one of"),
     ],
 )
