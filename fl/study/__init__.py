@@ -1,14 +1,12 @@
 """What federated runs add to a study: ways that run a method, their costs and clients, and runs repeated."""
 
 from fl.study.costs import at_equal, to_target, worst_clients
-from fl.study.experiment import Experiment
 from fl.study.federated import Federated
 from fl.study.loaded import Loaded, NotRepeatable, load
 from fl.study.outcome import outcome_hash
 from fl.study.repeat import repeat
 
 __all__ = [
-    "Experiment",
     "Federated",
     "Loaded",
     "NotRepeatable",

@@ -1,4 +1,4 @@
-"""A run's folder, its ledger and an experiment belong to one process while it works; a history is of one run."""
+"""A run's folder, its ledger and a study belong to one process while it works; a history is of one run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 from distillkit import owner
 from distillkit.owner import InUse, processes
 from distillkit.privacy import Event, Ledger
+from distillkit.study import Study, named_task
 from fl import FedAvg, Filtered, simulate
-from fl.engine.store import CheckpointError
+from fl.engine.store import CheckpointError, read_history
 from fl.filters.client_dp import ClientDP
-from fl.study import Experiment
+from fl.study import Federated
 from tests.distillkit.test_owner import HOLD, TRY
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation
@@ -97,15 +98,14 @@ def test_nobody_charges_a_ledger_that_another_process_runs_with_and_anybody_may_
     assert (mine.epsilon() or 0) > (epsilon or 0)
 
 
-def test_an_experiment_has_one_owner_and_its_workers_do_not_ask(tmp_path: Path) -> None:
-    experiment = Experiment(tmp_path)
-    with held(tmp_path / ".owner.lock") as pid, pytest.raises(InUse, match=f"experiment in .* in use by process {pid}"):
-        experiment.owned().__enter__()
-    with experiment.owned():
-        assert "is in use by process" in tried(tmp_path / ".owner.lock")
-        facts = {"method": "FedAvg", "task": "t", "split": "s", "seed": 0}
-        experiment.run("a", lambda: FedAvg(factory=Tiny), federation(), facts=facts, rounds=1, progress=False)
-    assert (tmp_path / "summary.json").exists()
+def test_a_study_has_one_owner(tmp_path: Path) -> None:
+    task = named_task("digits", clients=2, factory_options={"width": 2, "depth": 1}, rounds=1)
+    study = Study(tmp_path, task, {"FedAvg": Federated(FedAvg, settings={"lr": 0.1})}, seeds=(0,))
+    with held(tmp_path / ".owner.lock") as pid, pytest.raises(InUse, match=f"study in .* in use by process {pid}"):
+        study.run(progress=False)
+    seen: list[str] = []
+    study.run(trial=False, progress=False, on_run=lambda line: seen.append(tried(tmp_path / ".owner.lock")))
+    assert "is in use by process" in seen[0]
 
 
 def test_workers_of_the_pool_are_watched() -> None:
@@ -128,20 +128,13 @@ def test_workers_of_the_pool_are_watched() -> None:
 )
 def test_a_history_whose_rounds_do_not_count_up_is_refused_as_damaged(change: Any, why: str, tmp_path: Path) -> None:
     """Two processes on one folder left 15, 17 and 20 rows of 10 rounds, and nothing said so."""
-    facts = {"method": "FedAvg", "task": "t", "split": "s", "seed": 0}
-
-    def run(rounds: int) -> dict[str, Any]:
-        experiment = Experiment(tmp_path, resume=True)
-        make = lambda: FedAvg(factory=Tiny)  # noqa: E731
-        return experiment.run("a", make, federation(), facts=facts, rounds=rounds, progress=False)
-
-    run(3)
-    path = tmp_path / "a" / "history.jsonl"
+    play(3, out=tmp_path)
+    path = tmp_path / "history.jsonl"
     path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
     with pytest.raises(CheckpointError, match=rf"history\.jsonl is damaged: {why}"):
-        run(3)  # finished: its history is only read
+        read_history(path)
     with pytest.raises(CheckpointError, match=rf"history\.jsonl is damaged: {why}"):
-        play(4, out=tmp_path / "a", resume=True)
+        play(4, out=tmp_path, resume=True)
 
 
 def test_a_torn_or_uncommitted_last_line_is_cut_and_the_run_goes_on(tmp_path: Path) -> None:
