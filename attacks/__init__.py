@@ -6,9 +6,10 @@ the attacks themselves are in `attacks.membership`, the audits of a differential
 
 from attacks.matching import align, match
 from attacks.metrics import MissingWeights, lpips, psnr, ssim
+from attacks.reporting import Report, report
 from attacks.stats import Estimate, Point, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
 
 __all__ = [
-    "Estimate", "MissingWeights", "Point", "Rate", "Roc", "align", "at_threshold", "bonferroni", "clopper_pearson",
-    "lpips", "match", "ppv", "psnr", "roc", "ssim",
+    "Estimate", "MissingWeights", "Point", "Rate", "Report", "Roc", "align", "at_threshold", "bonferroni",
+    "clopper_pearson", "lpips", "match", "ppv", "psnr", "report", "roc", "ssim",
 ]  # fmt: skip

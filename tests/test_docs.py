@@ -40,8 +40,8 @@ PACKAGES = [
     "distillkit.evaluate", "distillkit.generate", "distillkit.losses", "distillkit.networks",
     "distillkit.normalization", "distillkit.plot", "distillkit.privacy", "distillkit.recipes", "distillkit.rng",
     "distillkit.select", "distillkit.sets", "distillkit.study", "distillkit.training", "attacks.audit",
-    "attacks.inversion", "attacks.matching", "attacks.membership", "attacks.metrics", "attacks.stats",
-    "attacks.transcript", "fl", "fl.addons", "fl.methods",
+    "attacks.inversion", "attacks.matching", "attacks.membership", "attacks.metrics", "attacks.reporting",
+    "attacks.stats", "attacks.transcript", "fl", "fl.addons", "fl.methods",
 ]  # fmt: skip
 
 

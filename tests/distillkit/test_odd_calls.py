@@ -125,6 +125,7 @@ PACKAGES = (
     "attacks.audit",
     "attacks.inversion",
     "attacks.membership",
+    "attacks.reporting",
     "attacks.transcript",
 )
 
@@ -611,6 +612,7 @@ NOT_CALLED = {
             "Rate",
             "Recipe",
             "Recovered",
+            "Report",
             "Roc",
             "Row",
             "Seen",
@@ -621,7 +623,19 @@ NOT_CALLED = {
     ),
     **dict.fromkeys(("Separability", "Split", "StoredSplit"), "a result"),
     **dict.fromkeys(("StoredImages", "open_folder", "open_npz"), "keep pictures in a file: `data/test_opened.py`"),
-    **dict.fromkeys(("DamagedTranscript", "MissingWeights", "NoTranscript", "NotMade", "NotRecorded"), "an error"),
+    **dict.fromkeys(
+        (
+            "DamagedRun",
+            "DamagedTranscript",
+            "MissingWeights",
+            "NoRun",
+            "NoTranscript",
+            "NotMade",
+            "NotRecorded",
+            "OtherSpace",
+        ),
+        "an error",
+    ),
     **dict.fromkeys(("Recorded", "made", "named", "recipe"), "refuse by a place in the value: `test_recipes.py`"),
     "ImageNetwork": "the base of the networks, which are called",
     "curves": "draws runs of `fl`, whose odd calls are tried there",
@@ -633,6 +647,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         ("open_celeba", "open_dataset", "open_flair", "open_leaf_celeba"), "as the loaders of the same names"
     ),
+    "report": "reads a run's folder, whose oddities are `attacks/test_reporting.py`",
     "read": "reads files, whose oddities are `attacks/test_transcript.py`",
     "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
     **dict.fromkeys(

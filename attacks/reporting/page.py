@@ -1,0 +1,195 @@
+"""A report as one HTML file that opens alone, and as Markdown: text, tables and pictures in sections."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from distillkit.display import as_png
+
+__all__ = ["Picture", "Section", "Table", "as_markdown", "as_page", "histogram", "sheet_of"]
+
+_STYLE = """
+:root{color-scheme:light}*{box-sizing:border-box}
+body{font:16px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff}
+body{max-width:46rem;margin:0 auto;padding:1rem}
+h1{font-size:1.6rem;line-height:1.2;margin:.5rem 0}h2{font-size:1.2rem;margin:2.2rem 0 .5rem}
+h2{border-top:1px solid #d5d9de;padding-top:1rem}
+.verdict{background:#fdf3e3;border-left:5px solid #c7761a;padding:.8rem 1rem;font-size:1.08rem;margin:1rem 0}
+.wide{overflow-x:auto;margin:.8rem 0}table{border-collapse:collapse;font-size:.9rem;min-width:60%}
+th,td{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #e3e6ea;vertical-align:top}
+th{font-weight:600;border-bottom:2px solid #9aa3ad}
+figure{margin:1rem 0}figcaption{font-size:.88rem;color:#4a525b}img{display:block;width:100%;height:auto}
+img.pixels{image-rendering:pixelated;border:1px solid #d5d9de;margin-bottom:.4rem}code{overflow-wrap:anywhere}
+.rate{white-space:nowrap}footer{margin-top:3rem;color:#4a525b;font-size:.85rem}
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a header, all text.
+
+    Attributes:
+        header: the columns' names.
+        rows: as many cells each.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture with what it shows.
+
+    Attributes:
+        data: a PNG file's bytes, or an SVG's text.
+        caption: below it; also what is read out in its place.
+    """
+
+    data: bytes | str
+    caption: str
+
+
+@dataclass
+class Section:
+    """A titled part of the report.
+
+    Attributes:
+        title: its heading.
+        parts: texts, tables and pictures, in their order.
+    """
+
+    title: str
+    parts: list[str | Table | Picture] = field(default_factory=list)
+
+
+def as_page(title: str, verdict: str, sections: Sequence[Section], footer: str) -> str:
+    """One HTML file: no scripts, nothing from the network, pictures inside.
+
+    Args:
+        title, verdict, footer: plain text.
+        sections: in their order.
+    """
+    body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{html.escape(verdict)}</p>']
+    for section in sections:
+        body.append(f"<h2>{html.escape(section.title)}</h2>")
+        body += [_html(part) for part in section.parts]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>\n"
+        + "\n".join(body)
+        + f"\n<footer>{html.escape(footer)}</footer></body></html>\n"
+    )
+
+
+def _html(part: str | Table | Picture) -> str:
+    if isinstance(part, str):
+        return f"<p>{html.escape(part)}</p>"
+    if isinstance(part, Table):
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in part.header)
+        rows = ("".join(_cell(cell) for cell in row) for row in part.rows)
+        lines = "".join(f"<tr>{row}</tr>" for row in rows)
+        return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+    vector = isinstance(part.data, str)
+    data = part.data.encode() if isinstance(part.data, str) else part.data
+    source = f"data:image/{'svg+xml' if vector else 'png'};base64,{base64.b64encode(data).decode()}"
+    caption = html.escape(part.caption)
+    kind = "" if vector else ' class="pixels"'
+    return f'<figure><img{kind} alt="{caption}" src="{source}"><figcaption>{caption}</figcaption></figure>'
+
+
+def _cell(text: str) -> str:
+    kind = ' class="rate"' if re.match(r"[\d.]+ %", text) else ""
+    return f"<td{kind}>{html.escape(text)}</td>"
+
+
+def as_markdown(title: str, verdict: str, sections: Sequence[Section], footer: str) -> str:
+    """The same as Markdown; of pictures only what they show.
+
+    Args:
+        title, verdict, sections, footer: as for `as_page`.
+    """
+    lines = [f"# {title}", f"**{verdict}**"]
+    for section in sections:
+        lines.append(f"## {section.title}")
+        lines += [_markdown(part) for part in section.parts]
+    return "\n\n".join([*lines, f"*{footer}*"]) + "\n"
+
+
+def _markdown(part: str | Table | Picture) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Picture):
+        return f"*Picture, in the HTML file: {part.caption}*"
+    rows = [part.header, ["---"] * len(part.header), *part.rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def sheet_of(rows: Sequence[Tensor], caption: str) -> Picture:
+    """Images in rows, each below its counterpart.
+
+    Args:
+        rows: pixels [n, C, H, W] in [0, 1], at least one.
+        caption: what the rows are.
+    """
+    return Picture(as_png([row.clamp(0, 1) for row in rows]), caption)
+
+
+_COLOURS = ("#c7761a", "#2f6db3", "#6a7480")
+_LEFT, _BOTTOM, _WIDTH, _HEIGHT = 44, 38, 480, 250
+
+
+def histogram(series: Mapping[str, Tensor], caption: str, unit: str, marks: Sequence[int]) -> Picture:
+    """Shares of numbers by their size, a stepped line for each series.
+
+    Args:
+        series: at most three, by name; infinities count into the last bin.
+        caption: what is shown.
+        unit: of the abscissa.
+        marks: numbers to draw a thin line at.
+    """
+    finite = torch.cat([v[v.isfinite()] for v in series.values()] + [torch.tensor([10.0, 40.0])])
+    low, high = 2 * int(finite.min() // 2), 2 * int(finite.clamp(max=48).max() // 2) + 2
+    bins = (high - low) // 2
+    counted = {n: torch.histc(v.float().clamp(low, high - 1e-3), bins, low, high) / len(v) for n, v in series.items()}
+    top = max(float(c.max()) for c in counted.values())
+
+    def x(value: float) -> float:
+        return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - 8)
+
+    def y(share: float) -> float:
+        return _HEIGHT - _BOTTOM - share / top * (_HEIGHT - _BOTTOM - 20 - 18 * len(series))
+
+    drawn = [f'<path d="M{x(m):.1f} {y(top):.1f}V{y(0):.1f}" stroke="#b9c0c8" stroke-dasharray="3 3"/>' for m in marks]
+    for number, (name, shares) in enumerate(counted.items()):
+        points = [f"{x(low):.1f},{y(0):.1f}"]
+        for i, share in enumerate(shares.tolist()):
+            points += [f"{x(low + 2 * i):.1f},{y(share):.1f}", f"{x(low + 2 * i + 2):.1f},{y(share):.1f}"]
+        points.append(f"{x(high):.1f},{y(0):.1f}")
+        colour = _COLOURS[number]
+        drawn.append(
+            f'<polygon points="{" ".join(points)}" fill="{colour}" fill-opacity=".15" stroke="{colour}"/>'
+            f'<rect x="{_LEFT}" y="{8 + 18 * number}" width="12" height="12" fill="{colour}"/>'
+            f'<text x="{_LEFT + 18}" y="{19 + 18 * number}">{html.escape(name)}</text>'
+        )
+    ticks = [t for t in range(low, high + 1) if t % 10 == 0 or t in marks]
+    drawn += [f'<text x="{x(t):.1f}" y="{_HEIGHT - 21}" text-anchor="middle">{t}</text>' for t in ticks]
+    drawn += [
+        f'<text x="{_LEFT - 6}" y="{y(share) + 5:.1f}" text-anchor="end">{100 * share:.0f} %</text>'
+        for share in (0, top)
+    ]
+    drawn.append(f'<text x="{_WIDTH - 8}" y="{_HEIGHT - 4}" text-anchor="end">{html.escape(unit)}</text>')
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        f'font-size="13" fill="#1b1f24">{"".join(drawn)}'
+        f'<line x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y(0):.1f}" y2="{y(0):.1f}" stroke="#1b1f24"/></svg>'
+    )
+    return Picture(svg, caption)
