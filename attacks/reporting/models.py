@@ -75,10 +75,10 @@ def _loaded(network: nn.Module, path: Path) -> nn.Module | None:
     return model
 
 
-def _scores(model: nn.Module, score: Callable[[Tensor, Tensor], Tensor], records: Records) -> Tensor:
+def _scores(network: nn.Module, score: Callable[[Tensor, Tensor], Tensor], records: Records) -> Tensor:
     assert records.data is not None
     part = records.data[records.index]
-    return model_scorer(model, score)(part.images, part.labels)
+    return model_scorer(network, score)(part.images, part.labels)
 
 
 def of_pipeline(
