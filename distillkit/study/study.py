@@ -134,7 +134,7 @@ class Study:
                 expected = self._estimate(options, processes)
                 seconds = {(row.task, row.method): row.cost.seconds for row in expected.rows}
                 if check.switch(progress, "progress") and expected.rows:
-                    print(expected, flush=True)
+                    print(expected, end="\n\n", flush=True)
             options |= {"commit": git_commit()}
             trying = [order for tries in self.plan.trying().values() for runs in tries for order in runs]
             self._do(trying, "tries", processes, options, seconds, progress)
