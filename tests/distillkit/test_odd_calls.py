@@ -14,9 +14,13 @@ from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv
 from attacks.audit import ceiling, many_run, one_run, refutes
 from attacks.inversion import (
     ClassMeans,
+    Clip,
+    Defended,
     FedAvgUpdate,
     Gradient,
+    Noise,
     Replayed,
+    Sparsify,
     batch_norm_prior,
     class_counts,
     held_classes,
@@ -25,6 +29,7 @@ from attacks.inversion import (
     label_of_one,
     linear_input,
     linear_inputs,
+    sweep,
 )
 from attacks.membership import (
     Pipeline,
@@ -556,6 +561,19 @@ CALLS: dict[str, Call] = {
         replay=lambda: lambda images, labels: [images],
         num_classes=3,
     ),
+    "sweep": C(
+        sweep,
+        lambda table: finite(table.guess),
+        skip=("steps",),
+        victims=lambda: {"a": Gradient.of(made(), data().images[:3], LABELS[:3])},
+        images=lambda: data().images[:3],
+        labels=lambda: LABELS[:3],
+        steps=2,
+    ),
+    "Defended": C(Defended, lambda v: inverted(v), victim=lambda: Gradient.of(made(), data().images[:3], LABELS[:3])),
+    "Clip": C(Clip, lambda d: finite(d([torch.ones(3)])), max_norm=1.0),
+    "Noise": C(Noise, lambda d: finite(d([torch.ones(3)])), std=1.0),
+    "Sparsify": C(Sparsify, lambda d: finite(d([torch.ones(3)])), share=0.5),
     "batch_norm_prior": C(
         batch_norm_prior,
         lambda prior: finite(prior(data().images)),
@@ -602,6 +620,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         (
             "Attempt",
+            "Sweep",
             "Cost",
             "Estimate",
             "Evaluation",
@@ -656,7 +675,8 @@ NOT_CALLED = {
     "load_client_arrays": "reads files, whose oddities are `data/test_client_arrays.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
     **dict.fromkeys(
-        ("Prior", "Victim"), "protocols: what is tried is what takes them, `attacks/inversion/test_message.py`"
+        ("Defence", "Prior", "Victim"),
+        "protocols: what is tried is what takes them, `attacks/inversion/test_message.py`",
     ),
     "lpips": "needs weights that are downloaded; its refusals are `attacks/test_metrics.py`",
 }
@@ -696,7 +716,7 @@ ACCEPTED: Listed = {
     ("*", "*", "*one of them: one row"): ROW,
     **{
         (name, "seed", "zero"): "a seed as any"
-        for name in ("invert_gradient", "invert_message", "halves", "shadows", "estimate", "gradient_kde")
+        for name in ("Noise", "invert_gradient", "invert_message", "halves", "shadows", "estimate", "gradient_kde")
     },
     ("Pipeline", "tag", "*"): "any words",
     ("invert_message", "priors", "empty"): "no prior",

@@ -1,0 +1,175 @@
+"""Defences do what they say, the attacker expects just that, and a table scores without picking by the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks import psnr
+from attacks.inversion import (
+    Clip,
+    Defended,
+    FedAvgUpdate,
+    Gradient,
+    Noise,
+    Replayed,
+    Sparsify,
+    invert_message,
+    sweep,
+)
+from distillkit import Normalization
+from distillkit.networks import ConvNet, build
+from distillkit.rng import derive
+
+SHAPE = (1, 8, 8)
+NET: nn.Module = build(lambda: ConvNet(SHAPE, 5, width=8, depth=1, norm="none", activation="tanh"), 0)
+LABELS = torch.tensor([1, 4])
+
+
+def pictures(n: int = 2) -> Tensor:
+    coarse = torch.rand(n, 1, 3, 3, generator=derive(0))
+    return F.interpolate(coarse, (8, 8), mode="bilinear", align_corners=True)
+
+
+def whole(message: Sequence[Tensor]) -> Tensor:
+    return torch.cat([t.flatten() for t in message])
+
+
+MESSAGES = st.integers(0, 1000).map(
+    lambda seed: tuple(torch.randn(s, generator=derive(seed, i)) for i, s in enumerate([(3, 4), (5,), (1, 1, 2)]))
+)
+
+
+@given(MESSAGES, st.sampled_from([0.1, 1.0, 100.0]))
+def test_a_clip_bounds_the_norm_and_keeps_the_direction(message: tuple[Tensor, ...], bound: float) -> None:
+    a, b = whole(message), whole(Clip(bound)(message))
+    assert float(b.norm()) <= bound * (1 + 1e-5)
+    assert float(F.cosine_similarity(a, b, dim=0)) == pytest.approx(1, abs=1e-5)
+    if float(a.norm()) <= bound:
+        assert torch.equal(a, b)
+    else:
+        assert float(b.norm()) == pytest.approx(bound, rel=1e-5)
+
+
+def test_a_clip_of_zeros_is_zeros_with_a_gradient_that_is_a_number() -> None:
+    zeros = torch.zeros(3, requires_grad=True)
+    (clipped,) = Clip(1.0)([zeros + 0])
+    assert clipped.tolist() == [0, 0, 0]
+
+
+@given(MESSAGES, st.floats(0.01, 1.0))
+def test_sparsifying_keeps_the_greatest_entries_of_all_tensors(message: tuple[Tensor, ...], share: float) -> None:
+    sent = Sparsify(share)(message)
+    assert [t.shape for t in sent] == [t.shape for t in message]
+    a, b = whole(message), whole(sent)
+    kept = b != 0
+    assert int(kept.sum()) == -int(-share * len(a) // 1)
+    assert torch.equal(a[kept], b[kept])
+    assert bool(kept.all()) or float(a[kept].abs().min()) >= float(a[~kept].abs().max())
+
+
+def test_noise_has_its_standard_deviation_and_repeats() -> None:
+    zeros = [torch.zeros(100, 100), torch.zeros(10_000)]
+    added = Noise(0.3, seed=1)(zeros)
+    assert float(whole(added).std()) == pytest.approx(0.3, rel=0.03)
+    assert float(torch.corrcoef(torch.stack([t.flatten() for t in added]))[0, 1].abs()) < 0.05
+    assert torch.equal(whole(Noise(0.3, seed=1)(zeros)), whole(added))
+    assert not torch.equal(whole(Noise(0.3, seed=2)(zeros)), whole(added))
+
+
+@pytest.mark.parametrize("defences", [(Clip(0.1),), (Sparsify(0.2),), (Clip(0.1), Sparsify(0.5)), ()], ids=str)
+def test_the_truth_replays_what_was_sent(defences: Any) -> None:
+    """So that an attacker who knows the defence finds a loss of 0 at the private images."""
+    victim = Defended(Gradient.of(NET, pictures(), LABELS), *defences)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(victim.replay(pictures(), LABELS), victim.seen))
+
+
+def test_an_attack_that_knows_which_entries_are_missing_finds_the_image() -> None:
+    clean, defence = Gradient.of(NET, pictures(1), LABELS[:1]), Sparsify(0.3)
+    blind = Replayed(defence(clean.seen), clean.replay, 5)
+    victims = {"blind": blind, "knowing": Defended(clean, defence)}
+    found = {k: invert_message(v, SHAPE, labels=LABELS[:1], method="dlg", steps=8) for k, v in victims.items()}
+    scores = {k: float(psnr(one.images, pictures(1))) for k, one in found.items()}
+    assert scores["blind"] < 15 < 40 < scores["knowing"]
+
+
+def test_a_clip_stops_no_attack_that_looks_at_directions() -> None:
+    clean = Gradient.of(NET, pictures(1), LABELS[:1])
+    found = invert_message(Defended(clean, Clip(0.05)), SHAPE, steps=100, total_variation=0.001)
+    assert found.labels.tolist() == [1]
+    assert float(psnr(found.images, pictures(1))) > 25
+
+
+def test_a_sweep_scores_each_message_in_a_table() -> None:
+    space = Normalization((0.4,), (0.3,))
+    images = space.encode(pictures())
+    sent = Gradient.of(NET, images, LABELS)
+    victims = {
+        "none": sent,
+        "noise": Defended(sent, Noise(1.0)),
+        "two steps": FedAvgUpdate.of(NET, images, LABELS, lr=0.02, epochs=2),
+    }
+    table = sweep(victims, images, LABELS, normalization=space, method="dlg", steps=6)
+    none, noise, steps = table.rows
+    assert [row.name for row in table.rows] == list(victims)
+    assert min(none.psnr) > 35 > 15 > max(noise.psnr)
+    assert min(steps.psnr) > 35
+    assert none.labels == steps.labels == 1.0
+    assert all(a >= p - 1e-3 for row in table.rows for p, a in zip(row.psnr, row.aligned))
+    flat = pictures().mean((1, 2, 3), keepdim=True).expand(2, *SHAPE)
+    assert table.guess == pytest.approx(float(psnr(flat, pictures()).mean()), abs=1e-3)
+    again = invert_message(sent, SHAPE, 2, normalization=space, method="dlg", steps=6)
+    assert none.loss == again.losses[0]
+    assert none.psnr == pytest.approx(psnr(again.images, pictures()).tolist())  # matched: labels are sorted here
+    lines = str(table).split("\n")
+    assert lines[0] == "| message | PSNR dB (best) | aligned dB (best) | labels % | loss |"
+    mean = sum(none.psnr) / 2
+    assert lines[2].startswith(f"| none | {mean:.1f} ({max(none.psnr):.1f}) |")
+    assert lines[-1] == f"| nothing found | | {table.guess:.1f} | | |"
+
+
+def test_recovered_labels_are_counted_by_class() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+
+    class Wrong(Gradient):
+        def read_labels(self, count: int, noise: Tensor) -> Tensor:
+            return torch.tensor([0, 0, 1, 2])
+
+    images, labels = pictures(4), torch.tensor([0, 1, 1, 3])
+    table = sweep({"wrong": Wrong(net, Gradient.of(net, images, labels).seen)}, images, labels, steps=1)
+    assert table.rows[0].labels == 0.5
+
+
+SENT = Gradient.of(NET, pictures(), LABELS)
+BAD: list[tuple[Any, str]] = [
+    (lambda: Clip(0), "max_norm must be"),
+    (lambda: Noise(-1.0), "std must be"),
+    (lambda: Sparsify(0.0), "share must be"),
+    (lambda: Defended(NET), "victim must be a Victim"),  # type: ignore[arg-type]
+    (lambda: Defended(SENT, Clip), "defences must be Defences"),  # type: ignore[arg-type]
+    (lambda: sweep({}, pictures(), LABELS), "victims must hold at least one message"),
+    (lambda: sweep({"a": SENT}, pictures(), LABELS, count=2), "options must leave out count"),
+    (lambda: sweep({"a": SENT}, pictures(), LABELS[:1]), "labels must have one entry an image"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
+def test_bad_arguments_are_named(call: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
+
+
+def test_an_error_says_in_which_message() -> None:
+    with pytest.raises(ValueError, match="labels must be given") as error:
+        sweep({"odd": Replayed(SENT.seen, SENT.replay, 5)}, pictures(), LABELS)
+    assert error.value.__notes__ == ["in the message 'odd'"]
