@@ -77,7 +77,7 @@ def as_page(title: str, verdict: str, sections: Sequence[Section], footer: str) 
         title, verdict, footer: plain text.
         sections: in their order.
     """
-    body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{html.escape(verdict)}</p>']
+    body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{_text(verdict)}</p>']
     for section in sections:
         body.append(f"<h2>{html.escape(section.title)}</h2>")
         body += [_html(part) for part in section.parts]
@@ -92,7 +92,7 @@ def as_page(title: str, verdict: str, sections: Sequence[Section], footer: str) 
 
 def _html(part: str | Table | Picture) -> str:
     if isinstance(part, str):
-        return f"<p>{html.escape(part)}</p>"
+        return f"<p>{_text(part)}</p>"
     if isinstance(part, Table):
         head = "".join(f"<th>{html.escape(name)}</th>" for name in part.header)
         rows = ("".join(_cell(cell) for cell in row) for row in part.rows)
@@ -106,9 +106,13 @@ def _html(part: str | Table | Picture) -> str:
     return f'<figure><img{kind} alt="{caption}" src="{source}"><figcaption>{caption}</figcaption></figure>'
 
 
+def _text(plain: str) -> str:
+    return html.escape(plain).replace(" %", "&nbsp;%")
+
+
 def _cell(text: str) -> str:
     kind = ' class="rate"' if re.match(r"[\d.]+ %", text) else ""
-    return f"<td{kind}>{html.escape(text)}</td>"
+    return f"<td{kind}>{_text(text)}</td>"
 
 
 def as_markdown(title: str, verdict: str, sections: Sequence[Section], footer: str) -> str:
