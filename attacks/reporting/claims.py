@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -158,7 +160,7 @@ def charged(run: RunFolder, outcome: Outcome) -> Section:
     for line in run.ledger:
         event = line.get("event")
         if isinstance(event, dict):
-            sizes = [f"{float(event.get(name, "nan")):.4g}" for name in ("sigma", "rate")]
+            sizes = [f"{float(event.get(name, math.nan)):.4g}" for name in ("sigma", "rate")]
             key = (str(event.get("mechanism", "")), *sizes, str(event.get("relation", "")))
             number, who = totals.get(key, (0, set()))
             totals[key] = (number + int(event.get("count", 1)), who | {str(event.get("client", "*"))})
