@@ -3,9 +3,9 @@
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_inversion.py [--images 20] [--threads 1] [--cifar cifar10.npz]
 
 * DLG on 16x16 digits: behind ConvNet-2 of width 16 with tanh and no norm, and behind ConvNet-3 of width 128 as it is by
-  default (instance norm, ReLU); behind that Geiping's attack too, 200 steps and a weight of 0.01 on total variation (the
-  better of 0.01 and 0.001 for two other digits). PSNR plain and after the affine alignment of brightness and contrast, beside that of a
-  guess that knows nothing: the test split's mean image.
+  default (instance norm, ReLU); behind that Geiping's attack too, 200 steps and a weight of 0.01 on total variation
+  (the better of 0.01 and 0.001 for two other digits). PSNR plain and after the affine alignment of brightness and
+  contrast, beside that of a guess that knows nothing: the test split's mean image.
 * Labels read off 200 gradients of one digit each, and the input of a first linear layer by a formula.
 * Geiping's attack on CIFAR-10 behind ConvNet-3 of width 32, 300 steps and a weight of 0.03 on total variation
   (the best of 0.1, 0.03, 0.01 for four other images of the split), if the data is given: an .npz with test_images
