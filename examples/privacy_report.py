@@ -1,27 +1,27 @@
 """What a finished run gives away, on one page: of a small run made here, or of your own.
 
-    python examples/privacy_report.py                       # ten clients with digits, FedDM; report beside the run
-    python examples/privacy_report.py --init noise          # images that start from noise
-    python examples/privacy_report.py --run FOLDER          # a run of digits of yours, kept with transcript=True
-    python examples/privacy_report.py --shadows 8           # and the strong attacks, the run repeated on halves
+    python examples/privacy_report.py                    # ten clients with digits, FedDM; report beside the run
+    python examples/privacy_report.py --init noise       # images that start from noise
+    python examples/privacy_report.py --run FOLDER       # a run of digits of yours, kept with transcript=True
+    python examples/privacy_report.py --shadows 0        # without the strong attacks, which repeat the run on halves
 
 The report opens alone in any browser. Without shadows it takes seconds; each shadow takes as long as the run.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from _options import command_line, number, parsed
 from attacks import Report, report
-from attacks.membership import Pipeline, model_scorer
+from attacks.membership import Pipeline, estimate, model_scorer
 from attacks.membership.pipeline import Scorer
 from attacks.reporting import DamagedRun, NoRun, OtherSpace
 from attacks.transcript import DamagedTranscript
@@ -31,6 +31,10 @@ from distillkit.networks import ConvNet
 from fl import FedDM, simulate
 
 CLIENTS, ALPHA = 10, 0.01
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {"rounds": 1, "steps": 1, "shadows": 0},
+    "cpu": {"rounds": 3, "steps": 10, "shadows": 8},
+}
 
 
 def convnet(outputs: int) -> ConvNet:
@@ -61,43 +65,57 @@ def fit(
     return {"model": model_scorer(run.models[""])}
 
 
-def main(words: Sequence[str] | None = None) -> Report:
-    """Make the run unless one is given, and the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, default=None, help="folder of a run of these digits; default: make one")
-    parser.add_argument("--out", type=Path, default=Path("runs/privacy_report"), help="folder of the run made here")
-    parser.add_argument("--init", choices=("real", "noise"), default="real", help="what the images start from")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=10, help="of each client a round")
-    parser.add_argument("--shadows", type=int, default=0, help="repetitions on halves of the records; 0 for none")
-    parser.add_argument("--workers", type=int, default=1, help="shadows at a time")
-    options = parser.parse_args(words)
-    torch.set_num_threads(1)
-    train, test = load("digits", size=16)
-    folder = options.run or options.out
+def reported(options: Any, seed: int, train: LabeledImages, test: LabeledImages) -> Report:
+    """The run of one seed, unless one is given, and its report."""
+    folder = options.run or options.out / str(seed)
     if options.run is None:
         simulate(
-            feddm(options.init, options.steps), held(train), rounds=options.rounds, seed=0, test=test, out=folder,
-            transcript=True, resume=True,
+            feddm(options.init, options.steps), held(train), rounds=options.rounds, seed=seed, test=test, out=folder,
+            device=options.device, transcript=True, resume=True,
         )  # fmt: skip
-    pipeline, network = None, None if options.run else convnet(10)
-    if options.shadows and options.run:
+    pipeline = None if options.run or not options.shadows else shadowed(options, train, test)
+    return report(
+        folder, pipeline, members=train, outsiders=test, network=None if options.run else convnet(10),
+        shadows=options.shadows or 8, workers=options.workers,
+    )  # fmt: skip
+
+
+def shadowed(options: Any, train: LabeledImages, test: LabeledImages) -> Pipeline:
+    """The whole run, to be repeated on halves of its records."""
+    again = partial(fit, train, options.init, options.steps, options.rounds)
+    tag = f"{options.init} {options.steps} {options.rounds}"
+    return Pipeline(again, train.images, train.labels, (test.images, test.labels), tag=tag)
+
+
+def main(words: Sequence[str] | None = None) -> list[Report]:
+    """Make what the options ask for."""
+    parser = command_line(
+        (__doc__ or "").splitlines()[0], out="runs/privacy_report", presets=tuple(PRESETS), workers="shadows at a time"
+    )
+    add = parser.add_argument
+    add("--run", type=Path, default=None, help="folder of a run of these digits; default: make one")
+    add("--init", choices=("real", "noise"), default="real", help="what the images start from")
+    add("--rounds", type=number(1), default=None, help="of the run made here; default: the preset's")
+    add("--steps", type=number(0), default=None, help="of each client a round; default: the preset's")
+    add("--shadows", type=number(0), default=None, help="repetitions on halves of the records; default: the preset's")
+    options = parsed(parser, words)
+    if options.run and options.shadows:
         parser.error("--shadows repeats the run made here; for your own give attacks.report a pipeline of yours")
-    if options.shadows:
-        again = partial(fit, train, options.init, options.steps, options.rounds)
-        population = (test.images, test.labels)
-        pipeline = Pipeline(again, train.images, train.labels, population, tag=f"{options.init} {options.steps}")
-    try:
-        found = report(
-            folder, pipeline, members=train, outsiders=test, network=network, shadows=options.shadows or 8,
-            workers=options.workers,
-        )  # fmt: skip
-    except (NoRun, DamagedRun, DamagedTranscript, OtherSpace) as error:
-        sys.exit(str(error))
-    print(found.verdict)
-    for missing in found.missing:
-        print(f"not told: {missing}")
-    print(f"{found.html}\n{found.markdown}")
+    for name, value in PRESETS[options.preset].items():
+        setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
+    torch.set_num_threads(1)
+    train, test = load("digits", size=16)
+    if options.estimate:
+        print(estimate(shadowed(options, train, test), max(2, options.shadows), workers=options.workers))
+        raise SystemExit
+    found = []
+    for seed in options.seeds or [0]:
+        try:
+            found.append(reported(options, seed, train, test))
+        except (NoRun, DamagedRun, DamagedTranscript, OtherSpace) as error:
+            sys.exit(str(error))
+        print("\n".join([found[-1].verdict, *(f"not told: {missing}" for missing in found[-1].missing)]))
+        print(f"{found[-1].html}\n{found[-1].markdown}")
     return found
 
 
