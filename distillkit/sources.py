@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sized
 from typing import Any, cast
 
@@ -26,16 +27,17 @@ __all__ = ["InFile", "as_tensor", "class_names", "in_words", "is_dataset", "is_s
 _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its label"
 
 
-class InFile:
+class InFile(ABC):
     """What holds images in a file, of which a part is read with `read(indices)`: base of `sets.StoredImages`."""
 
     @property
+    @abstractmethod
     def bytes(self) -> int:
         """How much memory all of it takes once it is read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """How many images there are."""
 
     def told(self, what: str) -> str:
         """How to read a part, for an error's message that begins with "the images of".

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 from distillkit.privacy import Ledger
 from distillkit.study.task import Dealt
@@ -96,30 +95,10 @@ class Federated(Way):
         )
 
 
-def holdings(dealt: Dealt) -> Sequence[Holding]:
-    """What `simulate` takes as its clients: a list, or if images are read as they are drawn, a sequence that does so.
+def holdings(dealt: Dealt) -> list[Holding]:
+    """What `simulate` takes as its clients; images that lie in a file are read when their client is asked.
 
     Args:
         dealt: as a task deals.
     """
-    found = _Holdings(dealt)
-    return list(found) if isinstance(dealt.clients, list) else found
-
-
-class _Holdings(Sequence[Holding]):
-    """What each client holds, read as it is asked for."""
-
-    def __init__(self, dealt: Dealt) -> None:
-        self._dealt = dealt
-
-    def __len__(self) -> int:
-        return len(self._dealt.clients)
-
-    @overload
-    def __getitem__(self, number: int) -> Holding: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Holding]: ...
-    def __getitem__(self, number: int | slice) -> Holding | list[Holding]:
-        if isinstance(number, slice):
-            return [self[k] for k in range(*number.indices(len(self)))]
-        return Holding(self._dealt.clients[number], self._dealt.own_tests[number])
+    return [Holding(*sets) for sets in zip(dealt.clients, dealt.own_tests, strict=True)]
