@@ -46,6 +46,21 @@ class Plan:
         """The task of this `name`: of the tables, or the one on which settings are tried."""
         return {**self.tuned_tasks, **self.tasks}[name]
 
+    def has(self, task: str, method: str) -> bool:
+        """Whether the way called `method` is tried and run on the `task`."""
+        tasks = self.ways[method].tasks
+        return tasks is None or task in tasks or (self.tune_on is not None and task == self.tune_on.name)
+
+    @property
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """The ways that are not run everywhere: their `tasks` and `seeds`, None for all."""
+        given = {name: {"tasks": way.tasks, "seeds": way.seeds} for name, way in self.ways.items()}
+        return {
+            name: {key: None if part is None else list(part) for key, part in parts.items()}
+            for name, parts in given.items()
+            if any(part is not None for part in parts.values())
+        }
+
     def trying(self) -> dict[tuple[str, str], list[list[Order]]]:
         """By task and way, for each try its runs; nothing for ways that take another's settings."""
         if self.tries == 1:
@@ -62,7 +77,7 @@ class Plan:
             ]
             for task in self.tuned_tasks
             for method, way in self.ways.items()
-            if way.like is None
+            if way.like is None and self.has(task, method)
         }
 
     def running(self, chosen: Mapping[tuple[str, str], int]) -> list[Order]:
@@ -77,6 +92,8 @@ class Plan:
                 tuned = task if self.tune_on is None else self.tune_on.name
                 for method, way in self.ways.items():
                     source = way.like or method
+                    if seed not in (way.seeds or self.seeds) or task not in (way.tasks or self.tasks):
+                        continue
                     settings = _all_settings(self.ways[source])[chosen.get((tuned, source), 0)] | dict(way.settings)
                     name = f"{task}-{_slug(method)}-{seed}"
                     orders.append(Order(name, name, task, method, seed, settings))
@@ -99,6 +116,7 @@ def planned(
         TypeError, ValueError: see `Study`.
     """
     plan = Plan(_tasks(tasks), _ways(ways), _seeds(seeds, "seeds"), _seeds(tune_seeds, "tune_seeds"), tune_on)
+    _require_parts(plan)
     if both := sorted(set(plan.seeds) & set(plan.tune_seeds)):
         raise ValueError(f"tune_seeds must be none of seeds, but {both} are in both")
     if tune_on is not None and not isinstance(tune_on, Task):
@@ -151,6 +169,18 @@ def _ways(given: Mapping[str, Way]) -> dict[str, Way]:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ValueError(f"all ways must have as many tries, for a fair comparison, got {said}; like= takes another's")
     return ways
+
+
+def _require_parts(plan: Plan) -> None:
+    """Refuse a way that is to be run on a task or with a seed that the study has not, or its model has not."""
+    for name, way in plan.ways.items():
+        for part, have in (("tasks", tuple(plan.tasks)), ("seeds", plan.seeds)):
+            given = getattr(way, part) or ()
+            if unknown := [one for one in given if one not in have]:
+                raise ValueError(f"ways[{name!r}].{part} must be among the study's {list(have)}, got {unknown}")
+        lacking = [t for t in way.tasks or plan.tasks if way.like is not None and not plan.has(t, way.like)]
+        if lacking and plan.tune_on is None:
+            raise ValueError(f"ways[{name!r}].like={way.like!r} must be tried where it is run, but not on {lacking}")
 
 
 def _seeds(given: Sequence[int], name: str) -> tuple[int, ...]:

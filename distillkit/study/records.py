@@ -202,7 +202,14 @@ def _plan(path: Path) -> list[tuple[str, str, int]] | None:
     kind = said.get("format") if isinstance(said, Mapping) else None
     if kind != STUDY:
         raise RecordError(f"{path} is of the format {kind!r}, this version reads {STUDY!r}: run the study again")
-    return [(task, way, seed) for task in said["tasks"] for way in said["ways"] for seed in said["seeds"]]
+    parts = said.get("parts", {})
+
+    def has(way: str, part: str, one: Any) -> bool:
+        among = parts.get(way, {}).get(part)
+        return among is None or one in among
+
+    every = [(task, way, seed) for task in said["tasks"] for way in said["ways"] for seed in said["seeds"]]
+    return [(task, way, seed) for task, way, seed in every if has(way, "tasks", task) and has(way, "seeds", seed)]
 
 
 def _nothing(folder: Path) -> str:

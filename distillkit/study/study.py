@@ -180,6 +180,7 @@ class Study:
             "tasks": {n: recipe(task, store=store, name=f"tasks[{n!r}]") for n, task in self.plan.tasks.items()},
             "ways": {name: self._way_said(name, way) for name, way in self.plan.ways.items()},
             "seeds": list(self.plan.seeds),
+            "parts": self.plan.parts,
         }
         before = _read_study(path) or asked
         for key in ("rule", "tune_seeds", "tune_on"):
@@ -193,6 +194,8 @@ class Study:
                     "folder"
                 )
             asked[key] = {**before[key], **asked[key]}
+        others = {name: part for name, part in before.get("parts", {}).items() if name not in self.plan.ways}
+        asked["parts"] = {**others, **asked["parts"]}
         versions = {"distillkit": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
         write_atomically(path, json.dumps({**asked, "versions": versions}, indent=1) + "\n")
 
@@ -215,7 +218,8 @@ class Study:
             said[task][method] = {"tries": scored, "chosen": chosen[task, method], "like": None, "rule": rule}
         for task in said:
             for method, way in self.plan.ways.items():
-                said[task].setdefault(method, {"tries": [], "chosen": None if way.like else 0, "like": way.like})
+                if self.plan.has(task, method):
+                    said[task].setdefault(method, {"tries": [], "chosen": None if way.like else 0, "like": way.like})
         path = self.out / "choice.json"
         before = json.loads(path.read_text())["tasks"] if path.exists() else {}
         said = {task: {**before.get(task, {}), **said.get(task, {})} for task in {**before, **said}}

@@ -103,6 +103,8 @@ class Way(ABC):
             must differ in one thing only.
         rule: by what its best try is chosen, "last" or "own", in place of the study's rule: a personal method is for
             the clients' own tests. Whom it is held against there should be chosen by them too.
+        tasks, seeds: the study's tasks that it is tried and run on, by name, and the study's seeds that it is run
+            with, where an ablation needs no more than one; default all.
 
     Attributes:
         failures: what a run may raise because its settings are bad; such a try counts as the worst.
@@ -113,6 +115,8 @@ class Way(ABC):
     settings: Mapping[str, Any] = field(default_factory=dict)
     like: str | None = None
     rule: Literal["last", "own"] | None = None
+    tasks: Sequence[str] | None = field(default=None, kw_only=True)
+    seeds: Sequence[int] | None = field(default=None, kw_only=True)
 
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError,)
 
@@ -129,6 +133,9 @@ class Way(ABC):
             raise ValueError("tries must hold at least one mapping of settings; tries=[{}] for the defaults")
         if self.rule is not None:
             check.one_of(self.rule, "rule", tuple(RULES))
+        for part, what in (("tasks", "names of tasks"), ("seeds", "seeds")):
+            if getattr(self, part) is not None and not check.several(getattr(self, part), part, what):
+                raise ValueError(f"{part} must hold at least one of the study's, or be None for all, got none")
         if self.like is not None and self.rule is not None:
             raise ValueError(f"like={self.like!r} takes that way's choice, so there can be no rule of its own")
         if self.like is not None and (len(self.tries), dict(self.tries[0])) != (1, {}):
@@ -164,7 +171,7 @@ class Way(ABC):
 
     def bare(self: Self) -> Self:
         """The way as a record holds it: how it runs, without how it was made and tried."""
-        return replace(self, make=None, tries=({},), settings={}, like=None, rule=None)
+        return replace(self, make=None, tries=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 
     @abstractmethod
     def run(self, made: Any, job: Job) -> dict[str, Any]:

@@ -206,6 +206,32 @@ def test_a_control_takes_anothers_settings_and_its_own_beside_them(tmp_path: Pat
     assert json.loads((tmp_path / "choice.json").read_text())["tasks"]["made"]["Like A"]["like"] == "A"
 
 
+def test_an_ablation_runs_on_its_tasks_and_with_its_seeds_alone(tmp_path: Path) -> None:
+    ways = {
+        "A": known(tries=grid(value=[10, 30])),
+        "B": known(tries=grid(value=[10, 20]), tasks=["two"]),
+        "C": known(like="A", settings={"value": 50.0}, tasks=["two"], seeds=[1]),
+    }
+
+    def study() -> Study:
+        return Study(tmp_path, [task("one"), task("two")], ways, seeds=(0, 1))
+
+    everything = ["one-a-0", "two-a-0", "two-b-0", "one-a-1", "two-a-1", "two-b-1", "two-c-1"]
+    tries = ["one-a-0-100", "one-a-1-100", "two-a-0-100", "two-a-1-100", "two-b-0-100", "two-b-1-100"]
+    assert sum(row.runs for row in study().estimate().rows) == len(everything) + len(tries)
+    assert ran(study()) == [*tries, *everything]
+    assert {record.line["run"] for record in study().records()} == set(everything)
+    assert study().records().missing == ()
+    assert {t.method for t in read_choice(tmp_path)[0] if t.task == "one"} == {"A"}
+    (tmp_path / "two-c-1" / "summary.json").unlink()
+    assert study().records().missing == (("two", "C", 1),)
+    Known.ran.clear()
+    assert ran(Study(tmp_path, [task("one"), task("two")], {"A": ways["A"]}, seeds=(0, 1))) == []
+    assert study().records().missing == (("two", "C", 1),)  # what the folder has asked for stays asked for
+    ways["C"] = replace(ways["C"], seeds=[0, 1])
+    assert ran(study()) == ["two-c-0", "two-c-1"]
+
+
 def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
     assert ran(Study(tmp_path, task(), {"A": known(), "B": known()}, seeds=(0,))) == ["made-a-0", "made-b-0"]
 
@@ -218,6 +244,17 @@ def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
         ({"ways": {}}, ValueError, "ways must name at least one"),
         ({"ways": {"A b": known(), "a-b": known()}}, ValueError, "differ in their letters"),
         ({"ways": {"A": known(like="B")}}, ValueError, "like must name a way"),
+        ({"ways": {"A": known(tasks=["two"])}}, ValueError, r"ways\['A'\].tasks must be among the study's \['made'\]"),
+        (
+            {"ways": {"A": known(seeds=[7])}},
+            ValueError,
+            r"ways\['A'\].seeds must be among the study's \[0, 1, 2\], got \[7\]",
+        ),
+        (
+            {"tasks": [task("one"), task("two")], "ways": {"A": known(tasks=["one"]), "B": known(like="A")}},
+            ValueError,
+            "like='A' must be tried where it is run, but not on \\['two'\\]",
+        ),
         ({"seeds": (100,)}, ValueError, "tune_seeds must be none of seeds"),
         ({"seeds": ()}, ValueError, "seeds must be at least one"),
         ({"tasks": [task(), task()]}, ValueError, "tasks must be at least one, of different names"),
@@ -233,6 +270,10 @@ def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], erro
 
 
 def test_a_way_says_what_is_wrong_with_it() -> None:
+    with pytest.raises(ValueError, match="tasks must hold at least one"):
+        known(tasks=[])
+    with pytest.raises(TypeError, match="tasks"):
+        known(tasks="digits")
     with pytest.raises(TypeError, match="make must be a function"):
         Known(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tries must hold at least one"):
