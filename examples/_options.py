@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from _data import require_data, root_or_pictures
 from distillkit.files import write_atomically
 from distillkit.study import Records, Study, curves, pictures, spark, tuning_table
 
-__all__ = ["command_line", "number", "parsed", "positive", "run_study"]
+__all__ = ["command_line", "number", "parsed", "run_study"]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -34,20 +35,13 @@ def number(least: int) -> Callable[[str], int]:
     return integer
 
 
-def positive(text: str) -> float:
-    """A type for argparse: a number above 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
-    return value
-
-
 def command_line(
     description: str | None,
     *,
     out: str,
     presets: Sequence[str] = ("smoke", "cpu", "paper"),
     workers: str = "runs at a time, each in a process of its own",
+    pictures: bool = False,
 ) -> argparse.ArgumentParser:
     """A parser with the common options, to which an example adds its own; `parsed` reads the words.
 
@@ -56,6 +50,7 @@ def command_line(
         out: the folder of the results, to which `-<preset>` is appended by default.
         presets: the first words of `--preset`'s choices; "cpu" is the default.
         workers: what `--workers` counts.
+        pictures: whether `--data` may name folders of the user's own pictures too, see `_data.own_task`.
     """
     again = "Started again, it goes on where it was, whatever ended it; what is finished is not run again."
     parser = argparse.ArgumentParser(description=description, epilog=again, formatter_class=_Help)
@@ -65,15 +60,27 @@ def command_line(
     add("--out", type=Path, default=None, help=f"folder of the results; default: {out}-<preset>")
     add("--workers", type=number(1), default=max(1, os.cpu_count() or 1), help=workers)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
-    add("--data", type=Path, default=None, help="root of the datasets by name; default: $DISTILLKIT_DATA")
+    root = "root of the datasets by name; default: $DISTILLKIT_DATA"
+    own = f"{root}; or your own pictures: one folder (class/picture.png) or .npz to deal out, or one for each client"
+    add("--data", type=Path, **({"nargs": "+", "metavar": "PATH"} if pictures else {}), help=own if pictures else root)
+    if pictures:
+        add("--size", type=number(8), default=32, help="height and width that your own pictures are resized to")
     add("--estimate", action="store_true", help="only say what it will take: seconds, bytes, memory")
-    parser.set_defaults(default_out=out)
+    parser.set_defaults(default_out=out, pictures=[])
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the words say (default: those of the command line), with the folder and the device that they mean."""
+    """What the words say (default: those of the command line), with the folder and the device that they mean.
+
+    `data` is the root of the datasets by name, or None; `pictures` lists the user's own folders and files.
+    """
     found = parser.parse_args(words)
+    if isinstance(found.data, list):
+        try:
+            found.data, found.pictures = root_or_pictures(found.data)
+        except FileNotFoundError as error:
+            parser.error(f"argument --data: {error}")
     found.out = found.out or Path(f"{found.default_out}-{found.preset}")
     del found.default_out
     if found.device == "auto":
@@ -88,6 +95,8 @@ def run_study(
     *,
     by: Sequence[str] = ("round",),
     sets: int = 0,
+    claim: str | None = None,
+    ends: bool = True,
 ) -> Records:
     """Run a study as the command line says; write its tables, curves and pictures into its folder and print the tables.
 
@@ -97,10 +106,23 @@ def run_study(
         tables: makes of the records what `table.md` says, tables and sentences; below it stand the tries.
         by: what curves are drawn over, see `distillkit.study.curves`; none for ways without rounds.
         sets: images a class of a picture of the sets that the ways made; 0 for no picture.
+        claim: what the table is to test and how, said before the runs and below the table.
+        ends: whether `--estimate` ends the script here; False where another study follows.
+
+    Returns:
+        The records; none after an estimate.
+
+    Raises:
+        SystemExit: a data set cannot be read; or what was asked for is an estimate.
     """
+    require_data(study)
     if arguments.estimate:
-        print(study.estimate(device=arguments.device))
-        raise SystemExit
+        print(study.estimate(device=arguments.device), flush=True)
+        if ends:
+            raise SystemExit
+        return Records([])
+    if claim:
+        print(claim, end="\n\n", flush=True)
     began = time.perf_counter()
 
     def told(line: Mapping[str, Any]) -> None:
@@ -116,7 +138,7 @@ def run_study(
     records = study.run(
         processes=arguments.workers, device=arguments.device, trial=study.tries > 1, on_run=told
     )  # fmt: skip
-    parts = [*tables(records), *([tuning_table(study.out)] if study.tries > 1 else [])]
+    parts = [*tables(records), *([claim] if claim else []), *([tuning_table(study.out)] if study.tries > 1 else [])]
     text = "\n\n".join(map(str, parts))
     write_atomically(study.out / "table.md", f"{text}\n")
     for cost in by:

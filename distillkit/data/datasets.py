@@ -13,6 +13,7 @@ from torch import Tensor
 
 from distillkit.data import alike, digits, medmnist, tiny_imagenet
 from distillkit.data.listing import read_listing
+from distillkit.data.npz import load_npz
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import IDENTITY, Normalization
 
@@ -98,7 +99,8 @@ def load(
             `synth_digits_like`. Case, hyphens and underscores do not matter.
         root: the data root: `MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py`, `cifar-100-python`,
             `tiny-imagenet-200` and `pathmnist.npz` lie in it, the files of USPS, SVHN, MNIST-M and SynthDigits in its
-            `USPS`, `SVHN`, `MNIST-M` and `SynthDigits`. Default: the environment variable `DISTILLKIT_DATA`.
+            `USPS`, `SVHN`, `MNIST-M` and `SynthDigits`. In place of torchvision's files there may be one in MedMNIST's
+            layout, `cifar10.npz` say (see `load_npz`). Default: the environment variable `DISTILLKIT_DATA`.
         size: height and width in pixels (one number: square). Default: as it is. Bilinear with antialiasing.
         channels: 1 (luma) or 3 (grey repeated). Default: as it is; 3 for Tiny-ImageNet, of which some are grey.
         normalization: default the published mean and standard deviation of the training split at its own size, or,
@@ -129,7 +131,14 @@ def load(
             f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; your own pictures come with "
             "load_folder(path), load_npz(path) or load_domains({name: path, ...})"
         )
-    published: Normalization | None = None
+    if stored := _stored(key, root):
+        own = _SOURCES[key].normalization
+        published = own if channels in (None, len(own.mean)) else None
+        return load_npz(
+            stored, size=size, channels=channels, normalization=normalization or published,
+            classes=_SOURCES[key].classes or None,
+        )  # fmt: skip
+    published = None
     if key in alike.NAMES:
         made = _made(key, root, download)
         raw, classes = {part: (data.images, data.labels) for part, data in zip(("train", "test"), made)}, _DIGITS
@@ -178,6 +187,15 @@ def root_of(root: str | os.PathLike[str] | None, name: str) -> Path:
     return Path(root).expanduser()
 
 
+def _stored(key: str, root: str | os.PathLike[str] | None) -> Path | None:
+    """The `.npz` in which a dataset of torchvision's lies where its own files do not."""
+    if key not in _SOURCES:
+        return None
+    folder = root_of(root, key)
+    stored, own = folder / f"{key}.npz", folder / _SOURCES[key].folder
+    return stored if stored.is_file() and not all((own / file).is_file() for file in _SOURCES[key].files) else None
+
+
 def _torchvision(name: str, root: Path, download: bool) -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[str, ...]]:
     """Images [N, C, H, W] uint8 and labels of train and test, and the names of the classes."""
     from torchvision import datasets
@@ -190,7 +208,8 @@ def _torchvision(name: str, root: Path, download: bool) -> tuple[dict[str, tuple
         raise FileNotFoundError(
             f"{name} is not complete in {folder}: missing {', '.join(missing)}. Get it with\n"
             f'    python -c "{command}"\n'
-            "or give the root of your copy with root= or DISTILLKIT_DATA."
+            f"or give the root of your copy, with these files or a {name}.npz (see load_npz), with root= or "
+            "DISTILLKIT_DATA."
         )
     raw: dict[str, tuple[Tensor, Tensor]] = {}
     for part in ("train", "test"):

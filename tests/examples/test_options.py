@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from distillkit.data import load, partition
+from distillkit.study import Study, Task, summary_table
+from fl import FedAvg
+from fl.study import Federated
 from tests.scripts import ROOT, load_script
 
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("[!_]*.py"))
@@ -57,3 +62,27 @@ def test_the_folder_is_the_presets_unless_it_is_named() -> None:
     assert options.parsed(parser, ["--preset", "smoke", "--out", "here"]).out == Path("here")
     assert options.parsed(parser, ["--device", "cpu"]).device == "cpu"
     assert options.parsed(parser, []).device in ("cpu", "cuda")
+
+
+def test_a_claim_stands_before_the_runs_and_below_the_table_and_an_estimate_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = load_script("examples/_options.py")
+    task = Task("digits", partial(load, "digits", size=8), partial(partition.iid, clients=2), rounds=1,
+                factory_options={"width": 4, "depth": 1})  # fmt: skip
+    study = Study(tmp_path / "out", task, {"FedAvg": Federated(FedAvg, settings={"steps": 1})}, seeds=[0])
+    parser = options.command_line("Nothing.", out="runs/nothing")
+
+    def play(*words: str, **how: object) -> str:
+        given = options.parsed(parser, ["--workers", "1", "--device", "cpu", *words])
+        options.run_study(study, given, lambda found: [summary_table(found)], claim="FedAvg learns.", **how)
+        return capsys.readouterr().out
+
+    assert "FedAvg learns." not in play("--estimate", ends=False)
+    with pytest.raises(SystemExit):
+        play("--estimate")
+    assert not (tmp_path / "out" / "study.json").exists()
+    capsys.readouterr()
+    said = play()
+    assert said.index("FedAvg learns.") < said.index("digits, seed 0, FedAvg") < said.index("| task")
+    assert (tmp_path / "out" / "table.md").read_text().endswith("FedAvg learns.\n")

@@ -131,6 +131,28 @@ def test_every_layout_gives_its_pixels_labels_and_statistics(
     assert split.validation is None
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_npz_stands_in_for_missing_files_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "both", name, monkeypatch)
+    theirs = load(name, root=tmp_path / "both")
+    stored = {}
+    for part in ("train", "test"):
+        images, labels = raw(name, part)
+        stored |= {f"{part}_images": images.permute(0, 2, 3, 1).numpy(), f"{part}_labels": labels.numpy()}
+    np.savez(tmp_path / f"{name}.npz", **stored)
+    ours = load(name, root=tmp_path)
+    for one, other in zip(theirs, ours):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+        assert (one.normalization, one.info) == (other.normalization, other.info)
+    assert len(ours.classes) == ours.train.num_classes
+    assert ours.classes == theirs.classes or name == "cifar100"
+    (tmp_path / "both" / f"{name}.npz").write_text("another program's")
+    assert torch.equal(load(name, root=tmp_path / "both").train.images, theirs.train.images)
+    if PUBLISHED[name] and len(PUBLISHED[name][0]) == 3:
+        assert load(name, root=tmp_path, channels=1).train.normalization != theirs.train.normalization
+
+
 def test_class_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_idx(tmp_path, "fashionmnist")
     write_cifar(tmp_path, "cifar100", monkeypatch)

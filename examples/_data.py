@@ -1,0 +1,86 @@
+"""What `--data` names in the examples: the root of the datasets by name, or the user's own pictures."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distillkit.data import NAMES, load_domains, load_folder, load_npz
+from distillkit.data.layout import SUFFIXES
+from distillkit.study import Study, Task
+
+__all__ = ["own_task", "require_data", "root_or_pictures"]
+
+WHERE = """\
+--data (or DISTILLKIT_DATA) names the folder in which the datasets lie: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M,
+SVHN, cifar-10-batches-py or cifar10.npz; where a script takes your own pictures, their folders: class/picture.png"""
+
+
+def root_or_pictures(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+    """What the words of `--data` are: the root of the datasets by name, or the user's own pictures.
+
+    Args:
+        paths: at least one.
+
+    Raises:
+        FileNotFoundError: one of them does not exist.
+    """
+    paths = [path.expanduser() for path in paths]
+    if missing := [str(path) for path in paths if not path.exists()]:
+        raise FileNotFoundError(f"there is no {', '.join(missing)}\n{WHERE}")
+    return (None, paths) if len(paths) > 1 or own_pictures(paths[0]) else (paths[0], [])
+
+
+def own_pictures(path: Path) -> bool:
+    """Whether pictures of the user's own lie there, and not the datasets by name.
+
+    Args:
+        path: an .npz; or a folder, in which a data set by name is known by its folder or file (`MNIST`, `cifar10.npz`).
+    """
+    if path.is_file():
+        return True
+    names = [re.sub(r"\W|_", "", entry.name.lower()) for entry in path.iterdir()]
+    if any(name.startswith(tuple(known for known in NAMES if known != "digits")) for name in names):
+        return False
+    return any(file.suffix.lower() in SUFFIXES for deep in ("*/*", "*/*/*") for file in path.glob(deep))
+
+
+def require_data(study: Study) -> None:
+    """End the script with what has to lie where, if the images of a task cannot be read.
+
+    Args:
+        study: whose tasks are tried, each data set once.
+
+    Raises:
+        SystemExit: with the loader's own words.
+    """
+    plan, seen = study.plan, set[str]()
+    for task in [*plan.tasks.values(), *([plan.tune_on] if plan.tune_on else [])]:
+        if repr(task.data) not in seen:
+            try:
+                task.load()
+            except (OSError, ValueError) as error:
+                raise SystemExit(f"the images of {task.name} cannot be read: {error}\n{WHERE}") from None
+        seen.add(repr(task.data))
+
+
+def own_task(o: argparse.Namespace, **options: Any) -> Task:
+    """The pictures that `--data` names, as a task: of one folder dealt by `partition`, of several a client each.
+
+    Args:
+        o: as `parsed` gives it, with `pictures` and `size`.
+        options: of the `Task`; its `partition` is for one folder alone. Grey pictures become RGB.
+    """
+    paths = [path.resolve() for path in o.pictures]
+    stems = [re.sub(r"[^\w.-]+", "-", path.stem, flags=re.ASCII) for path in paths]
+    names = stems if len(set(stems)) == len(stems) else [f"{i}-{stem}" for i, stem in enumerate(stems)]
+    if len(paths) > 1:
+        sources = dict(zip(names, map(str, paths)))
+        own = {**options, "partition": None}
+        return Task("-".join(names), partial(load_domains, sources, size=o.size, channels=3, progress=False), **own)
+    load = load_npz if paths[0].is_file() else partial(load_folder, progress=False)
+    return Task(names[0], partial(load, str(paths[0]), size=o.size, channels=3), **options)

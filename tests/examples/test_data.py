@@ -1,0 +1,121 @@
+"""What `--data` names: the root of the datasets, or the user's own pictures, told apart by what lies there."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from distillkit.data import load, partition
+from distillkit.recipes import recipe
+from distillkit.study import Study, Task
+from fl import FedAvg
+from fl.study import Federated
+from tests.scripts import load_script
+
+
+@pytest.fixture(scope="module")
+def data() -> ModuleType:
+    return load_script("examples/_data.py")
+
+
+@pytest.fixture(scope="module")
+def options() -> ModuleType:
+    return load_script("examples/_options.py")
+
+
+def folder(path: Path, shade: int = 0, mode: str = "RGB", each: int = 10) -> Path:
+    """Pictures of two classes, bright and dark ones."""
+    for label, name in enumerate(("cats", "dogs")):
+        (path / name).mkdir(parents=True)
+        for i in range(each):
+            Image.new(mode, (9, 7), (shade + 20 * i + label) if mode == "L" else (shade, 20 * i, label)).save(
+                path / name / f"{i}.png"
+            )
+    return path
+
+
+def words(options: ModuleType, *given: object) -> object:
+    parser = options.command_line("Nothing.", out="runs/nothing", pictures=True)
+    return options.parsed(parser, list(map(str, given)))
+
+
+def test_a_root_is_told_from_own_pictures(options: ModuleType, tmp_path: Path) -> None:
+    mine, split = folder(tmp_path / "mine"), folder(tmp_path / "split" / "train").parent
+    for name in ("MNIST/raw", "cifar-10-batches-py", "MNIST-M", "empty"):
+        (tmp_path / name.split("/")[0] / "root" / name).mkdir(parents=True)
+    (tmp_path / "npz").mkdir()
+    (tmp_path / "npz" / "cifar10.npz").touch()
+    folder(tmp_path / "npz" / "photos")
+    for root in ("MNIST/root", "cifar-10-batches-py/root", "MNIST-M/root", "empty/root", "npz"):
+        found = words(options, "--data", tmp_path / root)
+        assert (found.data, found.pictures) == (tmp_path / root, []), root  # type: ignore[attr-defined]
+    for own in (mine, split, tmp_path / "npz" / "cifar10.npz"):
+        found = words(options, "--data", own)
+        assert (found.data, found.pictures) == (None, [own])  # type: ignore[attr-defined]
+    found = words(options, "--data", mine, tmp_path / "npz")
+    assert (found.data, found.pictures) == (None, [mine, tmp_path / "npz"])  # type: ignore[attr-defined]
+    assert (words(options).data, words(options).pictures) == (None, [])  # type: ignore[attr-defined]
+
+
+def test_what_does_not_exist_is_refused_with_what_belongs_there(
+    options: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        words(options, "--data", tmp_path / "nowhere")
+    said = capsys.readouterr().err
+    assert f"there is no {tmp_path / 'nowhere'}" in said
+    assert "MNIST/raw" in said
+    assert "class/picture.png" in said
+
+
+def test_one_folder_is_dealt_and_several_are_a_client_each(
+    data: ModuleType, options: ModuleType, tmp_path: Path
+) -> None:
+    deal = partial(partition.iid, clients=4)
+    one = data.own_task(words(options, "--data", folder(tmp_path / "my cats"), "--size", 8), partition=deal, rounds=3)
+    assert (one.name, one.rounds, one.load().train.shape) == ("my-cats", 3, (3, 8, 8))
+    assert [len(c) for c in one.deal(one.load(), 0).clients] == [4, 4, 4, 4]
+    places = [folder(tmp_path / where / "photos", shade, mode) for where, shade, mode in
+              (("north", 0, "RGB"), ("south", 100, "RGB"), ("west", 9, "L"))]  # fmt: skip
+    three = data.own_task(words(options, "--data", *places, "--size", 8), partition=deal)
+    split = three.load()
+    dealt = three.deal(split, 0)
+    assert split.domains == ("0-photos", "1-photos", "2-photos")
+    assert [len(c) for c in dealt.clients] == [16, 16, 16]
+    shades = [float(c.pixels()[:, 0].mean()) for c in dealt.clients]
+    assert shades[0] == 0
+    assert shades[1] == pytest.approx(100 / 255, abs=1e-6)
+    assert all(json.dumps(recipe(task, store=tmp_path / "store", name="task")) for task in (one, three))
+
+
+def test_an_npz_is_dealt_too(data: ModuleType, options: ModuleType, tmp_path: Path) -> None:
+    pixels, labels = np.zeros((6, 8, 8), np.uint8), np.arange(6) % 2
+    pixels[3:] = 200
+    parts = {f"{part}_{kind}": array for part in ("train", "test") for kind, array in
+             (("images", pixels), ("labels", labels))}  # fmt: skip
+    np.savez(tmp_path / "scans.npz", **parts)
+    task = data.own_task(words(options, "--data", tmp_path / "scans.npz", "--size", 8))
+    assert (task.name, len(task.load().test)) == ("scans", 6)
+    assert torch.equal(task.load().train.labels, torch.tensor(labels))
+
+
+def test_a_dataset_that_is_missing_ends_the_script_with_what_to_put_where(data: ModuleType, tmp_path: Path) -> None:
+    deal = partial(partition.iid, clients=2)
+    for name, need in (("cifar10", "data_batch_1"), ("mnist", "train-images-idx3-ubyte")):
+        task = Task("missing", partial(load, name, root=str(tmp_path)), deal)
+        with pytest.raises(SystemExit) as ended:
+            data.require_data(Study(tmp_path / "out", task, {"FedAvg": Federated(FedAvg)}))
+        assert all(word in str(ended.value) for word in (need, f"{name}.npz", "--data", "class/picture.png"))
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "bad" / "cats").mkdir(parents=True)
+    (tmp_path / "bad" / "cats" / "a.png").write_text("no picture")
+    task = data.own_task(words(load_script("examples/_options.py"), "--data", tmp_path / "bad"), partition=deal)
+    with pytest.raises(SystemExit, match=r"cannot read picture .*a\.png"):
+        data.require_data(Study(tmp_path / "out", task, {"FedAvg": Federated(FedAvg)}))

@@ -1,0 +1,63 @@
+"""The papers' numbers beside ours, settings that were chosen, and the images that travelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from distillkit import LabeledImages
+from distillkit.study import Record, Records, summary_table
+from fl import FedAvg, FedDM, simulate
+from tests.distillkit.study.written import record
+from tests.scripts import load_script
+
+
+@pytest.fixture(scope="module")
+def paper() -> ModuleType:
+    return load_script("examples/_paper.py")
+
+
+def test_the_papers_numbers_stand_beside_ours_with_their_source(paper: ModuleType) -> None:
+    records = Records([record([0.1, a], way, 0) for way, a in (("FedAvg", 0.5), ("FedDM", 0.7))])
+    table = paper.beside(summary_table(records), {"digits": {"FedDM": "72.0 ± 0.1"}}, "Table 2 of somebody, 2023.")
+    assert table.header[-1] == "paper %"
+    assert [line[-1] for line in table.cells] == ["–", "72.0 ± 0.1"]
+    assert table.notes[-1] == "paper %: Table 2 of somebody, 2023."
+    assert table.rows == summary_table(records).rows
+
+
+def test_the_settings_of_a_way_are_those_it_ran_with(paper: ModuleType) -> None:
+    records = Records([record(0.5, "FedDM", 0, settings={"rho": 5.0}), record(0.5, "FedAvg", 0)])
+    assert paper.chosen(records, "FedDM", "digits") == {"rho": 5.0}
+    assert paper.chosen(records, "FedAvg", "digits") == paper.chosen(records, "VHL", "digits") == {}
+
+
+def test_the_images_that_the_server_has_are_drawn_of_the_first_run_of_each_way(
+    paper: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def factory(outputs: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4), torch.nn.Linear(4, outputs))
+
+    clients = [
+        LabeledImages(torch.linspace(0, 1, 128).reshape(8, 1, 4, 4), torch.arange(8) % 2, num_classes=2)
+        for _ in range(2)
+    ]
+    methods = {"FedDM": FedDM(factory=factory, ipc=2, steps=1, server_epochs=1), "FedAvg": FedAvg(factory=factory)}
+    records = []
+    for seed in (0, 1):
+        for name, method in methods.items():
+            out = tmp_path / f"{name}-{seed}"
+            rows = simulate(method, clients, rounds=1, seed=seed, progress=False, out=out).rows
+            line = {"task": "noise", "method": name, "seed": seed, "accuracy_last": None}
+            records.append(Record(line, rows, out))
+    drawn: list[LabeledImages] = []
+    whole = paper.plot.grid
+    monkeypatch.setattr(paper.plot, "grid", lambda one, **how: drawn.append(one) or whole(one, **how))
+    paper.sets_sent(records, FedDM.images, tmp_path / "sent.png")
+    assert [len(one) for one in drawn] == [2 * 2 * 2]
+    assert (tmp_path / "sent.png").stat().st_size > 1000
+    paper.sets_sent(records[1::2], FedDM.images, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
