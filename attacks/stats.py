@@ -14,6 +14,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from attacks.binomial import lower, upper
 from distillkit import check
 
 __all__ = [
@@ -46,14 +47,10 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
     Raises:
         TypeError, ValueError: numbers out of range.
     """
-    from scipy.special import betaincinv
-
     trials = check.positive_int(trials, "trials")
     hits = check.positive_int(hits, "hits", least=0, most=trials)
     tail = (1 - check.real_number(confidence, "confidence", above=0.0, below=1.0)) / 2
-    low = 0.0 if hits == 0 else float(betaincinv(hits, trials - hits + 1, tail))
-    high = 1.0 if hits == trials else float(betaincinv(hits + 1, trials - hits, 1 - tail))
-    return low, high
+    return float(lower(hits, trials, tail)), float(upper(hits, trials, tail))
 
 
 def bonferroni(confidence: float, tried: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -38,6 +39,8 @@ class Secret:
     Attributes:
         seeded: whether the draws repeat, so that no guarantee holds.
         draws: how many noise tensors were drawn so far.
+        drawn: how many Gaussian numbers were drawn so far, by standard deviation: what an audit holds against the
+            ledger (`attacks.audit.noise_balance`).
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -45,6 +48,7 @@ class Secret:
             raise TypeError(f"seed must be an int, or None for the system's entropy, got {type(seed).__name__}")
         self._generator = None if seed is None else derive(seed, "secret")
         self.draws = 0
+        self.drawn: Counter[float] = Counter()
 
     @property
     def seeded(self) -> bool:
@@ -85,8 +89,9 @@ class Secret:
         check.real_number(std, "std", least=0.0)
         if std == 0:
             return torch.zeros(tuple(shape), dtype=torch.float64)
-        self.draws += 1
         count = math.prod(shape)
+        self.draws += 1
+        self.drawn[std] += count
         radius = (-2 * self.uniform(2 * count).log()).sqrt().view(2, -1)
         angle = (2 * math.pi) * self.uniform(2 * count).view(2, -1)
         total = (radius * (angle.cos() + angle.sin())).sum(0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv, psnr, roc, ssim
-from attacks.audit import ceiling, many_run, one_run, refutes
+from attacks.audit import ceiling, many_run, noise_balance, one_run, refutes, replay
 from attacks.inversion import (
     ClassMeans,
     Clip,
@@ -460,6 +460,8 @@ CALLS: dict[str, Call] = {
     "refutes": C(refutes, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]),
     "many_run": C(many_run, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), delta=1e-5),
     "one_run": C(one_run, scores=lambda: normal(8), included=lambda: torch.arange(8) % 2 == 0, guesses=4, delta=1e-5),
+    "noise_balance": C(noise_balance, drawn=lambda: {1.5: 20}, charged=lambda: [(1.5, 20)]),
+    "replay": C(replay, released=lambda: normal(4), worlds=lambda: {"a": lambda: normal(4)}, tolerance=1e-5),
     **{f.__name__: C(f, logits=lambda: normal(9, 3), labels=lambda: LABELS) for f in (loss, margin, stable_logit)},
     "lira": C(lira, **SHADOWS),
     "rmia": C(rmia, z_target=lambda: normal(6, seed=3), z_shadows=lambda: normal(5, 6, seed=4), **SHADOWS),
@@ -620,6 +622,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         (
             "Attempt",
+            "Balance",
             "Sweep",
             "Cost",
             "Estimate",
@@ -631,6 +634,7 @@ NOT_CALLED = {
             "Rate",
             "Recipe",
             "Recovered",
+            "Replay",
             "Report",
             "Roc",
             "Row",
@@ -709,6 +713,8 @@ ACCEPTED: Listed = {
     ("roc", "*", "bool"): "the truth in other words",
     **{(name, "in*", "bool"): "another truth" for name in ("one_run", "lira", "rmia", "shadow_classifier")},
     ("Shadows", "inside", "bool"): "another truth",
+    ("noise_balance", "drawn", "wrong names"): "two numbers of standard deviation 1",
+    ("noise_balance", "charged", "empty"): "nothing was charged",
     ("gradient_kde", "member", "bool"): "another truth",
     ("leave_one_out", "also_tried", "zero"): "no attack was tried besides",
     ("at_threshold", "threshold", "infinite"): "nobody is called a member, or everybody",

@@ -1,0 +1,145 @@
+"""What the tests of many runs share: the runs halved, the events that may show a difference, and exact bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.binomial import lower, upper
+from distillkit.rng import as_generator
+
+__all__ = ["Event", "Halves", "bounds", "events", "halved", "one_row"]
+
+_MOST = 256
+"""Thresholds to choose from."""
+
+_SIDES = (("inside", "at least"), ("inside", "below"), ("outside", "at least"), ("outside", "below"))
+
+Halves = dict[str, Tensor]
+"""Runs by world, "inside" and "outside", float64 [runs, statistics]."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that may happen in a run: one of its statistics lies on one side of a threshold.
+
+    Attributes:
+        world: "inside" or "outside", where it seems likelier.
+        side: "at least" or "below".
+        threshold: of the statistic.
+        column: which statistic.
+        columns: how many there are.
+    """
+
+    world: str
+    side: str
+    threshold: float
+    column: int
+    columns: int
+
+    @property
+    def other(self) -> str:
+        """The world where it seems less likely."""
+        return "outside" if self.world == "inside" else "inside"
+
+    def __str__(self) -> str:
+        which = f" in column {self.column}" if self.columns > 1 else ""
+        return f"{self.world} scores {self.side} {self.threshold:.4g}{which}"
+
+
+def halved(inside: Tensor, outside: Tensor, generator: int | torch.Generator) -> tuple[Halves, Halves]:
+    """Both worlds' runs, the half that chooses and the half that is counted.
+
+    Args:
+        inside, outside: scores, [n] or [n, d].
+        generator: draws which run is in which half.
+    """
+    rng, parts = as_generator(generator), []
+    worlds = {"inside": _table(inside, "inside"), "outside": _table(outside, "outside")}
+    widths = [values.shape[1] for values in worlds.values()]
+    if widths[0] != widths[1]:
+        raise ValueError(
+            f"inside and outside must have the same statistics for each run, got {widths[0]} and {widths[1]} columns"
+        )
+    for values in worlds.values():
+        parts.append(values[torch.randperm(len(values), generator=rng)].tensor_split(2))
+    return tuple(dict(zip(worlds, (part[place] for part in parts))) for place in (0, 1))  # type: ignore[return-value]
+
+
+def events(halves: Halves) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:
+    """All events to choose from, a column and a side at a time: each with its counts, in its world and the other.
+
+    Args:
+        halves: the runs that choose.
+
+    Yields:
+        The events, how many of the world's runs are in each, of how many; and of the other world's, of how many.
+    """
+    columns = halves["inside"].shape[1]
+    for column in range(columns):
+        own = {world: runs[:, column].sort().values for world, runs in halves.items()}
+        values = torch.cat(list(own.values())).unique()
+        places = values[torch.linspace(0, len(values) - 1, min(len(values), _MOST)).round().long()]
+        below = {world: torch.searchsorted(runs, places) for world, runs in own.items()}
+        for world, side in _SIDES:
+            found = [Event(world, side, t, column, columns) for t in places.tolist()]
+            hits = {w: b if side == "below" else len(own[w]) - b for w, b in below.items()}
+            other = found[0].other
+            yield found, hits[world], len(own[world]), hits[other], len(own[other])
+
+
+def bounds(halves: Halves, event: Event, confidence: float) -> tuple[float, float]:
+    """Lower bound of the event's probability in its world, upper bound in the other; both hold with `confidence`.
+
+    Args:
+        halves: the runs that are counted.
+        event: what was chosen on others.
+        confidence: that both bounds hold together.
+    """
+
+    def count(world: str) -> tuple[int, int]:
+        runs = halves[world][:, event.column]
+        hits = int((runs >= event.threshold).sum())
+        return (hits if event.side == "at least" else len(runs) - hits), len(runs)
+
+    error = (1 - confidence) / 2
+    return float(lower(*count(event.world), error)), float(upper(*count(event.other), error))
+
+
+def one_row(scores: Tensor, name: str, least: int) -> Tensor:
+    """Scores [n] in float64 on the CPU, checked.
+
+    Args:
+        scores: one a run or a canary.
+        name: of the argument, for the message.
+        least: how many there must be.
+    """
+    found = _checked(scores, name)
+    if found.ndim != 1 or len(found) < least:
+        raise ValueError(f"{name} must be a row of at least {least} scores, got shape {list(scores.shape)}")
+    return found
+
+
+def _table(scores: Tensor, name: str) -> Tensor:
+    found = _checked(scores, name)
+    if found.ndim not in (1, 2) or len(found) < 2 or not found[0].numel():
+        raise ValueError(
+            f"{name} must be a score a run, [n], or several, [n, d], of at least 2 runs, got shape {list(scores.shape)}"
+        )
+    return found.reshape(len(found), -1)
+
+
+def _checked(scores: Tensor, name: str) -> Tensor:
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        raise TypeError(
+            f"{name} must be a floating-point tensor, got {getattr(scores, 'dtype', type(scores).__name__)}"
+        )
+    if bool(scores.isnan().any()):
+        raise ValueError(
+            f"{name} must not be NaN, but {int(scores.isnan().sum())} are, of {scores.numel()}: the attack failed "
+            "there; leaving those runs out would bias the test"
+        )
+    return scores.detach().double().cpu()

@@ -1,0 +1,172 @@
+"""Noise counted against the ledger, and releases had again by whoever knows the seed: on real mechanisms, with bugs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from attacks.audit import noise_balance, replay
+from distillkit.networks import ConvNet, RandomNetworks, build
+from distillkit.privacy import (
+    Event,
+    Ledger,
+    PrivateGradient,
+    PublicMaps,
+    Secret,
+    class_sums,
+    private_histogram,
+    release,
+    train_private,
+)
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+CLIP, SIGMA, STEPS = 0.5, 2.0, 3
+DATA = LabeledImages(torch.randn(8, 1, 8, 8, generator=derive(0)), torch.arange(8) % 2, num_classes=2)
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+
+def trained(
+    data: LabeledImages, secret: Secret | int | None, ledger: Ledger | None = None, steps: int = STEPS
+) -> Tensor:
+    network = build(linear, 0)
+    train_private(
+        network, data, size=8, sigma=SIGMA, clip=CLIP, rate=0.5, steps=steps, secret=secret, ledger=ledger,
+        progress=False,
+    )  # fmt: skip
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def of_steps(ledger: Ledger) -> list[tuple[float, int]]:
+    """What DP-SGD on the linear network should have drawn: 130 numbers a step."""
+    return [(e.sigma * CLIP, e.count * 130) for e in ledger.events]
+
+
+def test_dp_sgd_draws_what_it_is_charged_for() -> None:
+    secret, ledger = Secret(), Ledger()
+    for _ in range(2):
+        trained(DATA, secret, ledger)
+    assert secret.drawn == {SIGMA * CLIP: 2 * STEPS * 130}
+    found = noise_balance(secret.drawn, of_steps(ledger))
+    assert found.holds
+    assert str(found) == "as much noise was drawn as was charged"
+
+
+def test_a_private_set_draws_what_it_is_charged_for() -> None:
+    secret, ledger = Secret(), Ledger()
+    maps = PublicMaps(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
+    sums = class_sums(DATA.images, DATA.labels, maps, num_classes=2)
+    release(sums, sigma=SIGMA, sensitivity=maps.sensitivity, ledger=ledger, secret=secret)
+    private_histogram(DATA.labels, num_classes=2, sigma=5.0, ledger=ledger, secret=secret)
+    means, counts = ledger.events
+    charged = [(means.sigma * maps.sensitivity, means.count * sums[0].numel()), (counts.sigma, 2)]
+    assert noise_balance(secret.drawn, charged).holds
+
+
+def test_one_step_too_many_of_a_hundred_is_seen_in_one_run() -> None:
+    secret, ledger = Secret(), Ledger()
+    ledger.spend(Event("dp_sgd", SIGMA, 0.5, 99))
+    weight = torch.zeros(130, requires_grad=True)
+    private = PrivateGradient([weight], sigma=SIGMA, clip=CLIP, denominator=4, secret=secret)
+    for _ in range(100):
+        private.take()
+    found = noise_balance(secret.drawn, of_steps(ledger))
+    assert not found.holds
+    assert (found.lacking, found.uncharged) == ({}, {SIGMA * CLIP: 130})
+    assert str(found) == "refuted: 130 numbers of noise of standard deviation 1 were drawn and not charged"
+
+
+def test_halved_noise_is_seen_in_one_run() -> None:
+    secret, ledger = Secret(), Ledger()
+    ledger.spend(Event("dp_sgd", SIGMA, 0.5, 1))
+    PrivateGradient([torch.zeros(130)], sigma=SIGMA / 2, clip=CLIP, denominator=4, secret=secret).take()
+    found = noise_balance(secret.drawn, of_steps(ledger))
+    assert (found.lacking, found.uncharged) == ({SIGMA * CLIP: 130}, {SIGMA * CLIP / 2: 130})
+
+
+def test_a_cache_that_is_noised_at_every_read_is_seen() -> None:
+    """Dosser's mistake: charged once, noised as often as it is read."""
+    secret, ledger, cache = Secret(), Ledger(), torch.zeros(1, 2, 5)
+    ledger.spend(Event("class_means", SIGMA))
+    for _ in range(4):
+        _ = cache + secret.normal(cache.shape, SIGMA)
+    assert noise_balance(secret.drawn, [(SIGMA, 10)]).uncharged == {SIGMA: 30}
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 9)), max_size=8), st.randoms())
+def test_a_balance_is_a_sum_whatever_the_order(pairs: list[tuple[float, int]], order: Any) -> None:
+    drawn: Counter[float] = Counter()
+    for std, count in pairs:
+        drawn[std] += count
+    shuffled = [(std * (1 + 1e-15), count) for std, count in pairs]
+    order.shuffle(shuffled)
+    assert noise_balance(drawn, shuffled).holds
+    more = noise_balance(drawn, [*shuffled, (7.0, 2)])
+    assert (more.lacking, more.uncharged) == ({7.0: 2}, {})
+
+
+def test_a_known_seed_tells_for_certain_whether_a_record_took_part() -> None:
+    released = trained(DATA, 7)
+    worlds = {"with": lambda: trained(DATA, 7), "without": lambda: trained(DATA[1:], 7)}
+    found = replay(released, worlds)
+    assert found.decided
+    assert found.matches == ("with",)
+    assert found.distances["with"] == 0.0
+    assert "'with'" in str(found)
+    assert "no epsilon holds" in str(found)
+
+
+def test_secret_noise_is_not_had_again() -> None:
+    found = replay(trained(DATA, None), {"again": lambda: trained(DATA, None), "seed 7": lambda: trained(DATA, 7)})
+    assert found.matches == ()
+    assert not found.decided
+    assert str(found).startswith("the release was not had again")
+
+
+def test_noise_that_is_fixed_somewhere_is_had_again() -> None:
+    """A constant seed behind a mechanism that says it is secret, and noise so large that no attack sees a record."""
+    found = replay(trained(DATA, 5), {"the run": lambda: trained(DATA, 5)})
+    assert found.matches == ("the run",)
+    assert not found.decided
+    assert str(found).startswith("the release was had again, by 'the run'")
+
+
+def test_two_worlds_of_the_same_outcome_are_not_told_apart() -> None:
+    released = torch.tensor([1.0, -2.0])
+    found = replay(released, {"a": lambda: released + 1e-6, "b": lambda: released, "c": lambda: released + 1})
+    assert found.matches == ("a", "b")
+    assert not found.decided
+    assert found.distances["c"] == pytest.approx(0.5)
+
+
+ROW = torch.ones(2)
+BAD: list[tuple[Any, str]] = [
+    (lambda: noise_balance([1.0], []), "drawn must map standard deviations to counts, got list"),
+    (lambda: noise_balance({0.0: 1}, []), "standard deviation of drawn must be"),
+    (lambda: noise_balance({1.0: -1}, []), "numbers of drawn must be at least 0"),
+    (lambda: noise_balance({1.0: 1}, [1.0]), "charged must be a list of pairs"),
+    (lambda: noise_balance({1.0: 1}, [(math.nan, 1)]), "standard deviation of charged must be"),
+    (lambda: noise_balance({1.0: 1}, [(1.0, 0.5)]), "numbers of charged must be"),
+    (lambda: replay(ROW, {}), "worlds must hold at least one"),
+    (lambda: replay(ROW, {"a": ROW}), r"worlds\['a'\] is called as"),
+    (lambda: replay(ROW, {"a": lambda: ROW[:1]}), r"worlds\['a'\] must give what was released, \[2\], got \[1\]"),
+    (lambda: replay(ROW.int(), {"a": lambda: ROW}), "released must be a floating-point tensor"),
+    (lambda: replay(ROW, {"a": lambda: ROW / 0}), r"the outcome of worlds\['a'\] must be finite, but 2 of 2"),
+    (lambda: replay(ROW, {"a": lambda: ROW}, tolerance=0.0), "tolerance must be"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
+def test_bad_arguments_are_named(call: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        call()
