@@ -9,9 +9,10 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
 
 and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
-printed) and `published=yes` (a column from `results/PAGE_published.json`, {task: {way: text}}). A picture that the page
-shows as `../pictures/PAGE_curves_TASK_BY.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->` stands
-of which commits the records are. New records are held against those before, and what moved is printed.
+printed) and `published=yes` (a column from `results/PAGE_published.json`, {task: {way: text}}). Where the page says
+`<!-- curves: NAME option=value ... -->`, with `task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between
+`<!-- commits -->` and `<!-- end of commits -->` stands of which commits the
+records are. New records are held against those before, and what moved is printed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from distillkit.study import (
     Records,
@@ -37,9 +39,10 @@ from distillkit.study import (
 from fl.study import at_equal, to_target, worst_clients
 
 DOCS = Path(__file__).parents[1]
+CURVES = re.compile(r"<!-- curves: (.*?) -->")
 COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-Options = dict[str, str]
+Options = dict[str, Any]
 KINDS: dict[str, Callable[[Records, Options], Table]] = {
     "summary": lambda records, o: summary_table(records, columns=[c for c in o.pop("columns", "").split(",") if c]),
     "paired": lambda records, o: paired(records, o.pop("base", "FedAvg"), column=o.pop("column", "accuracy_last")),
@@ -63,12 +66,18 @@ def chosen(records: Records, task: str | None, ways: Sequence[str]) -> Records:
     return Records(ordered, [key for key in records.missing if among(key[:2])])
 
 
+def options_of(said: str) -> tuple[str, dict[str, Any]]:
+    """The name in a mark and its options; `ways` and `hide` are lists."""
+    name, *words = shlex.split(said)
+    options: dict[str, Any] = dict(word.split("=", 1) for word in words)
+    return name, options | {key: options[key].split("|") for key in ("ways", "hide") if key in options}
+
+
 def table(said: str, path: Path) -> Table:
     """The table that a page asks for, of the records in a file."""
-    kind, *words = shlex.split(said)
-    options = dict(word.split("=", 1) for word in words)
-    task, ways = options.pop("task", None), [w for w in options.pop("ways", "").split("|") if w]
-    hide, published = [h for h in options.pop("hide", "").split("|") if h], options.pop("published", "no")
+    kind, options = options_of(said)
+    task, ways = options.pop("task", None), options.pop("ways", [])
+    hide, published = options.pop("hide", []), options.pop("published", "no")
     if kind == "tuning":
         made = tuning_table(path, task=task)
     elif kind in KINDS:
@@ -92,9 +101,10 @@ def filled(text: str, path: Path) -> str:
 
 def draw(text: str, path: Path) -> None:
     """Draw the curves that a page shows."""
-    shown = re.findall(rf"pictures/({path.stem}_curves_([\w.-]+?)_(round|bytes|client_seconds)\.png)", text)
-    for name, task, by in shown:
-        curves(path, task=task, by=by).savefig(path.parents[1] / "pictures" / name)
+    for said in CURVES.findall(text):
+        name, options = options_of(said)
+        found = chosen(read_records(path), options.pop("task", None), options.pop("ways", []))
+        curves(found, **options).savefig(path.parents[1] / "pictures" / f"{name}.png", dpi=150)
 
 
 def main() -> None:

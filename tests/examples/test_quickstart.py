@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distillkit.recipes import recipe
-from distillkit.study import Study, equal_tries
+from distillkit.study import Study, equal_tries, read_choice
 from tests.kill_quickstart import killed_and_resumed, record, rounds_of
 from tests.scripts import load_script
 
@@ -87,10 +87,9 @@ def test_all_ways_have_eight_tries_that_can_be_written_down(script: Any, tmp_pat
 
 
 def test_what_the_demo_takes_is_the_best_of_the_recorded_tries(script: Any) -> None:
-    """The rows of FedDM are older: seeded draws have changed since they were made."""
-    rows = json.loads((ROOT / "docs" / "results" / "quickstart_tuning.json").read_text())
-    for name, tries in script.TRIES.items():
-        own = [row for row in rows if row["method"] == name]
-        assert all(row["settings"] in tries for row in own)
-        best = max(own, key=lambda row: sum(row["accuracy_last"]))
-        assert {**script.CHOSEN[name], **best["settings"]} == script.CHOSEN[name]
+    tuned, _ = read_choice(ROOT / "docs" / "results" / "quickstart.jsonl")
+    best = {t.method: t.tries[t.chosen]["settings"] for t in tuned if t.task == TASKS[1] and t.chosen is not None}
+    assert best.keys() == script.CHOSEN.keys()
+    for name, settings in script.CHOSEN.items():
+        assert settings in script.TRIES[name]
+        assert {**best[name], **settings} == best[name]
