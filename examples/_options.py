@@ -62,7 +62,8 @@ def command_line(
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     root = "root of the datasets by name; default: $DISTILLKIT_DATA"
     own = f"{root}; or your own pictures: one folder (class/picture.png) or .npz to deal out, or one for each client"
-    add("--data", type=Path, **({"nargs": "+", "metavar": "PATH"} if pictures else {}), help=own if pictures else root)
+    several: dict[str, Any] = {"nargs": "+", "metavar": "PATH"} if pictures else {}
+    add("--data", type=Path, help=own if pictures else root, **several)
     if pictures:
         add("--size", type=number(8), default=32, help="height and width that your own pictures are resized to")
     add("--estimate", action="store_true", help="only say what it will take: seconds, bytes, memory")

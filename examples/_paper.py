@@ -46,7 +46,9 @@ def sets_sent(records: Sequence[Any], entry: Entry[LabeledImages], path: Path, *
     found: dict[str, LabeledImages] = {}
     for record in records:
         name = f"{record.task}: {record.method}"
-        state = {} if name in found or record.failed or not record.rows else Store(Path(str(record.folder))).state()
+        if name in found or record.failed or not record.rows:
+            continue
+        state = Store(Path(str(record.folder))).state()
         if entry in state:
             held = state[entry]
             found[name] = held[(held.labels < 10).nonzero().flatten()].replace(num_classes=min(10, held.num_classes))
