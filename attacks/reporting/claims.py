@@ -1,8 +1,6 @@
-"""Sections on what needs no records: who saw what, which classes clients hold, and the epsilon that is claimed."""
+"""Sections on what needs no records: who saw what, and which classes clients hold."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -13,7 +11,7 @@ from attacks.reporting.page import Section, Table
 from attacks.reporting.records import Sent
 from attacks.reporting.verdict import Outcome
 
-__all__ = ["charged", "held", "saw"]
+__all__ = ["held", "saw"]
 
 
 def saw(run: RunFolder) -> Section:
@@ -91,8 +89,9 @@ def held(run: RunFolder, sent: Sent, outcome: Outcome) -> Section:
         rows.append([str(client), _numbers(present), _numbers(absent), str(count - int(present.sum() + absent.sum()))])
     share = certain / (len(facts) * count)
     if certain:
-        outcome.leaks.append(
-            f"its messages say for certain whether a client holds a class in {100 * share:.0f} % of all cases"
+        outcome.find(
+            "classes",
+            f"its messages say for certain whether a client holds a class in {100 * share:.0f} % of all cases",
         )
     section.parts += [
         f"Read off the messages without a look at any image, given: {'; '.join(grounds)}.",
@@ -122,50 +121,3 @@ def _plain_sgd(run: RunFolder) -> bool:
     own = run.settings
     plain = own.get("optimizer") == "sgd" and not own.get("weight_decay") and own.get("objective") is None
     return plain and own.get("phases") is None and str(run.config.get("task", "")).startswith("Classification(")
-
-
-def charged(run: RunFolder, outcome: Outcome) -> Section:
-    """What was charged to the ledger, and the epsilon that the run claims.
-
-    Args:
-        run: the folder.
-        outcome: gets what is missing.
-    """
-    section = Section("The claimed epsilon")
-    claim = run.rows[-1].get("privacy") if run.rows else None
-    if claim is None and run.published is not None and "epsilon" in run.published.info:
-        claim = {k: v for k, v in run.published.info.items() if k in ("epsilon", "delta", "relation", "reason")}
-    if claim is None and run.ledger is None:
-        section.parts.append("None is claimed: there is no ledger. No attack that fails can stand in for one.")
-        return section
-    if claim is not None and claim.get("epsilon") is not None:
-        section.parts.append(
-            f"Claimed: epsilon {claim['epsilon']:.4g} at delta {claim.get('delta', float('nan')):g} "
-            f"({claim.get('relation', '')}), as the run recorded it; it is not audited here (attacks.audit)."
-        )
-    elif claim is not None:
-        reason = claim.get("reason") or "the run gives no reason"
-        section.parts.append(f"No guarantee holds: {reason}.")
-        if claim.get("nominal_epsilon") is not None:
-            section.parts.append(f"With noise that nobody knows it would be epsilon {claim['nominal_epsilon']:.4g}.")
-    for remark in (claim or {}).get("remarks", []):
-        section.parts.append(f"Remark: {remark}")
-    for entry, facts in (claim or {}).get("assumed_public", {}).items():
-        section.parts.append(f"Taken to be public by {entry}: {', '.join(map(str, facts))}.")
-    outcome.missing.append("whether the claimed epsilon holds: it was not audited; see attacks.audit")
-    if run.ledger is None:
-        outcome.missing.append("what was charged: the ledger is not in the folder")
-        return section
-    totals: dict[tuple[str, ...], tuple[int, set[str]]] = {}
-    for line in run.ledger:
-        event = line.get("event")
-        if isinstance(event, dict):
-            sizes = [f"{float(event.get(name, math.nan)):.4g}" for name in ("sigma", "rate")]
-            key = (str(event.get("mechanism", "")), *sizes, str(event.get("relation", "")))
-            number, who = totals.get(key, (0, set()))
-            totals[key] = (number + int(event.get("count", 1)), who | {str(event.get("client", "*"))})
-        elif "void" in line:
-            section.parts.append(f"Void: {line['void']}")
-    rows = [[*key, str(number), str(len(who))] for key, (number, who) in totals.items()]
-    section.parts.append(Table(["mechanism", "sigma", "rate", "neighbours", "releases", "clients"], rows))
-    return section

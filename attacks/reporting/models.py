@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from attacks.membership import Pipeline, leave_one_out, loss, margin, model_scorer
+from attacks.membership import Found, Pipeline, leave_one_out, loss, margin, model_scorer
 from attacks.membership import shadows as run_shadows
 from attacks.reporting.folder import DamagedRun, RunFolder
 from attacks.reporting.judged import finds, judged, percent
@@ -16,7 +17,7 @@ from attacks.reporting.page import Table
 from attacks.reporting.records import Records
 from attacks.reporting.verdict import Outcome
 
-__all__ = ["of_model", "of_pipeline"]
+__all__ = ["of_model", "of_pipelines"]
 
 
 def of_model(
@@ -43,15 +44,19 @@ def of_model(
             area, point = judged(_scores(model, score, inside), _scores(model, score, outside), tried)
             rows.append([f"{score.__name__} {name}".strip(), f"{area:.3f}", str(point.tpr), str(point.fpr)])
             points.append(point)
-            if finds(point):
-                outcome.leaks.append(
-                    f"one threshold on the last model's {score.__name__} finds {percent(point.tpr.value)} of the "
-                    f"members at {percent(point.fpr.value)} false positives"
-                )
-    if not any(finds(point) for point in points):
-        outcome.looked.append(
+    leaks = [point for point in points if finds(point)]
+    if leaks:
+        best = max(leaks, key=lambda point: point.tpr.low - point.fpr.high)
+        outcome.find(
+            "model",
+            f"one threshold on the last model's scores finds {percent(best.tpr.value)} of the members at "
+            f"{percent(best.fpr.value)} false positives",
+        )
+    else:
+        outcome.clear(
+            "model",
             f"one threshold on the last model, a weak attack, finds at most {percent(max(p.tpr.high for p in points))} "
-            "of the members, not surely more than of strangers"
+            "of the members, not surely more than of strangers",
         )
     return [
         "One threshold for all records on the last model's scores. It needs no shadows and misses most of what a model "
@@ -81,38 +86,72 @@ def _scores(network: nn.Module, score: Callable[[Tensor, Tensor], Tensor], recor
     return model_scorer(network, score)(part.images, part.labels)
 
 
-def of_pipeline(
-    pipeline: Pipeline, count: int, workers: int, out: Path, progress: bool, outcome: Outcome
-) -> list[str | Table]:
-    """Attacks with shadows of the whole pipeline, each shadow in turn the target.
+def of_pipelines(
+    pipeline: Pipeline, baselines: Mapping[str, Pipeline], count: int, workers: int, out: Path, progress: bool,
+    outcome: Outcome,
+) -> list[str | Table]:  # fmt: skip
+    """Attacks with shadows of the whole pipeline, each shadow in turn the target; and the same on others beside it.
 
     Args:
         pipeline, count, workers, out, progress: as `attacks.membership.shadows` takes them.
-        outcome: gets the finding.
+        baselines: pipelines on the same records to compare with, by name.
+        outcome: gets the finding on `pipeline`.
     """
+    found = _shadowed(pipeline, count, workers, out / "shadows", progress)
+    rows = [[*key, *_cells(one)] for key, one in found.items()]
+    highest = max(found.values(), key=lambda one: one.tpr.high)
+    leaks = {k: one for k, one in found.items() if one.tpr.low > one.fpr.high or one.auc.low > 0.5}
+    for scorer in dict.fromkeys(name for name, _ in leaks):
+        own = {attack: one for (name, attack), one in leaks.items() if name == scorer}
+        attack, best = max(own.items(), key=lambda one: one[1].auc.low)
+        auc, tpr, fpr = _cells(best)
+        outcome.find(
+            "shadows",
+            f"{attack} on the {scorer} tells members from others: AUC {auc}, true positives {tpr} at {fpr} false ones "
+            f"({count} shadows)",
+        )
+    if not leaks:
+        outcome.clear(
+            "shadows",
+            f"with {count} shadows at most {percent(highest.tpr.high)} of the members are found at about "
+            f"{percent(highest.wanted)} false positives",
+        )
+    header = ["scores of", "attack", "AUC", "true positives", "false positives"]
+    words = (
+        f"{count} shadows: the whole pipeline run again on halves of the records; each is attacked in turn, with "
+        "thresholds from the others. Intervals hold for all lines together."
+    )
+    if not baselines:
+        outcome.missing.append(
+            "whether the model gives away less than one trained on the raw data, or by DP-SGD at equal accuracy: give "
+            "baselines={'model on raw data': Pipeline(...)}"
+        )
+        return [words, Table(header, rows)]
+    rows = [["this run", *row] for row in rows]
+    for name, other in baselines.items():
+        beside = _shadowed(other, count, workers, out / f"shadows-{_folder(name)}", progress)
+        rows += [[name, *key, *_cells(one)] for key, one in beside.items()]
+    together = words.replace("all lines together", "all lines of one pipeline together")
+    return [f"{together} The same attacks on the baselines, with the same halves.", Table(["pipeline", *header], rows)]
+
+
+def _shadowed(pipeline: Pipeline, count: int, workers: int, out: Path, progress: bool) -> dict[tuple[str, str], Found]:
+    """What each attack finds by each scorer."""
     made = run_shadows(pipeline, count, out=out, workers=workers, progress=progress)
     wanted = min(1.0, max(0.01, (1 + 1e-9) / (len(pipeline.images) // 2)))
-    rows, highest, leaked = [], 0.0, False
-    for name in made.scores:
-        tried = 5 * (len(made.scores) - 1)
-        for attack, found in leave_one_out(made, name=name, fpr=wanted, also_tried=tried, progress=False).items():
-            auc = f"{found.auc.value:.3f} ({found.auc.low:.3f} to {found.auc.high:.3f})"
-            rates = [f"{100 * r.value:.1f} % ({100 * r.low:.1f} to {100 * r.high:.1f})" for r in (found.tpr, found.fpr)]
-            rows.append([name, attack, auc, *rates])
-            highest = max(highest, found.tpr.high)
-            if found.tpr.low > found.fpr.high or found.auc.low > 0.5:
-                leaked = True
-                outcome.leaks.append(
-                    f"{attack} on the {name} tells members from others: AUC {auc}, true positives {rates[0]} at "
-                    f"{rates[1]} false ones ({len(made)} shadows)"
-                )
-    if not leaked:
-        outcome.looked.append(
-            f"with {len(made)} shadows at most {percent(highest)} of the members are found at about {percent(wanted)} "
-            "false positives"
-        )
-    return [
-        f"{len(made)} shadows: the whole pipeline run again on halves of the records; each is attacked in turn, with "
-        "thresholds from the others. Intervals hold for all lines together.",
-        Table(["scores of", "attack", "AUC", "true positives", "false positives"], rows),
-    ]
+    tried = 5 * (len(made.scores) - 1)
+    return {
+        (name, attack): one
+        for name in made.scores
+        for attack, one in leave_one_out(made, name=name, fpr=wanted, also_tried=tried, progress=False).items()
+    }
+
+
+def _cells(found: Found) -> list[str]:
+    auc = f"{found.auc.value:.3f} ({found.auc.low:.3f} to {found.auc.high:.3f})"
+    rates = [f"{100 * r.value:.1f} % ({100 * r.low:.1f} to {100 * r.high:.1f})" for r in (found.tpr, found.fpr)]
+    return [auc, *rates]
+
+
+def _folder(name: str) -> str:
+    return re.sub(r"\W+", "_", name)

@@ -7,13 +7,14 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from distillkit.display import as_png
 
-__all__ = ["Picture", "Section", "Table", "as_markdown", "as_page", "histogram", "sheet_of"]
+__all__ = ["Listed", "Picture", "Section", "Table", "as_markdown", "as_page", "histogram", "sheet_of"]
 
 _STYLE = """
 :root{color-scheme:light}*{box-sizing:border-box}
@@ -27,6 +28,7 @@ th,td{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid #e3e6e
 th{font-weight:600;border-bottom:2px solid #9aa3ad}
 figure{margin:1rem 0}figcaption{font-size:.88rem;color:#4a525b}img{display:block;width:100%;height:auto}
 img.pixels{image-rendering:pixelated;border:1px solid #d5d9de;margin-bottom:.4rem}code{overflow-wrap:anywhere}
+p.title{font-weight:600;margin:1.2rem 0 .2rem}ul{margin:.2rem 0 1rem;padding-left:1.3rem}
 .rate{white-space:nowrap}footer{margin-top:3rem;color:#4a525b;font-size:.85rem}
 """
 
@@ -42,6 +44,19 @@ class Table:
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Points of a list under a few words.
+
+    Attributes:
+        title: the words; "" for none.
+        items: plain text each.
+    """
+
+    title: str
+    items: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -63,21 +78,25 @@ class Section:
 
     Attributes:
         title: its heading.
-        parts: texts, tables and pictures, in their order.
+        parts: texts, lists, tables and pictures, in their order.
     """
 
     title: str
-    parts: list[str | Table | Picture] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
 
 
-def as_page(title: str, verdict: str, sections: Sequence[Section], footer: str) -> str:
+Part: TypeAlias = "str | Listed | Table | Picture"
+
+
+def as_page(title: str, verdict: str, lists: Sequence[Listed], sections: Sequence[Section], footer: str) -> str:
     """One HTML file: no scripts, nothing from the network, pictures inside.
 
     Args:
         title, verdict, footer: plain text.
+        lists: below the verdict.
         sections: in their order.
     """
-    body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{_text(verdict)}</p>']
+    body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{_text(verdict)}</p>', *map(_html, lists)]
     for section in sections:
         body.append(f"<h2>{html.escape(section.title)}</h2>")
         body += [_html(part) for part in section.parts]
@@ -90,9 +109,12 @@ def as_page(title: str, verdict: str, sections: Sequence[Section], footer: str) 
     )
 
 
-def _html(part: str | Table | Picture) -> str:
+def _html(part: Part) -> str:
     if isinstance(part, str):
         return f"<p>{_text(part)}</p>"
+    if isinstance(part, Listed):
+        title = f'<p class="title">{_text(part.title)}</p>' if part.title else ""
+        return f"{title}<ul>{''.join(f'<li>{_text(item)}</li>' for item in part.items)}</ul>"
     if isinstance(part, Table):
         head = "".join(f"<th>{html.escape(name)}</th>" for name in part.header)
         rows = ("".join(_cell(cell) for cell in row) for row in part.rows)
@@ -115,22 +137,24 @@ def _cell(text: str) -> str:
     return f"<td{kind}>{_text(text)}</td>"
 
 
-def as_markdown(title: str, verdict: str, sections: Sequence[Section], footer: str) -> str:
+def as_markdown(title: str, verdict: str, lists: Sequence[Listed], sections: Sequence[Section], footer: str) -> str:
     """The same as Markdown; of pictures only what they show.
 
     Args:
-        title, verdict, sections, footer: as for `as_page`.
+        title, verdict, lists, sections, footer: as for `as_page`.
     """
-    lines = [f"# {title}", f"**{verdict}**"]
+    lines = [f"# {title}", f"**{verdict}**", *map(_markdown, lists)]
     for section in sections:
         lines.append(f"## {section.title}")
         lines += [_markdown(part) for part in section.parts]
     return "\n\n".join([*lines, f"*{footer}*"]) + "\n"
 
 
-def _markdown(part: str | Table | Picture) -> str:
+def _markdown(part: Part) -> str:
     if isinstance(part, str):
         return part
+    if isinstance(part, Listed):
+        return f"{part.title}\n\n".lstrip() + "\n".join(f"- {item}" for item in part.items)
     if isinstance(part, Picture):
         return f"*Picture, in the HTML file: {part.caption}*"
     rows = [part.header, ["---"] * len(part.header), *part.rows]

@@ -50,13 +50,13 @@ class Sent:
         rounds: pixels of each round's sets [M, C, H, W]; a published set alone is one round.
         sets: what each client sent, (client, set) pairs.
         updates: what each client's update did to the last layer's bias, with its number of records if that was sent.
-        messages: how many were read.
+        replies: how many messages each client sent.
     """
 
     rounds: list[Tensor]
     sets: list[tuple[int, LabeledImages]]
     updates: list[tuple[int, Tensor, int | None]]
-    messages: int
+    replies: dict[int, int]
 
     @staticmethod
     def of(run: RunFolder) -> Sent:
@@ -66,11 +66,11 @@ class Sent:
             run: the folder.
         """
         rounds: dict[int, list[Tensor]] = {}
-        sets, updates, count = [], [], 0
+        sets, updates, replies = [], [], dict[int, int]()
         for message in run.messages():
-            count += 1
             if message.direction == "down":
                 continue
+            replies[message.client] = replies.get(message.client, 0) + 1
             for made in message.sets.values():
                 if len(made):
                     rounds.setdefault(message.round, []).append(made.pixels().float())
@@ -83,7 +83,7 @@ class Sent:
                     updates += [(message.client, biases[-1], size)] if biases else []
         if run.published is not None:
             rounds.setdefault(0, []).append(run.published.pixels().float())
-        return Sent([torch.cat(rounds[r]) for r in sorted(rounds)], sets, updates, count)
+        return Sent([torch.cat(rounds[r]) for r in sorted(rounds)], sets, updates, replies)
 
 
 def beside(sent: Sent, inside: Records | None, outside: Records | None) -> Section:
@@ -137,11 +137,10 @@ def recovered(sent: Sent, inside: Records, outside: Records | None, outcome: Out
         ["of these", "number", *(f"at least {d} dB" for d in LEVELS)],
         [[name, str(len(v)), *(str(_share(v >= d)) for d in LEVELS)] for name, v in rows.items()],
     )
-    shares = [f"{100 * float((levels['private records'] >= d).float().mean()):.0f}" for d in LEVELS]
-    outcome.shares = f"; {' / '.join(shares)} % of all records are recovered above {' / '.join(map(str, LEVELS))} dB"
+    shares = {name: float((v >= LEVELS[1]).float().mean()) for name, v in levels.items()}
+    outcome.recovered = f"{percent(shares['private records'])} of all records are recovered above {LEVELS[1]} dB"
     if outside is not None:
-        others = [f"{100 * float((levels['held-out images'] >= d).float().mean()):.0f}" for d in LEVELS]
-        outcome.shares += f" (held-out images: {' / '.join(others)} %)"
+        outcome.recovered += f" (of held-out images {percent(shares['held-out images'])})"
     return Section(
         "How many records are recovered",
         [
@@ -175,15 +174,17 @@ def told_apart(sent: Sent, inside: Records, outside: Records, started: Tensor | 
     best = max(points.values(), key=lambda p: p.tpr.low - p.fpr.high)
     where = f"{len(inside.index)} members and {len(outside.index)} others"
     if finds(best):
-        outcome.leaks.append(
+        outcome.find(
+            "images",
             f"its images tell {percent(best.tpr.value)} of the records from strangers, with {best.fpr.hits} false "
-            f"positives among {best.fpr.trials} ({where})"
+            f"positives among {best.fpr.trials} ({where})",
         )
     else:
         upper = max(p.tpr.high for p in points.values())
-        outcome.looked.append(
+        outcome.clear(
+            "images",
             f"by the sent images at most {percent(upper)} of the records are recognised, not surely more than "
-            f"strangers ({where})"
+            f"strangers ({where})",
         )
     section = Section(
         "Who was in it: the images",

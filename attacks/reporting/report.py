@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from attacks.membership import Pipeline
-from attacks.reporting.claims import charged, held, saw
+from attacks.reporting.charges import Audit, charged
+from attacks.reporting.claims import held, saw
 from attacks.reporting.folder import RunFolder, opened
+from attacks.reporting.inverted import inverted
 from attacks.reporting.judged import LEAST
-from attacks.reporting.models import of_model, of_pipeline
-from attacks.reporting.page import Section, as_markdown, as_page
+from attacks.reporting.models import of_model, of_pipelines
+from attacks.reporting.page import Listed, Section, as_markdown, as_page
 from attacks.reporting.records import Records, Sent, beside, recovered, told_apart
+from attacks.reporting.replays import Inversion
 from attacks.reporting.verdict import Outcome, sentence
 from distillkit import check
 from distillkit.files import write_atomically
@@ -23,6 +27,9 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
 __all__ = ["OtherSpace", "Report", "report"]
+
+
+_INVERSION = Inversion()
 
 
 class OtherSpace(ValueError):
@@ -34,10 +41,11 @@ class Report:
     """What came of looking at a run. Made by `report`; printed, it is the verdict.
 
     Attributes:
-        verdict: one or more sentences.
+        verdict: one sentence, with the worst that was found and its number.
         html: the page, one file that opens alone.
         markdown: the same as text.
-        leaks: what was found, a phrase each; none says no more than the verdict does.
+        leaks: what was found, a phrase each, the gravest first; none says no more than the verdict does.
+        looked: what was looked at without a finding, with the size of the leak that would have been noticed.
         missing: what could not be told, and what to give for it.
     """
 
@@ -45,6 +53,7 @@ class Report:
     html: Path
     markdown: Path
     leaks: tuple[str, ...]
+    looked: tuple[str, ...]
     missing: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -59,6 +68,9 @@ def report(
     outsiders: LabeledImages | Tensor | None = None,
     network: nn.Module | None = None,
     started: Tensor | None = None,
+    invert: Inversion | None = _INVERSION,
+    audit: Audit | None = None,
+    baselines: Mapping[str, Pipeline] | None = None,
     shadows: int = 8,
     workers: int = 1,
     most: int = 2000,
@@ -81,7 +93,12 @@ def report(
         network: as the run trained it, with any weights: its last model is attacked too. It wants sets, for the labels.
         started: int [S], numbers of the members that images were started from, if you know them: found shares are then
             given for these and for the rest.
-        shadows: how many times the pipeline is run: even, at least 8, and 32 for narrow intervals.
+        invert: which client's update is inverted, whose records stand behind it, and how long it may take; without
+            being told, the smallest client's of plain FedAvg, in a minute at most. None leaves it out.
+        audit: outcomes of runs of the mechanism with and without one record, which may refute the claimed epsilon.
+        baselines: pipelines on the same records, by name, that the same attacks are tried on, so that the run's numbers
+            have something beside them: `{"model on raw data": Pipeline(...), "DP-SGD at equal accuracy": ...}`.
+        shadows: how many times each pipeline is run: even, at least 8, and 32 for narrow intervals.
         workers: shadows at a time.
         most: members, and outsiders, that are looked at; more are drawn at random, always the same.
         out: where `report.html` and `report.md` are written, and the shadows are kept. Default: the folder's `report`.
@@ -95,15 +112,17 @@ def report(
         attacks.reporting.DamagedRun, attacks.transcript.DamagedTranscript: a file is damaged or missing.
         OtherSpace: images of another shape than the run's, or values that are no pixels.
         TypeError, ValueError: other arguments that do not fit.
-
-    Deviations: there is no inversion of updates and no audit; see `attacks.inversion` and `attacks.audit`.
     """
     run = opened(folder)
     check.positive_int(most, "most")
-    if pipeline is not None and not isinstance(pipeline, Pipeline):
-        raise TypeError(f"pipeline must be an attacks.membership.Pipeline, got {type(pipeline).__name__}")
-    if network is not None and not isinstance(network, nn.Module):
-        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+    for value, name, kind in (
+        (pipeline, "pipeline", Pipeline), (network, "network", nn.Module), (invert, "invert", Inversion),
+        (audit, "audit", Audit),
+    ):  # fmt: skip
+        if value is not None and not isinstance(value, kind):
+            wanted = "an nn.Module" if kind is nn.Module else f"of {kind.__module__.rsplit('.', 1)[0]}.{kind.__name__}"
+            raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+    compared = _compared(pipeline, baselines)
     inside, outside = _records(members, "members", run, most), _records(outsiders, "outsiders", run, most)
     if network is not None and any(r is not None and r.data is None for r in (inside, outside)):
         raise ValueError("members and outsiders must be LabeledImages where a network is given, which wants labels")
@@ -116,16 +135,52 @@ def report(
     outcome, sections = Outcome(), [saw(run)]
     sent = Sent.of(run)
     sections += _messages(run, sent, inside, outside, started, outcome)
-    sections.append(_model(run, pipeline, network, inside, outside, shadows, workers, at, progress, outcome))
-    sections += [held(run, sent, outcome), charged(run, outcome)]
-    missing = Section("What this report cannot tell", [f"- {m}" for m in outcome.missing])
+    if sent.updates or (invert is not None and invert.victim is not None):
+        if inside is None or invert is None:
+            wanted = "give members=" if inside is None else "give invert=Inversion(...), not None"
+            outcome.missing.append(f"what the update of a single client shows of its images: {wanted}")
+        else:
+            sections.append(inverted(run, invert, network, inside, outside, outcome))
+    section = _model(run, network, inside, outside, outcome)
+    if pipeline is not None:
+        section.parts += of_pipelines(pipeline, compared, shadows, workers, at, progress, outcome)
+    else:
+        outcome.missing.append(
+            "what attacks with shadow models find, the strong ones: give pipeline=; a model that looks harmless "
+            "without them may not be"
+        )
+    if not section.parts:
+        section.parts.append("Nobody looked: see the last section.")
+    sections += [section, held(run, sent, outcome), charged(run, sent, audit, outcome)]
     said = sentence(outcome)
     title = f"What the run {run.path.resolve().name} gives away"
+    lists = [Listed("Also found", outcome.also), Listed("Not found at this resolution", outcome.looked)]
+    sections.append(Section("What this report cannot tell", [Listed("", outcome.missing)]))
     footer = "Made by attacks.report. Intervals: 95 %, corrected for the number of attacks in each section."
-    page = (title, said, [*sections, missing], footer)
+    page = (title, said, [one for one in lists if one.items], sections, footer)
     write_atomically(at / "report.html", as_page(*page))
     write_atomically(at / "report.md", as_markdown(*page))
-    return Report(said, at / "report.html", at / "report.md", tuple(outcome.leaks), tuple(outcome.missing))
+    return Report(
+        said, at / "report.html", at / "report.md", *map(tuple, (outcome.leaks, outcome.looked, outcome.missing))
+    )
+
+
+def _compared(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline] | None) -> Mapping[str, Pipeline]:
+    """The baselines, if they are pipelines on the run's own records."""
+    if baselines is None:
+        return {}
+    check.mapping(baselines, "baselines")
+    if pipeline is None:
+        raise ValueError("baselines stand beside the run's own pipeline: give pipeline= too")
+    for name, other in baselines.items():
+        if not isinstance(name, str) or not name.strip() or not isinstance(other, Pipeline):
+            raise TypeError(f"baselines must map names to Pipelines, got {name!r}: {type(other).__name__}")
+        if not torch.equal(other.labels.cpu(), pipeline.labels.cpu()):
+            raise ValueError(
+                f"baselines[{name!r}] must be on the pipeline's records, in their order, but its labels are others: "
+                "give it the same images and labels"
+            )
+    return baselines
 
 
 def _messages(
@@ -143,8 +198,6 @@ def _messages(
     if run.from_real and (sent.rounds or run.sent_sets):
         outcome.sends_records = True
     if not sent.rounds:
-        if run.transcript:
-            outcome.missing.append("what updates show of images: no set was sent; invert one with attacks.inversion")
         return []
     if inside is None:
         outcome.missing.append("which records the sent images show: give members=, the private training images")
@@ -158,9 +211,8 @@ def _messages(
 
 
 def _model(
-    run: RunFolder, pipeline: Pipeline | None, network: nn.Module | None, inside: Records | None,
-    outside: Records | None, shadows: int, workers: int, at: Path, progress: bool, outcome: Outcome,
-) -> Section:  # fmt: skip
+    run: RunFolder, network: nn.Module | None, inside: Records | None, outside: Records | None, outcome: Outcome
+) -> Section:
     section = Section("Who was in it: the model")
     if network is None or inside is None or outside is None:
         outcome.missing.append("what the last model says of records: give network=, members= and outsiders=")
@@ -168,15 +220,6 @@ def _model(
         outcome.missing.append("what the last model says of records: the folder has no checkpoint/model.safetensors")
     else:
         section.parts += of_model(run, network, inside, outside, outcome)
-    if pipeline is None:
-        outcome.missing.append(
-            "what attacks with shadow models find, the strong ones: give pipeline=; a model that looks harmless "
-            "without them may not be"
-        )
-    else:
-        section.parts += of_pipeline(pipeline, shadows, workers, at / "shadows", progress, outcome)
-    if not section.parts:
-        section.parts.append("Nobody looked: see the last section.")
     return section
 
 

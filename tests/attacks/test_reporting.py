@@ -16,7 +16,7 @@ from attacks.membership import Pipeline, model_scorer
 from attacks.reporting import DamagedRun, NoRun, OtherSpace
 from attacks.reporting.closeness import closest, random_rounds
 from attacks.reporting.judged import finds, judged
-from attacks.reporting.verdict import Outcome, sentence
+from attacks.reporting.verdict import KINDS, Outcome, sentence
 from attacks.transcript import DamagedTranscript
 from distillkit import LabeledImages
 from distillkit.data import load
@@ -58,9 +58,13 @@ def copied(run: Path, to: Path) -> Path:
 
 def test_a_start_from_real_images_sends_private_records(runs: Path, tmp_path: Path) -> None:
     found = report(runs / "real", **GIVEN, network=convnet(10), out=tmp_path)
-    assert found.verdict.startswith("This run sends private records: its images start from real ones; ")
-    shares = [int(v) for v in re.findall(r"; (\d+) / (\d+) / (\d+) % of all records", found.verdict)[0]]
-    assert shares[0] >= shares[1] >= shares[2] > 5
+    said = re.fullmatch(
+        r"This run sends private records: its images start from real ones, and (\d+) % of all records are recovered "
+        r"above 25 dB \(of held-out images ([\d.]+) %\)\.",
+        found.verdict,
+    )
+    assert said is not None
+    assert int(said[1]) > 5 > float(said[2])
     assert any("of the records from strangers" in leak for leak in found.leaks)
     text = found.markdown.read_text()
     for title in ("Who sees what", "beside records", "are recovered", "the images", "the model", "classes", "epsilon"):
@@ -82,7 +86,11 @@ def test_a_start_from_noise_is_told_from_one_from_records(runs: Path, tmp_path: 
     found = report(runs / "noise", **GIVEN, network=convnet(10), out=tmp_path)
     assert "sends private records" not in found.verdict
     assert not any("strangers" in leak for leak in found.leaks)
-    assert "No other leak was found at this resolution" in found.verdict
+    assert found.verdict == f"This run leaks: {found.leaks[0]}."
+    assert "no leak" not in found.verdict.lower()
+    lists = found.markdown.read_text().split("## Who sees what")[0]
+    assert lists.count("\n- ") == len(found.leaks) - 1 + len(found.looked)
+    assert all(f"\n- {line}" in lists for line in [*found.leaks[1:], *found.looked])
 
 
 @pytest.mark.parametrize("name", ["real", "average"])
@@ -123,7 +131,7 @@ def test_a_run_without_transcript_is_reported_and_says_so(runs: Path, tmp_path: 
     found = report(run, **GIVEN)
     assert found.html == run / "report" / "report.html"
     assert any("transcript=True" in line for line in found.missing)
-    assert found.verdict.startswith("This run sends private records: its images start from real ones.")
+    assert found.verdict == "This run sends private records: its images start from real ones."
     bare = copied(runs / "average", tmp_path / "other")
     shutil.rmtree(bare / "transcript")
     assert report(bare).verdict.startswith("Nothing can be said yet")
@@ -133,7 +141,7 @@ def test_a_published_set_alone_is_attacked(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     TRAIN[:30].replace(info={"init": "real"}).save(tmp_path / "set.safetensors")
     found = report(tmp_path, members=TRAIN, outsiders=DIGITS.test, started=torch.arange(30))
-    assert "31 / 25 / 25 % of all records" in found.verdict
+    assert "25 % of all records are recovered above 25 dB" in found.verdict
     text = found.markdown.read_text()
     assert "| the published set" not in text
     assert "whoever gets the published set" in text
@@ -209,14 +217,32 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
         report(broken("model", "checkpoint/model.safetensors", b"no"), **GIVEN, network=convnet(10))
 
 
-def test_a_verdict_never_acquits() -> None:
-    for leaks in ([], ["a"]):
-        for looked in ([], ["b"]):
-            for sends in (False, True):
-                said = sentence(Outcome(leaks=list(leaks), looked=list(looked), sends_records=sends))
-                assert not re.search(r"protect|safe|secure|\bprivate\b(?! records)|no leak\b(?! found at)", said, re.I)
-                assert ("private records" in said) == sends
-                assert "ruled out" in said or leaks or sends or not looked
+@pytest.mark.parametrize("sends", [False, True])
+@pytest.mark.parametrize("found", [(), ("classes",), ("classes", "images", "claim")])
+@pytest.mark.parametrize("clear", [(), ("model", "shadows")])
+def test_a_verdict_is_one_sentence_with_the_gravest_and_never_acquits(
+    sends: bool, found: tuple[str, ...], clear: tuple[str, ...]
+) -> None:
+    outcome = Outcome(sends_records=sends, recovered="9 % are recovered" if sends else "")
+    for kind in found:
+        outcome.find(kind, f"{kind} at 5 %")
+    for kind in clear:
+        outcome.clear(kind, f"{kind} at most 3 %")
+    said = sentence(outcome)
+    assert said.endswith(".")
+    assert ". " not in said
+    assert not re.search(r"protect|safe|secure|\bprivate\b(?! records)|no leak\b(?! found at)", said, re.I)
+    assert ("private records" in said) == sends
+    assert "other attacks remain possible" in said or found or sends or not clear
+    if sends:
+        assert "9 % are recovered" in said
+        assert outcome.also == outcome.leaks
+    elif found:
+        assert f"{min(found, key=KINDS.index)} at 5 %" in said
+        assert len(outcome.also) == len(found) - 1
+    elif clear:
+        assert "shadows at most 3 %" in said
+    assert [line.split()[0] for line in outcome.leaks] == sorted(found, key=KINDS.index)
 
 
 def test_thresholds_from_the_other_half_rarely_find_what_is_not_there() -> None:

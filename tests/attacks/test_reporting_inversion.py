@@ -1,0 +1,169 @@
+"""A report inverts one client's update: it finds what is there, not what is not, and says what it left out and why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attacks import report
+from attacks.inversion import FedAvgUpdate, Gradient
+from attacks.reporting import Inversion
+from attacks.reporting.folder import opened
+from attacks.reporting.replays import fedavg, pair
+from attacks.transcript import Seen
+from distillkit.data import clients, load
+from distillkit.networks import ConvNet, build
+from distillkit.normalization import Normalization
+from fl import FedAvg, simulate
+
+DIGITS = load("digits", size=8)
+TRAIN, TEST = DIGITS.train[:60], DIGITS.test[:150]
+OWNERS = [torch.arange(3, 60), torch.arange(3)]
+FACTORY = partial(ConvNet, (1, 8, 8), width=8, depth=1, norm="none", activation="tanh")
+GIVEN: dict[str, Any] = {"members": TRAIN, "outsiders": TEST, "network": FACTORY(10)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    method = FedAvg(factory=FACTORY, lr=0.1, batch=32)
+    simulate(method, clients(TRAIN, OWNERS), rounds=1, seed=0, out=out, transcript=True, progress=False)
+    return out
+
+
+def altered(run: Path, to: Path, **settings: Any) -> Path:
+    copy = Path(shutil.copytree(run, to))
+    config = json.loads((copy / "config.json").read_text())
+    config["recipe"]["with"] |= settings
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
+
+
+def test_records_behind_an_update_are_brought_back(run: Path, tmp_path: Path) -> None:
+    found = report(run, **GIVEN, invert=Inversion(owners=OWNERS, steps=100), out=tmp_path)
+    [line] = [line for line in found.leaks if line.startswith("inverting the update")]
+    assert line.startswith("inverting the update of client 1 (the fewest records) in round 1 brings ")
+    assert "of its 3 records back above 20 dB" in line
+    assert found.verdict == f"This run leaks: {line}."
+    text = found.markdown.read_text()
+    assert "and came as close 0 times" in text
+    assert "| the client's records |" in text
+    assert "labels read off the message" in text
+
+
+def test_strangers_in_the_records_place_are_not_found(run: Path, tmp_path: Path) -> None:
+    """The same images, but the owners name three other members of those classes: nothing may be found of them."""
+    wanted = TRAIN.labels[OWNERS[1]].tolist()
+    others = torch.tensor([int((TRAIN.labels[10:] == k).nonzero()[0]) + 10 for k in wanted])
+    found = report(run, **GIVEN, invert=Inversion(owners=[OWNERS[0], others], steps=100), out=tmp_path)
+    assert not [line for line in found.leaks if "inverting" in line]
+    assert any(line.startswith("inverting the update of client 1") for line in found.looked)
+
+
+def test_without_owners_it_shows_and_does_not_judge(run: Path, tmp_path: Path) -> None:
+    found = report(run, **GIVEN, invert=Inversion(steps=5), out=tmp_path)
+    assert not [line for line in [*found.leaks, *found.looked] if "inverting" in line]
+    assert any("give invert=Inversion(owners=...)" in line for line in found.missing)
+    text = found.markdown.read_text()
+    assert "| the nearest private record of 60 |" in text
+    assert "| the nearest held-out image of 150 |" in text
+
+
+@pytest.mark.parametrize(
+    ("invert", "said", "remedy"),
+    [
+        (Inversion(owners=OWNERS, client=0), "of 57 records at once, and of more than 16", "Inversion(largest=57)"),
+        (Inversion(owners=OWNERS, steps=10**7), "more than the 60 s allowed", "Inversion(seconds="),
+    ],
+    ids=["large", "long"],
+)
+def test_what_is_too_much_is_left_out_and_said(
+    invert: Inversion, said: str, remedy: str, run: Path, tmp_path: Path
+) -> None:
+    found = report(run, **GIVEN, invert=invert, out=tmp_path)
+    assert said in found.markdown.read_text()
+    assert any(said in line and remedy in line for line in found.missing)
+    assert not any("inverting" in line for line in [*found.leaks, *found.looked])
+
+
+def test_what_cannot_be_replayed_is_said(run: Path, tmp_path: Path) -> None:
+    for number, (settings, said) in enumerate(
+        [({"optimizer": "adam"}, "run's optimizer cannot be"), ({"weights": "uniform"}, "how many records")]
+    ):
+        other = altered(run, tmp_path / str(number), **settings)
+        assert any(said in line for line in report(other, **GIVEN).missing)
+    assert any("give network=" in line for line in report(run, members=TRAIN, out=tmp_path).missing)
+    assert any("give members=" in line and "update" in line for line in report(run, out=tmp_path).missing)
+    assert any("not None" in line for line in report(run, **GIVEN, invert=None, out=tmp_path).missing)
+
+
+def test_the_folders_replay_is_the_clients_training(run: Path, tmp_path: Path) -> None:
+    """What the folder says of the options gives the very update that was sent, from the client's own images."""
+    for number, (said, epochs, lr) in enumerate(
+        [({}, 1, 0.1), ({"steps": 3, "epochs": None}, 3, 0.1), ({"lr_decay": 0.5}, 1, 0.05)]
+    ):
+        folder = opened(altered(run, tmp_path / str(number), **said))
+        down, up = pair(folder, 1, None)
+        later = replace(up, round=2) if said.get("lr_decay") else up
+        victim = fedavg(folder, FACTORY(10), down, later, 3)
+        own = TRAIN[OWNERS[1]]
+        expected = FedAvgUpdate.of(victim.network, own.images, own.labels, lr=lr, epochs=epochs)
+        for one, other in zip(victim.replay(own.images, own.labels), expected.seen, strict=True):
+            torch.testing.assert_close(one, other)
+        if not number:
+            for one, other in zip(victim.seen, expected.seen, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_victim_of_ones_own_is_inverted(run: Path, tmp_path: Path) -> None:
+    asked: list[tuple[str, str]] = []
+    network = build(lambda: FACTORY(10), 0)
+
+    def victim(down: Seen, up: Seen) -> Gradient:
+        asked.append((down.direction, up.direction))
+        own = TRAIN[OWNERS[1]]
+        return Gradient.of(network, own.images, own.labels)
+
+    found = report(run, **GIVEN, invert=Inversion(owners=OWNERS, victim=victim, steps=100), out=tmp_path)
+    assert asked == [("down", "up")]
+    assert any("inverting" in line for line in found.leaks)
+
+
+def test_refusals(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"invert must be of attacks.reporting.*Inversion, got bool"):
+        report(run, invert=True, out=tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"client must be one that holds records and answered, \[0, 1\], got 7"):
+        report(run, **GIVEN, invert=Inversion(client=7), out=tmp_path)
+    with pytest.raises(ValueError, match=r"round must be one in which a client answered, \[1\], got 4"):
+        report(run, **GIVEN, invert=Inversion(client=1, round=4), out=tmp_path)
+    with pytest.raises(ValueError, match="owners must be numbers of members, 0 to 59, got 58 to 60: give members="):
+        report(run, **GIVEN, invert=Inversion(owners=[OWNERS[0], torch.arange(58, 61)]), out=tmp_path)
+    with pytest.raises(ValueError, match="network must be of the run's architecture"):
+        report(run, members=TRAIN, network=ConvNet((1, 8, 8), 10, width=4, depth=1), invert=Inversion(owners=OWNERS))
+    with pytest.raises(ValueError, match="known_labels are those of the client's records: give owners too"):
+        Inversion(known_labels=True)
+    with pytest.raises(ValueError, match="members must be LabeledImages where known_labels is set"):
+        report(
+            run, members=TRAIN.pixels(), out=tmp_path,
+            invert=Inversion(owners=OWNERS, known_labels=True, victim=lambda down, up: Gradient.of(
+                GIVEN["network"], TRAIN.images[:3], TRAIN.labels[:3])),
+        )  # fmt: skip
+    with pytest.raises(TypeError, match="owners must be int tensors"):
+        Inversion(owners=[torch.rand(3)])
+    for name in ("largest", "steps", "restarts"):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            Inversion(**{name: 0})
+    for name in ("seconds", "total_variation"):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            Inversion(**{name: -1.0})
+    other = TRAIN.renormalized(Normalization((0.5,), (0.5,)))
+    with pytest.raises(ValueError, match="renormalized"):
+        report(run, members=other, outsiders=TEST, network=FACTORY(10), out=tmp_path)
+    assert not list(tmp_path.iterdir())
