@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distillkit.study import Records, equal_tries, read_choice, read_records, write_records
+from attacks.stats import clopper_pearson
+from distillkit.study import Record, Records, equal_tries, read_choice, read_records, write_records
 from tests.distillkit.study.written import record, write
 from tests.scripts import load_script
 
@@ -70,6 +71,23 @@ def test_ways_are_chosen_and_ordered_columns_hidden_and_published_numbers_added(
     assert [line[0] for line in found[1:]] == ["FedDM", "FedAvg", "VHL, noise"]
     assert [line[-1] for line in found[1:]] == ["72.0 ± 0.1", "–", "–"]
     assert found[3][1] == "0 of 2"
+
+
+def test_counts_are_added_up_and_shown_with_their_interval(tmp_path: Path) -> None:
+    lines = [
+        Record({"task": "a", "method": way, "seed": s, "accuracy_last": None, "found": f, "of": 20, "seconds": s})
+        for way, counts in (("one", (3, 4, 0)), ("two", (20, 20)))
+        for s, f in enumerate(counts)
+    ]
+    path = write_records(Records(lines), tmp_path / "mine.jsonl")
+    found = rows(SCRIPT.filled(page("rates hits=found trials=of means=seconds"), path))
+    low, high = clopper_pearson(7, 60)
+    assert found == [
+        ["task", "method", "of", "found %", "seconds, mean"],
+        ["a", "one", "60", f"11.7 ({100 * low:.1f} to {100 * high:.1f})", "1"],
+        ["a", "two", "40", "100.0 (91.2 to 100.0)", "0.5"],
+    ]
+    assert rows(SCRIPT.filled(page('rates ways="two" hide=task'), path))[1] == ["two", "2"]
 
 
 @pytest.mark.parametrize(

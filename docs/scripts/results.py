@@ -7,6 +7,7 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
 
     summary columns=bytes_up,client_seconds        to_target accuracy=0.9         worst_clients
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
+    rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with their intervals)
 
 and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
 printed) and `published=yes` (a column from `results/PAGE_published.json`, {task: {way: text}}). Where the page says
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from attacks.stats import clopper_pearson
 from distillkit.study import (
     Records,
     Table,
@@ -43,11 +45,40 @@ CURVES = re.compile(r"<!-- curves: (.*?) -->")
 COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 Options = dict[str, Any]
+
+
+def rates(records: Records, options: Options) -> Table:
+    """Of each way how often something was counted: a share with its exact 95 % interval; and means of other columns.
+
+    A record holds counts of its own, out of its `trials` column, or of one if it has none.
+    """
+    hits, means = (options.pop(name, "").split(",") for name in ("hits", "means"))
+    hits, means, per = [n for n in hits if n], [n for n in means if n], options.pop("trials", "")
+    cells, rows = [], []
+    for key in dict.fromkeys((r.task, r.method) for r in records):
+        own = [r for r in records if (r.task, r.method) == key]
+        trials = sum(int(r.last(per)) if per else 1 for r in own)
+        row: dict[str, Any] = {"task": key[0], "method": key[1], "trials": trials}
+        line = [*key, str(trials)]
+        for name in hits:
+            row[name] = sum(int(r.last(name)) for r in own)
+            low, high = clopper_pearson(row[name], trials)
+            line.append(f"{100 * row[name] / trials:.1f} ({100 * low:.1f} to {100 * high:.1f})")
+        for name in means:
+            row[name] = sum(float(r.last(name)) for r in own) / len(own)
+            line.append(f"{row[name]:.3g}")
+        cells.append(tuple(line))
+        rows.append(row)
+    shown = [*(f"{name.replace('_', ' ')} %" for name in hits), *(f"{name.replace('_', ' ')}, mean" for name in means)]
+    return Table(("task", "method", per or "trials", *shown), tuple(cells), rows)
+
+
 KINDS: dict[str, Callable[[Records, Options], Table]] = {
     "summary": lambda records, o: summary_table(records, columns=[c for c in o.pop("columns", "").split(",") if c]),
     "paired": lambda records, o: paired(records, o.pop("base", "FedAvg"), column=o.pop("column", "accuracy_last")),
     "to_target": lambda records, o: to_target(records, accuracy=float(o.pop("accuracy"))),
     "at_equal": lambda records, o: at_equal(records, by=o.pop("by", "rounds")),
+    "rates": rates,
     "worst_clients": lambda records, o: worst_clients(records),
 }
 

@@ -1,0 +1,74 @@
+"""The benchmark of audits: its runs are those of `train_private`, and its mistakes are caught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from distillkit.networks import build
+from distillkit.privacy import Secret, compose, train_private
+from distillkit.study import read_records
+from tests.scripts import load_script
+
+BENCH = load_script("tests/benchmarks/bench_audit.py")
+
+
+@pytest.mark.parametrize("way", ["right, rate 1", "right, rate 0.1"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_run_is_a_step_of_train_private(way: str, first: int) -> None:
+    """The same seed gives the same batch and the same noise, so the weights agree up to float32."""
+    mechanism = BENCH.WAYS[way]
+    for seed in range(3):
+        secret = Secret(seed)
+        secret.generator()  # train_private takes one for dropout
+        ours = BENCH.stepped(mechanism, 1, first, secret)[0]
+        network = build(BENCH.linear, 0)
+        train_private(
+            network, BENCH.records()[first:], size=BENCH.OTHERS, sigma=mechanism.sigma, clip=BENCH.CLIP,
+            rate=mechanism.rate, steps=1, lr=1.0, secret=seed, public_statistics=True, progress=False,
+        )  # fmt: skip
+        theirs = torch.cat([p.detach().flatten() for p in network.parameters()])
+        assert torch.allclose(ours.float(), theirs, rtol=0, atol=1e-6)
+        assert float((theirs - BENCH.gradients()[0]).abs().max()) > 1e-3
+
+
+def test_all_of_many_runs_draw_their_own() -> None:
+    mechanism = BENCH.WAYS["right, rate 0.1"]
+    ended = BENCH.stepped(mechanism, 400, 0, Secret(3))
+    clean = (BENCH.gradients()[0] - ended) * (mechanism.rate * BENCH.OTHERS / BENCH.CLIP)
+    assert len(ended.unique(dim=0)) == 400
+    assert float(clean.var(0).mean()) == pytest.approx(mechanism.sigma**2, rel=0.15)
+
+
+def test_the_claim_is_what_the_accountant_gives() -> None:
+    for rate in (1.0, 0.1):
+        claim = BENCH.profile(rate)
+        most = max(e for e, d in claim if d == min(d for _, d in claim))
+        assert most == pytest.approx(BENCH.EPSILON, rel=5e-3)
+        assert all(compose([(BENCH.sigma_for(rate), rate, 1)], d).epsilon <= e + 1e-6 for e, d in claim if d > 0)
+
+
+@pytest.mark.parametrize("way", BENCH.WAYS)
+def test_mistakes_are_caught_and_what_is_right_is_not(way: str) -> None:
+    """Two audits of 500 runs in each world, with seeds, so that the outcome repeats."""
+    found = [BENCH.audit(BENCH.WAYS[way], 500, number, Secret(number)) for number in range(2)]
+    assert [f["refuted"] for f in found] == [0 if way.startswith("right") else 1] * 2
+    assert all(0 <= f["raw_epsilon"] <= f["ceiling"] for f in found)
+    if way == "a class without noise":
+        assert not any(f["refuted_one_score"] for f in found)
+
+
+def test_audits_are_kept_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "records.jsonl"
+    for count in (1, 2):
+        words = ["bench_audit.py", "--audits", str(count), "--runs", "40", "--out", str(path)]
+        monkeypatch.setattr("sys.argv", words)
+        before = [dict(r.line) for r in read_records(path)] if path.exists() else []
+        BENCH.main()
+        known = [dict(r.line) for r in read_records(path)]
+        assert sorted((r["method"], r["seed"]) for r in known) == sorted(
+            (w, n) for w in BENCH.WAYS for n in range(count)
+        )
+        assert [line for line in known if line["seed"] == 0] == (before or known)

@@ -1,0 +1,206 @@
+"""How often an audit catches a planted mistake, and how often it refutes what is right: one private step, many times.
+
+    OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_audit.py [--audits 5] [--runs 500] [--out records.jsonl]
+
+The mechanism is the step of `train_private` on a linear model of three classes, made of the same calls: gradients of
+`per_example_gradients` at public weights, clipped by `PrivateGradient`, records drawn by `Secret.poisson`, noise of
+`Secret.normal`, from the operating system. All runs begin at the same weights, so gradients are taken and clipped once,
+and the runs of an audit are drawn together; `tests/attacks/test_audit_power.py` holds a run against `train_private`.
+Two worlds differ by one record, whose gradient is twenty clips long.
+
+A run has four scores: the step along the record's gradient, in all and within each class. What is claimed is epsilon 4
+at delta 1e-5 for one step, with the whole profile that the accountant gives. Every audit has `--runs` fresh runs in
+each world, level 1 %, and is a line of `--out`; a second call goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attacks.audit import ceiling, many_run, refutes
+from distillkit.networks import build
+from distillkit.normalization import Normalization
+from distillkit.privacy import PrivateGradient, Secret, compose, gaussian_delta, per_example_gradients, plan
+from distillkit.provenance import git_commit
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from distillkit.study import Record, Records, read_records, write_records
+
+EPSILON, DELTA, LEVEL = 4.0, 1e-5, 0.01
+CLASSES, FEATURES, OTHERS, CLIP = 3, 4, 6, 0.05
+UNNOISED = 1
+"""The class whose weights get no noise, where that is the mistake."""
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, CLASSES))
+
+
+@cache
+def records() -> LabeledImages:
+    """The record of which a run may be without, and the others."""
+    images = torch.randn(1 + OTHERS, 1, 2, 2, generator=derive(0, "audit"))
+    space = Normalization((0.5,), (0.25,))
+    return LabeledImages(images, torch.arange(1 + OTHERS) % CLASSES, num_classes=CLASSES, normalization=space)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """One private step, right or with a mistake, and what is claimed of it.
+
+    Attributes:
+        rate: with which records take part.
+        stated: the rate that the claim is made for.
+        noise: factor of the noise that is claimed.
+        clipped: whether gradients are clipped.
+        leaves_out: the class whose weights get no noise.
+    """
+
+    rate: float = 1.0
+    stated: float = 1.0
+    noise: float = 1.0
+    clipped: bool = True
+    leaves_out: int | None = None
+
+    @property
+    def sigma(self) -> float:
+        """Noise standard deviation / clip of the claim."""
+        return sigma_for(self.stated)
+
+
+WAYS = {
+    "right, rate 1": Mechanism(),
+    "right, rate 0.1": Mechanism(rate=0.1, stated=0.1),
+    "noise halved": Mechanism(noise=0.5),
+    "noise left out": Mechanism(noise=0.0),
+    "a class without noise": Mechanism(leaves_out=UNNOISED),
+    "not clipped": Mechanism(clipped=False),
+    "rate 1 stated as 0.1": Mechanism(stated=0.1),
+}
+
+
+@cache
+def sigma_for(rate: float) -> float:
+    """The noise that one step at this rate needs for the claim."""
+    return plan(EPSILON, DELTA, rate=rate).sigma
+
+
+@cache
+def profile(rate: float) -> list[tuple[float, float]]:
+    """What one step at this rate is accounted to satisfy: (epsilon, delta) from delta 1e-5 to what epsilon 0 takes."""
+    sigma = sigma_for(rate)
+    if rate == 1:
+        return [(e, gaussian_delta(sigma, e)) for e in torch.linspace(0, EPSILON, 33).tolist()]
+    deltas = torch.logspace(-5, -0.7, 24, dtype=torch.float64).tolist()
+    return [(compose([(sigma, rate, 1)], d).epsilon, d) for d in deltas]
+
+
+@cache
+def gradients() -> tuple[Tensor, Tensor]:
+    """The public weights [P], and the gradient of every record there [1 + others, P]."""
+    network = build(linear, 0).train()
+    data, public = records(), (torch.randn(4, 1, 2, 2, generator=derive(1, "audit")), torch.arange(4) % CLASSES)
+
+    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(network(inputs), targets, reduction="none")
+
+    with per_example_gradients(network, losses, public=public, chunk=len(data)) as rows_for:
+        rows = torch.cat([g.flatten(1) for g in rows_for(data.images, data.labels)], 1)
+    return torch.cat([p.detach().flatten() for p in network.parameters()]), rows
+
+
+@cache
+def clipped(clip: float) -> Tensor:
+    """The gradient of every record as `PrivateGradient` clips it, float64 [1 + others, P]."""
+    rows, alone = gradients()[1].double(), []
+    private = PrivateGradient([torch.zeros_like(rows[0])], sigma=0.0, clip=clip, denominator=1.0, secret=Secret())
+    for row in rows:
+        private.add([row[None]])
+        alone += private.take()
+    return torch.stack(alone)
+
+
+def stepped(way: Mechanism, runs: int, first: int, secret: Secret) -> Tensor:
+    """The weights of fresh runs after one step of length 1 on the records from number `first` on, float64 [runs, P]."""
+    rows = clipped(CLIP if way.clipped else math.inf)[first:]
+    taken = torch.zeros(runs * len(rows), dtype=torch.float64)
+    taken[secret.poisson(len(taken), way.rate)] = 1.0
+    noise = secret.normal((runs, rows.shape[1]), way.noise * way.sigma * CLIP)
+    if way.leaves_out is not None:
+        noise[:, of_class() == way.leaves_out] = 0.0
+    return gradients()[0] - (taken.view(runs, -1) @ rows + noise) / (way.rate * OTHERS)
+
+
+def of_class() -> Tensor:
+    """The class that each parameter belongs to, [P]: weights first, then biases."""
+    return torch.cat([torch.arange(CLASSES).repeat_interleave(FEATURES), torch.arange(CLASSES)])
+
+
+def scores(way: Mechanism, runs: int, secret: Secret) -> tuple[Tensor, Tensor]:
+    """The scores of fresh runs with the record and without it, [runs, 1 + classes] each, in clips."""
+    before, rows = gradients()
+    parts = [rows[0], *(rows[0] * (of_class() == c) for c in range(CLASSES))]
+    along = torch.stack([part / part.norm() for part in parts], 1).double()
+    inside, outside = (
+        (before - stepped(way, runs, first, secret)) @ along * (way.rate * OTHERS / CLIP) for first in (0, 1)
+    )
+    return inside, outside
+
+
+def audit(way: Mechanism, runs: int, number: int, secret: Secret | None = None) -> dict[str, float]:
+    """What `refutes` says of all scores, and of the first alone; and the raw bound, of all."""
+    begun, claim = time.process_time(), profile(way.stated)
+    inside, outside = scores(way, runs, secret or Secret())
+    options: dict[str, Any] = {"confidence": 1 - LEVEL, "generator": number}
+    return {
+        "refuted": int(refutes(inside, outside, claim, **options).refuted),
+        "refuted_one_score": int(refutes(inside[:, 0], outside[:, 0], claim, **options).refuted),
+        "raw_epsilon": (raw := many_run(inside, outside, DELTA, **options)),
+        "raw_refuted": int(raw > EPSILON),
+        "ceiling": ceiling(runs, confidence=1 - LEVEL),
+        "seconds_cpu": time.process_time() - begun,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--audits", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    task = f"audit, {options.runs} runs in each world"
+    fixed = {"command": shlex.join(["python", *sys.argv]), "commit": git_commit(), "accuracy_last": None}
+    known = read_records(options.out) if options.out and options.out.exists() else Records([])
+    done = {(r.task, r.method, r.seed) for r in known}
+    for name, way in WAYS.items():
+        new = [
+            Record({"task": task, "method": name, "seed": number, **audit(way, options.runs, number), **fixed})
+            for number in range(options.audits)
+            if (task, name, number) not in done
+        ]
+        own = [*(r for r in known if (r.task, r.method) == (task, name)), *new]
+        caught = ", ".join(
+            f"{what} {sum(r.last(what) for r in own)}" for what in ("refuted", "refuted_one_score", "raw_refuted")
+        )
+        raw = sum(r.last("raw_epsilon") for r in own) / len(own)
+        print(f"{name:<22} of {len(own)} audits: {caught}; raw epsilon {raw:.2f}", flush=True)
+        known = Records([*known, *new], known.missing)
+        if options.out:
+            write_records(known, options.out)
+
+
+if __name__ == "__main__":
+    main()
