@@ -20,6 +20,7 @@ def signed_adam(
     losses: Sequence[Loss],
     starts: Sequence[Tensor],
     steps: int,
+    lr: float,
     normalization: Normalization,
     pull: Callable[[dict[int, Tensor]], dict[int, Tensor]] | None = None,
 ) -> list[Found]:
@@ -30,7 +31,7 @@ def signed_adam(
     """
     xs = [_boxed(x, normalization).requires_grad_() for x in starts]
     best, least = [x.detach().clone() for x in xs], [math.inf] * len(xs)
-    optimizers = [torch.optim.Adam([x], lr=0.1) for x in xs]
+    optimizers = [torch.optim.Adam([x], lr=lr) for x in xs]
     falls = [steps * k // 8 for k in (3, 5, 7)]
     schedules = [torch.optim.lr_scheduler.MultiStepLR(one, falls, gamma=0.1) for one in optimizers]
     alive = list(range(len(xs)))

@@ -22,6 +22,7 @@ def invert_gradient(
     labels: Tensor | None = None,
     method: str = "geiping",
     steps: int | None = None,
+    lr: float | None = None,
     total_variation: float | None = None,
     restarts: int = 1,
     normalization: Normalization = IDENTITY,
@@ -33,7 +34,7 @@ def invert_gradient(
 
     Args:
         network, gradients: as in `Gradient`: the client's network, and the gradient of its mean cross-entropy.
-        shape, count, labels, method, steps, total_variation, restarts, normalization, seed: as in `invert_message`.
+        shape, count, labels, method, steps, lr, total_variation, restarts, normalization, seed: as in `invert_message`.
 
     Returns:
         An `Attempt`. Its images stand in any order within a class: pair them with `attacks.match` before scoring.
@@ -49,6 +50,7 @@ def invert_gradient(
         labels=labels,
         method=method,
         steps=steps,
+        lr=lr,
         total_variation=total_variation,
         restarts=restarts,
         normalization=normalization,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,7 @@ def invert_message(
     labels: Tensor | None = None,
     method: str = "geiping",
     steps: int | None = None,
+    lr: float | None = None,
     total_variation: float | None = None,
     priors: Sequence[tuple[float, Prior]] = (),
     group: float = 0.0,
@@ -56,10 +58,11 @@ def invert_message(
 
     - "dlg": L-BFGS (step 1) on the squared l2 distance of the messages, as a share of the sent one's.
       Nearly exact behind tanh and for few images; it may fail from one start and work from another: restart.
-    - "geiping": the cosine distance and a weight on total variation, by Adam on the sign of the gradient (step 0.1,
-      times 0.1 at 3/8, 5/8 and 7/8 of the steps), the images kept in the box of pixels. For ReLU networks.
+    - "geiping": the cosine distance and a weight on total variation, by Adam on the sign of the gradient (`lr`, times
+      0.1 at 3/8, 5/8 and 7/8 of the steps), the images kept in the box of pixels. For ReLU networks.
 
-    Every restart begins at noise N(0, 1) and keeps its best images by its own loss; one that diverges ends there.
+    Every restart begins at noise N(0, 1) and keeps its best images by its own loss; one that diverges ends there. What
+    "dlg" finds outside the box of pixels is clipped, or scaled into it where that changes the message less.
 
     Args:
         victim: what was seen and how it is replayed: `Gradient`, `FedAvgUpdate`, `ClassMeans`, `Replayed`, or one of
@@ -69,7 +72,10 @@ def invert_message(
         labels: class indices int [count]; None, the default, reads them off the message (`victim.read_labels`).
         method: "geiping" or "dlg".
         steps: at most; None for the papers' 4,800 ("geiping") and 300 ("dlg", of up to 20 evaluations each).
+        lr: of "geiping", how far a pixel goes in one of the first steps, in units of the network's space; None for the
+            paper's 0.1, made for thousands of steps. With a few hundred also try 0.3.
         total_variation: weight of the mean absolute difference of neighbours; None for 0.1 ("geiping") and 0 ("dlg").
+            Behind instance norm 0.1 takes the contrast away, which the message does not hold: 0.03 leaves more.
         priors: pairs of a weight and a function of images (in the network's space) to a scalar, added to the loss:
             `batch_norm_prior(network)`, `distillkit.losses.image_l2` and the like.
         group: weight of GradInversion's group consistency, for "geiping" and at least two restarts, which then go on
@@ -88,15 +94,18 @@ def invert_message(
     Papers: Zhu, Liu and Han, "Deep Leakage from Gradients" (NeurIPS 2019); Geiping et al., "Inverting Gradients"
     (NeurIPS 2020), the cosine objective with total variation, and the released code's schedule; Yin et al., "See
     through Gradients" (CVPR 2021), the group. Deviations: DLG optimises labels beside the images; we read them off
-    first, as iDLG does. The group's mean is of pixels, images of one class paired by the least squared distance; the
-    paper also registers the images to each other, and its search is another. The choice among restarts leaves the
-    group's term out.
+    first, as iDLG does; it has no box and no way into it. The group's mean is of pixels, images of one class paired by
+    the least squared distance; the paper also registers the images to each other, and its search is another. The
+    choice among restarts leaves the group's term out.
     """
     dims = tuple(check.positive_int(d, "shape") for d in check.several(shape, "shape", "sizes (C, H, W)", 3))
     count, restarts = check.positive_int(count, "count"), check.positive_int(restarts, "restarts")
     check.one_of(method, "method", METHODS)
     geiping = method == "geiping"
     steps = check.positive_int((4800 if geiping else 300) if steps is None else steps, "steps")
+    if lr is not None and not geiping:
+        raise ValueError(f"lr is of method='geiping' alone (L-BFGS steps by 1), got {lr!r} for {method!r}")
+    lr = check.real_number(0.1 if lr is None else lr, "lr", above=0)
     default = 0.1 if geiping else 0.0
     variation = check.real_number(default if total_variation is None else total_variation, "total_variation", least=0)
     weighted = _priors(priors)
@@ -135,15 +144,35 @@ def invert_message(
 
     losses = [loss_with(own) for own in dealt]
     if group:
-        found = signed_adam(losses, starts, steps, normalization, lambda xs: _pull(xs, dict(enumerate(dealt)), group))
+        order = dict(enumerate(dealt))
+        found = signed_adam(losses, starts, steps, lr, normalization, lambda xs: _pull(xs, order, group))
     elif geiping:
-        found = [signed_adam([f], [x], steps, normalization)[0] for f, x in zip(losses, starts)]
+        found = [signed_adam([f], [x], steps, lr, normalization)[0] for f, x in zip(losses, starts)]
     else:
         found = [lbfgs(f, x, steps) for f, x in zip(losses, starts)]
     chosen = min(range(restarts), key=lambda r: found[r][1])
-    order = torch.arange(count, device=truth.device) if known else dealt[chosen].argsort(stable=True)
-    images = normalization.decode(found[chosen][0][order]).clamp(0, 1)
-    return Attempt(images, dealt[chosen][order], tuple(value for _, value in found))
+    rows = torch.arange(count, device=truth.device) if known else dealt[chosen].argsort(stable=True)
+    images = _shown(found[chosen][0], losses[chosen], normalization)[rows]
+    return Attempt(images, dealt[chosen][rows], tuple(value for _, value in found))
+
+
+def _shown(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Normalization) -> Tensor:
+    """Pixels in [0, 1] of what was found: clipped, or scaled or spread so that less is, whichever has the least loss.
+
+    A search without a box (L-BFGS) leaves it where the network does not see contrast, as behind instance norm; there
+    clipping takes details away that the message did give.
+    """
+    pixels = normalization.decode(x)
+    if bool(((pixels >= 0) & (pixels <= 1)).all()):
+        return pixels
+    low, high = pixels.flatten(1).amin(1).clamp(max=0), pixels.flatten(1).amax(1).clamp(min=1)
+    shape = (-1, 1, 1, 1)
+    bound = normalization.encode((x > 0).to(x))  # of the box, on the side of each pixel
+    share = torch.where(x == 0, 1, bound / x).flatten(1).amin(1).clamp(0, 1).view(shape)
+    ways = [pixels, normalization.decode(share * x), (pixels - low.view(shape)) / (high - low).view(shape)]
+    boxed = [way.clamp(0, 1) for way in ways]
+    values = [float(loss(normalization.encode(way).requires_grad_()).detach()) for way in boxed]
+    return boxed[min(range(len(boxed)), key=lambda i: values[i] if math.isfinite(values[i]) else math.inf)]
 
 
 def _priors(priors: Sequence[tuple[float, Prior]]) -> list[tuple[float, Prior]]:

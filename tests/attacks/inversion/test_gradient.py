@@ -9,10 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks import match, psnr
+from attacks import align, match, psnr
 from attacks.inversion import invert_gradient
+from attacks.inversion._search import signed_adam
+from attacks.inversion.message import _shown
 from distillkit import Normalization
+from distillkit.losses import gradient_distance
 from distillkit.networks import ConvNet, build
+from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
 
 SHAPE = (1, 8, 8)
@@ -71,6 +75,48 @@ def test_the_loss_is_the_papers_at_the_images_returned(method: str) -> None:
     assert found.losses == pytest.approx((float(distance + 0.2 * (rows + columns)),), rel=1e-4)
 
 
+def test_lr_is_how_far_a_pixel_goes_and_the_papers_where_none_is_given() -> None:
+    """A tenth as far after 3/8, 5/8 and 7/8 of the steps."""
+    start = torch.full((1, *SHAPE), 3.0)
+    ((moved, loss),) = signed_adam([lambda x: x.sum()], [start], 10, 0.3, Normalization((0.5,), (0.02,)))
+    way = 3 * 0.3 + 3 * 0.03 + 2 * 0.003 + 2 * 0.0003
+    assert torch.allclose(moved, start - way)
+    assert loss == pytest.approx(64 * (3 - way))
+    net = network("relu")
+    gradients = sent(net, pictures(1), torch.tensor([2]))
+    default, papers, other = (invert_gradient(net, gradients, SHAPE, steps=3, lr=lr).images for lr in (None, 0.1, 0.3))
+    assert torch.equal(default, papers)
+    assert not torch.equal(default, other)
+
+
+def test_what_a_search_leaves_outside_the_box_is_not_cut_where_the_network_sees_no_contrast() -> None:
+    """Behind instance norm images of any contrast about the normalisation's mean give the same gradient."""
+    net, space, y = network("relu", norm="instance"), Normalization((0.5,), (0.25,)), torch.tensor([2])
+    truth = space.encode(0.35 + 0.3 * pictures(1))
+    gradients = sent(net, truth, y)
+    loud = 10 * truth
+    assert gradient_distance(sent(net, loud, y), gradients, metric="cos", eps=0.0) < 1e-3
+
+    def loss(x: Tensor) -> Tensor:
+        return gradient_distance(sent(net, x, y), gradients, metric="cos", eps=0.0)
+
+    shown = _shown(loud, loss, space)
+    assert 0 <= float(shown.min()) < float(shown.max()) <= 1
+    assert float(psnr(align(shown, space.decode(truth)), space.decode(truth))) > 60
+    cut = space.decode(loud).clamp(0, 1)
+    assert float(psnr(align(cut, space.decode(truth)), space.decode(truth))) < 40
+
+
+def test_what_lies_outside_the_box_is_cut_where_the_network_sees_contrast() -> None:
+    net, y = network("tanh"), torch.tensor([2])
+    truth = pictures(1)
+    gradients = sent(net, truth, y)
+    found = truth.clone()
+    found[0, 0, 0, 0] = 1.5
+    shown = _shown(found, lambda x: gradient_distance(sent(net, x, y), gradients, metric="mse"), IDENTITY)
+    assert torch.equal(shown, found.clamp(0, 1))
+
+
 def test_restarts_are_picked_by_their_own_loss_and_repeat() -> None:
     net, truth = network("relu"), pictures(1)
     gradients = sent(net, truth, torch.tensor([2]))
@@ -107,6 +153,8 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_gradient(NET, [g / 0 for g in GOOD], SHAPE), "gradients must be finite"),
     (lambda: invert_gradient(NET, GOOD, (3, 8, 8)), "network must take images of the shape given"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, method="sgd"), "method must be one of 'geiping', 'dlg'"),
+    (lambda: invert_gradient(NET, GOOD, SHAPE, lr=0.0), "lr must be greater than 0"),
+    (lambda: invert_gradient(NET, GOOD, SHAPE, method="dlg", lr=0.1), "lr is of method='geiping' alone"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, labels=torch.tensor([5])), "labels must be below num_classes=5"),
     (lambda: invert_gradient(HEADLESS, [torch.ones(2, 64)], SHAPE), "labels must be given"),
     (

@@ -1,0 +1,197 @@
+"""What clients give away: the part of `inversion.py` on defences, classes, and the picture of what clients send.
+
+All of it on digits 16x16, behind a small network that hides little, by one attack (`SMALL`, `ATTACK`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks import align, psnr
+from attacks.inversion import (
+    Clip,
+    Defended,
+    FedAvgUpdate,
+    Gradient,
+    Noise,
+    Sparsify,
+    Victim,
+    class_counts,
+    held_classes,
+    invert_message,
+)
+from distillkit.condense import distribution_matching
+from distillkit.data import load
+from distillkit.data.partition import dirichlet
+from distillkit.networks import ConvNet, RandomNetworks, build
+from distillkit.privacy import compose
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+PICTURE = Path(__file__).parents[1] / "pictures" / "inversion_clients.png"
+Record = dict[str, Any]
+
+SMALL: dict[str, Any] = {"width": 32, "depth": 2}
+ATTACK: dict[str, Any] = {"method": "geiping", "steps": 100, "total_variation": 0.01}
+
+
+def shuffled(split: LabeledImages) -> LabeledImages:
+    """In the order drawn from seed 0."""
+    return split[torch.randperm(len(split), generator=derive(0))]
+
+
+def convnet(data: LabeledImages, **given: Any) -> nn.Module:
+    """The network whose gradients are sent."""
+    return build(partial(ConvNet, data.shape, 10, **given), 0)
+
+
+def scored(victim: Victim, own: LabeledImages, row: int, given: Mapping[str, Any]) -> tuple[Record, Tensor]:
+    """What an attack finds of one image, and the image that it found."""
+    begun = time.process_time()
+    found = invert_message(victim, own.shape, normalization=own.normalization, seed=row, **given)
+    seconds, truth = time.process_time() - begun, own.pixels()
+    record = {
+        "label": bool(found.labels == own.labels),
+        "psnr": float(psnr(found.images, truth)),
+        "aligned": float(psnr(align(found.images, truth), truth)),
+        "loss": found.losses[0],
+        "seconds": seconds,
+    }
+    return record, found.images
+
+
+def defences(done: set[str]) -> Iterator[Record]:
+    """One message about one image, defended in several ways."""
+    digits = shuffled(load("digits", size=16).test)
+    network = convnet(digits, **SMALL)
+    for row in range(5):
+        own = digits[row : row + 1]
+        sent = Gradient.of(network, own.images, own.labels)
+        size = float(torch.cat([g.flatten() for g in sent.seen]).square().mean().sqrt())
+        messages: dict[str, Victim] = {
+            "as it is": sent,
+            "clipped to a norm of 0.1": Defended(sent, Clip(0.1)),
+            "noise of 0.1 times its RMS": Defended(sent, Noise(0.1 * size, seed=row)),
+            "noise of its RMS": Defended(sent, Noise(size, seed=row)),
+            "clipped to 1, noise of 1 (one record's DP-SGD)": Defended(sent, Clip(1.0), Noise(1.0, seed=row)),
+            "its largest 10 %": Defended(sent, Sparsify(0.1)),
+            "its largest 1 %": Defended(sent, Sparsify(0.01)),
+            "5 local steps of 0.01": FedAvgUpdate.of(network, own.images, own.labels, lr=0.01, epochs=5),
+        }
+        for case, victim in messages.items():
+            if f"{case} {row}" not in done:
+                yield {"case": case, "seed": row, **scored(victim, own, row, ATTACK)[0], **ATTACK}
+
+
+def classes(done: set[str]) -> Iterator[Record]:
+    """What the messages of twenty unequal clients say for certain of their classes."""
+    digits = load("digits", size=16).train
+    clients = [digits[rows] for rows in dirichlet(digits.labels, 20, 0.3, generator=0)]
+    network, noise = convnet(digits, **SMALL), torch.randn(64, *digits.shape, generator=derive(0, "noise"))
+    predictions = network(noise).softmax(1).detach()
+    found: dict[str, list[tuple[Any, Tensor, Tensor | None]]] = {}
+    begun = time.process_time()
+    for number, own in enumerate(clients):
+        counts, size = own.labels.bincount(minlength=10), len(own)
+        gradient = Gradient.of(network, own.images, own.labels).seen[-1]
+        order = torch.randperm(size, generator=derive(0, "order", number)).split(16)
+        change = FedAvgUpdate.of(network, own.images, own.labels, lr=0.01, batch=16, order=order).seen[-1]
+        embedded = network.features(own.images).detach()  # type: ignore[operator]
+        means = torch.zeros(10, embedded.shape[1]).index_add_(0, own.labels, embedded) / counts.clamp(min=1)[:, None]
+        noised = means + torch.randn(means.shape, generator=derive(0, "means", number)) * (counts > 0)[:, None]
+        ipc = torch.repeat_interleave(torch.arange(10), counts.clamp(max=10))
+        estimate = class_counts(gradient, size, predictions)
+        for case, held, guess in (
+            ("gradient of the last bias, all records", held_classes(10, bias_gradient=gradient, size=size), estimate),
+            ("change of the last bias, an epoch of batches of 16", held_classes(10, bias_change=change), None),
+            ("class means", held_classes(10, class_rows=means), None),
+            ("class means, noise where there are records", held_classes(10, class_rows=noised, noised=True), None),
+            ("a set's labels, ten images a class", held_classes(10, labels=ipc, ipc=10), None),
+        ):
+            found.setdefault(case, []).append((held, counts, guess))
+    seconds = (time.process_time() - begun) / len(found)
+    for case, rows in found.items():
+        present = torch.cat([counts > 0 for _, counts, _ in rows])
+        certain = [torch.cat([getattr(held, name) for held, _, _ in rows]) for name in ("present", "absent", "exact")]
+        wrong = sum(int((guess - counts).abs().sum()) // 2 for _, counts, guess in rows if guess is not None)
+        record = {
+            "held": int(present.sum()),
+            "held_certain": int((certain[0] & present).sum()),
+            "lacking": int((~present).sum()),
+            "lacking_certain": int((certain[1] & ~present).sum()),
+            "counts_certain": int((certain[2] & present).sum()),
+            "false": int((certain[0] & ~present).sum() + (certain[1] & present).sum()),
+            "misplaced": wrong / len(digits) if rows[0][2] is not None else None,
+        }
+        if f"{case} 0" not in done:
+            yield {"case": case, "seed": 0, "clients": len(clients), **record, "seconds": seconds}
+
+
+def clients(done: set[str]) -> Iterator[Record]:
+    """Six clients, thirty records of one class each, and what is found of what they send; with the picture."""
+    digits, count = load("digits", size=16), 6
+    if len(done) == 4 * count:
+        return
+    own = [digits.train[(digits.train.labels == k).nonzero().flatten()[:30]] for k in range(count)]
+    other = torch.cat([digits.test[digits.test.labels == k].pixels()[:1] for k in range(count)])
+    network = convnet(own[0], **SMALL)
+    condense = partial(
+        distribution_matching,
+        LabeledImages.concatenate(own),
+        networks=RandomNetworks(partial(ConvNet, own[0].shape, 10, width=32)),
+        ipc=1, steps=200, lr=10.0, classes=range(count), progress=False,
+    )  # fmt: skip
+    raw = LabeledImages.concatenate([one[:1] for one in own])
+    epsilon = compose([(1.0, 1.0, 1)], 1e-5).epsilon
+    sets = {
+        "a record": raw,
+        "distilled, from a record": condense(init="real"),
+        "distilled, from noise": condense(init="noise"),
+        f"a record, DP (ε {epsilon:.1f})": raw,
+    }
+    shown: dict[str, tuple[Tensor, list[float]]] = {}
+    for case, data in sets.items():
+        found = []
+        for k in range(count):
+            one = LabeledImages(data.images[k : k + 1], data.labels[k : k + 1], normalization=raw.normalization)
+            sent: Victim = Gradient.of(network, one.images, one.labels)
+            victim = Defended(sent, Clip(1.0), Noise(1.0, seed=k)) if "DP" in case else sent
+            record, image = scored(victim, one, k, ATTACK)
+            near = {"nearest": nearest(image, own[k]), "sent_nearest": nearest(one.pixels(), own[k])}
+            found.append((image, record["aligned"] if data is raw else near["nearest"]))
+            blind = {"held_out": nearest(other[k : k + 1], own[k])}
+            if f"{case} {k}" not in done:
+                yield {"case": case, "seed": k, **record, **near, **blind, **ATTACK}
+        if "DP" not in case:
+            shown[f"{case}"] = data.pixels(), []
+        shown[f"found of {case}"] = torch.cat([image for image, _ in found]), [value for _, value in found]
+    draw(shown)
+
+
+def nearest(image: Tensor, records: LabeledImages) -> float:
+    """The greatest aligned PSNR of an image to any record."""
+    truth = records.pixels()
+    return float(psnr(align(image.expand_as(truth), truth), truth).max())
+
+
+def draw(rows: Mapping[str, tuple[Tensor, Sequence[float]]]) -> None:
+    """A row of images each, with decibels below."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 8), layout="constrained")
+    axes = figure.subplots(len(rows), 6)
+    for line, (name, (pictures, values)) in zip(axes, rows.items(), strict=True):
+        for k, ax in enumerate(line):
+            ax.imshow(pictures[k, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            ax.set(xticks=[], yticks=[])
+            if values:
+                ax.set_xlabel(f"{values[k]:.1f} dB", fontsize=8, labelpad=2)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    figure.savefig(PICTURE, dpi=200)

@@ -1,0 +1,133 @@
+"""Write the tables of the page on inversion from its records, and from nothing else.
+
+    python docs/scripts/inversion_page.py
+
+The records are those of `inversion.py`. A table stands between `<!-- table: PART -->` and `<!-- end of table -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+DOCS = Path(__file__).parents[1]
+RECORDS, PAGE = DOCS / "results" / "inversion.jsonl", DOCS / "results" / "inversion.md"
+TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
+Record = dict[str, Any]
+
+
+def read(path: Path) -> list[Record]:
+    """The lines of a file of records; none if there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(head: str, lines: Sequence[Sequence[str]]) -> str:
+    """Markdown; the columns but the first at the right."""
+    rule = "---|" + "---:|" * head.count("|")
+    return "\n".join([f"| {head} |", f"|{rule}", *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def cases(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records of each case, in the order in which cases first stand."""
+    return {case: [r for r in records if r["case"] == case] for case in dict.fromkeys(r["case"] for r in records)}
+
+
+def column(rows: Sequence[Record], name: str) -> list[float]:
+    """One number of each record."""
+    return [float(r[name]) for r in rows]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median and range."""
+    return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def images(records: Sequence[Record]) -> str:
+    """Single images by each attack."""
+    lines = []
+    for case, rows in cases(records).items():
+        first = rows[0]
+        names = {"total_variation": "total variation", "lr": "lr"}
+        said = "".join(f", {word} {first[name]}" for name, word in names.items() if name in first)
+        guess = [median(column(rows, name)) for name in ("guess", "guess_aligned")]
+        lines.append([
+            f'{case}; "{first["method"]}", {first["steps"]} steps{said}',
+            f"{sum(r['label'] for r in rows)} of {len(rows)}",
+            spread(column(rows, "psnr")),
+            spread(column(rows, "aligned")),
+            f"{guess[0]:.1f}, {guess[1]:.1f}",
+            f"{median(column(rows, 'seconds')):.1f}",
+        ])  # fmt: skip
+    return table("images, network, attack | labels | PSNR dB | aligned dB | a guess, plain and aligned | CPU s", lines)
+
+
+def formulas(records: Sequence[Record]) -> str:
+    """What is read off by formulas."""
+    (r,) = records
+    error = f"{r['error']:.1e}" if r["error"] else "0"
+    return table(
+        "images | labels read off | largest error of a linear layer's input",
+        [[str(r["images"]), f"{r['labels']} of {r['images']}", error]],
+    )
+
+
+def defences(records: Sequence[Record]) -> str:
+    """What a defence leaves."""
+    lines = [
+        [case, f"{sum(r['label'] for r in rows)} of {len(rows)}", spread(column(rows, "aligned"))]
+        for case, rows in cases(records).items()
+    ]
+    return table("the message | labels | aligned dB", lines)
+
+
+def classes(records: Sequence[Record]) -> str:
+    """What is certain of the classes of clients."""
+    lines = []
+    for r in records:
+        of = {"held_certain": "held", "lacking_certain": "lacking", "counts_certain": "held"}
+        wrong = "–" if r["misplaced"] is None else f"{100 * r['misplaced']:.1f} %"
+        lines.append([r["case"], *(f"{r[a]} of {r[b]}" for a, b in of.items()), str(r["false"]), wrong])
+    head = (
+        "the message | classes held, certain | lacking, certain | counts, certain | false | estimate, misplaced records"
+    )
+    return table(head, lines)
+
+
+def clients(records: Sequence[Record]) -> str:
+    """What is found of what clients send."""
+    lines = [
+        [case, *(f"{mean(column(rows, name)):.1f}" for name in ("aligned", "sent_nearest", "nearest", "held_out"))]
+        for case, rows in cases(records).items()
+    ]
+    head = (
+        "the gradient of | found, to the image behind it | that image, to the nearest record | "
+        "found, to the nearest record | a held-out record, to the nearest"
+    )
+    return table(head, lines)
+
+
+TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
+    "images": images, "formulas": formulas, "defences": defences, "classes": classes, "clients": clients,
+}  # fmt: skip
+
+
+def filled(text: str, records: Sequence[Record]) -> str:
+    """The text of the page with its tables and commits made anew."""
+    commits = ", ".join(dict.fromkeys(str(r["commit"]) for r in records))
+    text = COMMITS.sub(lambda found: f"{found[1]}{commits}{found[2]}", text)
+    made = {part: [r for r in records if r["part"] == part] for part in TABLES}
+    return TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](made[found[2]])}\n\n{found[3]}", text)
+
+
+def write_page() -> None:
+    """Make the tables anew."""
+    PAGE.write_text(filled(PAGE.read_text(), read(RECORDS)))
+
+
+if __name__ == "__main__":
+    write_page()
