@@ -1,0 +1,117 @@
+"""FedCOG's script: the same model up to its first round, every ablation another method, tables made of the records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from distillkit.recipes import recipe
+from distillkit.study import Study, read_records
+from tests.scripts import load_script
+
+WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    return load_script("examples/fedcog.py")
+
+
+@pytest.fixture
+def planned(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the words ask to be run."""
+
+    def plan(*words: object) -> Study:
+        studies: list[Study] = []
+
+        def stop(study: Study, *_: Any, **__: Any) -> None:
+            studies.append(study)
+            raise InterruptedError
+
+        monkeypatch.setattr(script, "run_study", stop)
+        with pytest.raises(InterruptedError):
+            script.main(list(map(str, words)))
+        return studies[0]
+
+    return plan
+
+
+def test_fedcog_is_its_base_up_to_its_first_round_and_the_table_says_what_came_after(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.main([*WORDS, "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert said.index("Claim, written before any run") < said.index("accuracy by round")
+    records = {record.method: record for record in read_records(tmp_path)}
+    base, cog = records["FedAvg"], records["FedCOG"]
+    assert base.rows[0]["accuracy"] == cog.rows[0]["accuracy"]
+    assert base.line["hash"] != cog.line["hash"]
+    assert "FedCOG.first" not in str(cog.rows[1].get("noted"))
+    for record in (base, cog):
+        shown = script.late(record, 2).line["accuracy_late"]
+        assert shown == fmean(row["accuracy"] for row in record.rows[1:])
+        assert f"{100 * shown:.1f}" in next(row for row in said.splitlines() if f"| {record.method} " in row)
+        assert record.last("accuracy_locals.mean") is not None
+        assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {f"accuracy_by_{by}.png" for by in ("round", "bytes_up", "client_seconds")} | {"generated.png"}
+    assert (tmp_path / "table.md").read_text() in said
+
+
+def test_all_ways_are_different_methods_with_what_fedavg_chose(planned: Any, tmp_path: Path) -> None:
+    study = planned("--preset", "smoke", "--out", tmp_path)
+    ways, task = study.plan.ways, study.plan.tasks["digits-dirichlet"]
+    split, seen = task.load(), dict[str, str]()
+    for name, way in ways.items():
+        said = json.dumps(recipe(way.made(task, split, {"lr": 0.1}), store=tmp_path))
+        assert said not in seen, (name, seen[said])
+        seen[said] = name
+        assert (way.like, way.seeds) == ((None, None) if name == "FedAvg" else ("FedAvg", way.seeds))
+    assert len(ways) == 20
+    assert all(way.seeds == [0] for name, way in ways.items() if name not in ("FedAvg", "FedCOG"))
+
+
+def test_presets_are_the_claims_and_the_papers(planned: Any, script: Any, tmp_path: Path) -> None:
+    study = planned("--preset", "cpu", "--data", tmp_path)
+    assert (study.tries, study.plan.seeds) == (4, (0, 1, 2))
+    dirichlet = ["fashionmnist-dirichlet", "cifar10-dirichlet"]
+    assert list(study.plan.tasks) == [dirichlet[0], "fashionmnist-two-classes", dirichlet[1]]
+    ablated = {task for way in study.plan.ways.values() for task in way.tasks or ()}
+    assert ablated == set(dirichlet)
+    paper = planned("--preset", "paper", "--data", tmp_path)
+    assert set(paper.plan.tasks) == set(script.PAPER)
+    assert {name for names in script.PAPER.values() for name in names} <= set(paper.plan.ways)
+    task = paper.plan.tasks["cifar10-dirichlet"]
+    made = paper.plan.ways["FedCOG"].make(factory=lambda outputs: torch.nn.Linear(3, outputs), task=task, lr=0.01)
+    cog = next(addon for addon in made.addons if addon.name == "FedCOG")
+    assert (task.rounds, cog.start_round, cog.images, cog.steps, cog.disagreement) == (70, 51, 256, 100, 0.1)
+    assert (made.settings.batch, made.settings.phases[0].steps, made.settings.lr) == (64, 400, 0.01)
+    assert made.settings.augment is not None
+    tried = planned("--preset", "paper", "--data", tmp_path, "--rounds", "1", "--steps", "10")
+    made = tried.plan.ways["FedCOG"].make(factory=lambda outputs: torch.nn.Linear(3, outputs), task=task, lr=0.01)
+    cog = next(addon for addon in made.addons if addon.name == "FedCOG")
+    assert (cog.start_round, cog.steps, made.settings.phases[0].steps) == (1, 10, 10)
+
+
+def test_own_pictures_are_the_clients(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for north, name in enumerate(("north", "south", "west")):
+        for label in range(2):
+            (tmp_path / name / str(label)).mkdir(parents=True)
+            for i in range(30 if label else 10 + 5 * north):
+                pixel = (40 * north, 200 * label, 6 * i)
+                Image.new("RGB", (16, 16), pixel).save(tmp_path / name / str(label) / f"{i}.png")
+    folders = [str(tmp_path / name) for name in ("north", "south", "west")]
+    script.main([*WORDS, "--rounds", "1", "--size", "16", "--data", *folders, "--out", str(tmp_path / "out")])
+    assert "north-south-west, seed 0, FedCOG" in capsys.readouterr().out
+    assert all(record.rows[0]["drawn"] == [0, 1, 2] for record in read_records(tmp_path / "out"))
+
+
+def test_a_missing_data_set_says_what_to_put_where(script: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"(?s)fashionmnist-dirichlet cannot be read.*FashionMNIST/raw"):
+        script.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")])
