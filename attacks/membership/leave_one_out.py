@@ -44,7 +44,7 @@ their defaults. RMIA wants stable logits and a population."""
 class Found:
     """What one attack finds, over all targets. Made by `leave_one_out`; printed, it is a line of a report.
 
-    The intervals are for other runs of the pipeline on other halves of the *same* records.
+    The intervals are for one more run of the pipeline on another half of the *same* records; see `leave_one_out`.
 
     Attributes:
         auc: the mean area under the targets' curves.
@@ -95,12 +95,12 @@ def leave_one_out(
     place, by what is then left, and the threshold is the one that calls at most a share `fpr` of their non-members
     members. So neither a fit nor a threshold has seen the target.
 
-    Targets share their shadows and judges, so they are not independent and their spread would make too narrow an
-    interval. This one is the jackknife's, with Student's quantiles: the mean is computed again without each pair of
-    complements (areas without it as targets and as shadows, rates without it as targets and as judges). That of a rate
-    is at least as wide as Clopper and Pearson's for all records counted, which helps where hardly anybody is called a
-    member. In simulations with 16 shadows 95 % came out between 90 and 100; fewer shadows make them wide. All are
-    widened for the number of attacks (`bonferroni`), so that the best may be quoted. S shadows take S^2 / 2 attacks.
+    The intervals are for one more run of the pipeline on one more half of these records, attacked as these were: what
+    the attacks and thresholds give on average that the other shadows make. A target and its complement belong together
+    and count as one, so an interval comes from the spread over pairs, with Student's quantiles (the cluster-robust
+    error). Where fewer than ten records are called members, or are not, it is at least as wide as Clopper and Pearson's
+    for all records counted. How often they cover was counted (`docs/results/audit.md`). All are widened for the number
+    of attacks (`bonferroni`), so that the best may be quoted. S shadows take S^2 / 2 attacks.
 
     Args:
         shadows: of one pipeline, at least 8 for LiRA; intervals want 32 and more.
@@ -119,7 +119,8 @@ def leave_one_out(
         TypeError, ValueError: numbers out of range, no such scorer, too few shadows, a rate below one false positive a
             target; an attack that gives other than one finite score a record; and what the attacks refuse.
 
-    Source: Efron and Stein, "The jackknife estimate of variance" (Annals of Statistics 1981).
+    Source: Liang and Zeger, "Longitudinal data analysis using generalized linear models" (Biometrika 1986), for the
+        error of a mean of clusters.
     """
     if not isinstance(shadows, Shadows):
         raise TypeError(f"shadows must be Shadows, got {type(shadows).__name__}")
@@ -153,34 +154,22 @@ def _found(
     confidence: float,
     tick: Callable[[], object],
 ) -> Found:
-    count, pairs = len(shadows), int(units.max()) + 1
-    truth = shadows.inside.cpu()
-    own = torch.stack([_scores(attack, run, shadows.target(t, name)) for t in range(count)])
-    places = torch.zeros(pairs, pairs, dtype=torch.float64)  # [q, p]: the threshold for q's, without p's judges
-    again = torch.zeros(pairs, 3, dtype=torch.float64)  # area, true and false positives without each pair
-    for p in range(pairs):
-        rest = units != p
-        known, judge = shadows.only(rest), units[rest]
-        beside = torch.stack([_scores(attack, run, known.target(i, name)) for i in range(len(known))])
-        areas = [roc(scores, member).auc for scores, member in zip(beside, truth[rest])]
-        again[p, 0] = sum(areas) / len(areas)
-        falling, order = beside[~truth[rest]].sort(descending=True)
-        judge = judge[:, None].expand_as(beside)[~truth[rest]][order]
-        for without in range(pairs):  # nobody, where it is p itself: that is the threshold for p's
-            places[p, without] = _threshold(falling[judge != without], fpr)
+    truth, thresholds = shadows.inside.cpu(), []
+    own = [_scores(attack, run, shadows.target(t, name)) for t in range(len(shadows))]
+    for unit in range(int(units.max()) + 1):
+        rest = units != unit
+        known = shadows.only(rest)
+        judges = torch.stack([_scores(attack, run, known.target(i, name)) for i in range(len(known))])
+        thresholds.append(_threshold(judges[~truth[rest]].sort(descending=True).values, fpr))
         tick()
     points = [
-        at_threshold(own[t], truth[t], float(places[units[t], units[t]]), confidence=confidence, chosen_elsewhere=True)
-        for t in range(count)
+        at_threshold(scores, member, thresholds[unit], confidence=confidence, chosen_elsewhere=True)
+        for scores, member, unit in zip(own, truth, units.tolist())
     ]
-    for p in range(pairs):
-        rest = units != p
-        called = own[rest] >= places[units[rest], p, None]
-        again[p, 1:] = torch.stack([_share(called, truth[rest]), _share(called, ~truth[rest])])
     return Found(
-        _interval(sum(roc(s, m).auc for s, m in zip(own, truth)) / count, again[:, 0], confidence),
-        _rate([p.tpr for p in points], again[:, 1], confidence),
-        _rate([p.fpr for p in points], again[:, 2], confidence),
+        _interval([roc(scores, member).auc for scores, member in zip(own, truth)], units, confidence),
+        _rate([p.tpr for p in points], units, confidence),
+        _rate([p.fpr for p in points], units, confidence),
         fpr,
         tuple(points),
         sum(p.fpr.hits for p in points) < FEW,
@@ -227,24 +216,23 @@ def _units(inside: Tensor) -> Tensor:
     return torch.tensor(units)
 
 
-def _share(called: Tensor, of: Tensor) -> Tensor:
-    """The mean over rows of the share of `of` that is called."""
-    return ((called & of).sum(1) / of.sum(1)).double().mean()
-
-
-def _interval(value: float, again: Tensor, confidence: float) -> Estimate:
-    """Around a statistic, from its values without each pair."""
+def _interval(values: Sequence[float], units: Tensor, confidence: float) -> Estimate:
+    """Around the mean of values of which those of one unit belong together: the cluster-robust error, Student's t."""
     from scipy.stats import t
 
-    count = len(again)
-    error = math.sqrt((count - 1) / count * float((again - again.mean()).square().sum()))
-    half = float(t.isf((1 - confidence) / 2, count - 1)) * error
+    of, count = torch.tensor(values, dtype=torch.float64), int(units.max()) + 1
+    sums = torch.zeros(count, dtype=torch.float64).index_add_(0, units, of - of.mean())
+    error = math.sqrt(count / (count - 1) * float(sums.square().sum())) / len(of)
+    value, half = float(of.mean()), float(t.isf((1 - confidence) / 2, count - 1)) * error
     return Estimate(value, max(0.0, value - half), min(1.0, value + half), confidence)
 
 
-def _rate(counted: Sequence[Rate], again: Tensor, confidence: float) -> Estimate:
-    found = _interval(sum(r.value for r in counted) / len(counted), again, confidence)
-    low, high = clopper_pearson(sum(r.hits for r in counted), sum(r.trials for r in counted), confidence)
+def _rate(counted: Sequence[Rate], units: Tensor, confidence: float) -> Estimate:
+    found = _interval([r.value for r in counted], units, confidence)
+    hits, trials = sum(r.hits for r in counted), sum(r.trials for r in counted)
+    if min(hits, trials - hits) >= FEW:
+        return found
+    low, high = clopper_pearson(hits, trials, confidence)
     return Estimate(found.value, min(found.low, low), max(found.high, high), confidence)
 
 
