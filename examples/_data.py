@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distillkit.data import NAMES, load_domains, load_folder, load_npz
 from distillkit.data.layout import SUFFIXES
-from distillkit.study import Study, Task
+from distillkit.study import Task
 
 __all__ = ["own_task", "require_data", "root_or_pictures"]
 
@@ -49,17 +49,17 @@ def own_pictures(path: Path) -> bool:
     return any(file.suffix.lower() in SUFFIXES for deep in ("*/*", "*/*/*") for file in path.glob(deep))
 
 
-def require_data(study: Study) -> None:
+def require_data(tasks: Iterable[Task]) -> None:
     """End the script with what has to lie where, if the images of a task cannot be read.
 
     Args:
-        study: whose tasks are tried, each data set once.
+        tasks: each data set is tried once.
 
     Raises:
         SystemExit: with the loader's own words.
     """
-    plan, seen = study.plan, set[str]()
-    for task in [*plan.tasks.values(), *([plan.tune_on] if plan.tune_on else [])]:
+    seen = set[str]()
+    for task in tasks:
         if repr(task.data) not in seen:
             try:
                 task.load()

@@ -62,8 +62,7 @@ def command_line(
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     root = "root of the datasets by name; default: $DISTILLKIT_DATA"
     own = f"{root}; or your own pictures: one folder (class/picture.png) or .npz to deal out, or one for each client"
-    several: dict[str, Any] = {"nargs": "+", "metavar": "PATH"} if pictures else {}
-    add("--data", type=Path, help=own if pictures else root, **several)
+    add("--data", type=Path, nargs="+" if pictures else None, metavar="PATH", help=own if pictures else root)
     if pictures:
         add("--size", type=number(8), default=32, help="height and width that your own pictures are resized to")
     add("--estimate", action="store_true", help="only say what it will take: seconds, bytes, memory")
@@ -116,7 +115,7 @@ def run_study(
     Raises:
         SystemExit: a data set cannot be read; or what was asked for is an estimate.
     """
-    require_data(study)
+    require_data([*study.plan.tasks.values(), *study.plan.tuned_tasks.values()])
     if arguments.estimate:
         print(study.estimate(device=arguments.device), flush=True)
         if ends:

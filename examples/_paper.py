@@ -9,7 +9,7 @@ from typing import Any
 
 from distillkit import LabeledImages, plot
 from distillkit.plot.figure import panels
-from distillkit.study import Records, Table
+from distillkit.study import Records, Table, Way
 from fl import Entry
 from fl.engine.store import Store
 
@@ -17,21 +17,29 @@ __all__ = ["beside", "chosen", "sets_sent"]
 
 
 def beside(table: Table, paper: Mapping[str, Mapping[str, str]], source: str) -> Table:
-    """A table with the paper's numbers in a column on the right.
+    """A table with the paper's numbers in a column on the right, if it has a number for one of its rows.
 
     Args:
         table: with a row a task and way.
         paper: the paper's accuracies in per cent by task and way, as it prints them.
         source: which table of which paper, and what there differs from ours: printed below.
     """
+    if not any(row["method"] in paper.get(row["task"], {}) for row in table.rows):
+        return table
     wide = table.with_column("paper %", lambda row: paper.get(row["task"], {}).get(row["method"], ""))
     return replace(wide, notes=(*wide.notes, f"paper %: {source}"))
 
 
-def chosen(records: Records, method: str, task: str) -> dict[str, Any]:
-    """The settings with which a way ran on a task; nothing before it has run."""
+def chosen(records: Records, ways: Mapping[str, Way], method: str, task: str) -> dict[str, Any]:
+    """The settings with which a way of a study ran on a task; before it has run, those of its first try.
+
+    Args:
+        records: of the study.
+        ways: of the study, by name.
+        method, task: the names of both.
+    """
     found = next((r for r in records if (r.method, r.task) == (method, task)), None)
-    return {} if found is None else dict(found.last("settings") or {})
+    return {**ways[method].settings, **ways[method].tries[0]} if found is None else dict(found.last("settings") or {})
 
 
 def sets_sent(records: Sequence[Any], entry: Entry[LabeledImages], path: Path, *, per_class: int = 3) -> None:

@@ -10,13 +10,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from distillkit.data import load, partition
 from distillkit.recipes import recipe
-from distillkit.study import Study, Task
-from fl import FedAvg
-from fl.study import Federated
+from distillkit.study import Task
+from tests.examples.pictures import folder
 from tests.scripts import load_script
 
 
@@ -28,17 +26,6 @@ def data() -> ModuleType:
 @pytest.fixture(scope="module")
 def options() -> ModuleType:
     return load_script("examples/_options.py")
-
-
-def folder(path: Path, shade: int = 0, mode: str = "RGB", each: int = 10) -> Path:
-    """Pictures of two classes, bright and dark ones."""
-    for label, name in enumerate(("cats", "dogs")):
-        (path / name).mkdir(parents=True)
-        for i in range(each):
-            Image.new(mode, (9, 7), (shade + 20 * i + label) if mode == "L" else (shade, 20 * i, label)).save(
-                path / name / f"{i}.png"
-            )
-    return path
 
 
 def words(options: ModuleType, *given: object) -> object:
@@ -111,11 +98,10 @@ def test_a_dataset_that_is_missing_ends_the_script_with_what_to_put_where(data: 
     for name, need in (("cifar10", "data_batch_1"), ("mnist", "train-images-idx3-ubyte")):
         task = Task("missing", partial(load, name, root=str(tmp_path)), deal)
         with pytest.raises(SystemExit) as ended:
-            data.require_data(Study(tmp_path / "out", task, {"FedAvg": Federated(FedAvg)}))
+            data.require_data([task])
         assert all(word in str(ended.value) for word in (need, f"{name}.npz", "--data", "class/picture.png"))
-    assert not (tmp_path / "out").exists()
     (tmp_path / "bad" / "cats").mkdir(parents=True)
     (tmp_path / "bad" / "cats" / "a.png").write_text("no picture")
     task = data.own_task(words(load_script("examples/_options.py"), "--data", tmp_path / "bad"), partition=deal)
     with pytest.raises(SystemExit, match=r"cannot read picture .*a\.png"):
-        data.require_data(Study(tmp_path / "out", task, {"FedAvg": Federated(FedAvg)}))
+        data.require_data([task])

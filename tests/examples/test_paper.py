@@ -11,6 +11,7 @@ import torch
 from distillkit import LabeledImages
 from distillkit.study import Record, Records, summary_table
 from fl import FedAvg, FedDM, simulate
+from fl.study import Federated
 from tests.distillkit.study.written import record
 from tests.scripts import load_script
 
@@ -27,12 +28,14 @@ def test_the_papers_numbers_stand_beside_ours_with_their_source(paper: ModuleTyp
     assert [line[-1] for line in table.cells] == ["–", "72.0 ± 0.1"]
     assert table.notes[-1] == "paper %: Table 2 of somebody, 2023."
     assert table.rows == summary_table(records).rows
+    assert paper.beside(summary_table(records), {"mnist": {"FedDM": "1"}}, "another") == summary_table(records)
 
 
-def test_the_settings_of_a_way_are_those_it_ran_with(paper: ModuleType) -> None:
-    records = Records([record(0.5, "FedDM", 0, settings={"rho": 5.0}), record(0.5, "FedAvg", 0)])
-    assert paper.chosen(records, "FedDM", "digits") == {"rho": 5.0}
-    assert paper.chosen(records, "FedAvg", "digits") == paper.chosen(records, "VHL", "digits") == {}
+def test_the_settings_of_a_way_are_those_it_ran_with_or_its_first_tries(paper: ModuleType) -> None:
+    records = Records([record(0.5, "FedDM", 0, settings={"rho": 5.0, "ipc": 10})])
+    ways = {"FedDM": Federated(FedDM, tries=[{"rho": 20.0}, {"rho": 5.0}], settings={"ipc": 10})}
+    assert paper.chosen(records, ways, "FedDM", "digits") == {"rho": 5.0, "ipc": 10}
+    assert paper.chosen(records, ways, "FedDM", "mnist") == {"rho": 20.0, "ipc": 10}
 
 
 def test_the_images_that_the_server_has_are_drawn_of_the_first_run_of_each_way(
