@@ -327,6 +327,25 @@ def test_sets_are_made_judged_and_kept_the_same_in_processes(tmp_path: Path) -> 
     assert not expected.rows  # all is done
 
 
+def test_an_estimate_counts_every_epoch_of_a_training_and_its_test_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def takes(seconds: float) -> Any:
+        return lambda *given, **options: clock.__setitem__(0, clock[0] + seconds)
+
+    def made(real: LabeledImages, *, generator: Any) -> LabeledImages:
+        takes(7.0)()
+        return random_subset(real, ipc=1, generator=generator)
+
+    way = Condense(lambda factory: made, draws=3, protocol=Protocol(epochs=50))
+    monkeypatch.setattr("distillkit.study.condense.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("distillkit.study.condense.train", takes(2.0))
+    monkeypatch.setattr("distillkit.study.condense.accuracy", takes(11.0))
+    assert Study(tmp_path, task(), {"A": way}, seeds=(0,)).estimate().seconds == 7 + 3 * (50 * 2 + 11)
+
+
 def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tmp_path: Path) -> None:
     def charged(real: LabeledImages, *, ledger: Ledger, generator: Any) -> LabeledImages:
         ledger.spend(Event("a test", sigma=2.0, rate=1.0, count=1))
