@@ -44,12 +44,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"method": "dlg", "steps": 20},
     ),
     "digits, the default ConvNet": ("digits", {}, {"method": "dlg", "steps": 12}),
-    "digits, the same": ("digits", {}, {"method": "geiping", "steps": 200, "total_variation": 0.01}),
     "CIFAR-10, ConvNet-3 of width 32": (
         "CIFAR-10",
         {"width": 32},
         {"method": "geiping", "steps": 300, "total_variation": 0.03, "lr": 0.3},
     ),
+    "digits, the default ConvNet again": ("digits", {}, {"method": "geiping", "steps": 100, "total_variation": 0.01}),
     "CIFAR-10, the same without norm": (
         "CIFAR-10",
         {"width": 32, "norm": "none"},

@@ -145,18 +145,18 @@ def clients(done: set[str]) -> Iterator[Record]:
     condense = partial(
         distribution_matching,
         LabeledImages.concatenate(own),
-        networks=RandomNetworks(partial(ConvNet, own[0].shape, 10, width=32)),
-        ipc=1, steps=200, lr=10.0, classes=range(count), progress=False,
+        networks=RandomNetworks(partial(ConvNet, own[0].shape, 10, **SMALL)),
+        ipc=10, steps=100, classes=range(count), progress=False,
     )  # fmt: skip
     raw = LabeledImages.concatenate([one[:1] for one in own])
     epsilon = compose([(1.0, 1.0, 1)], 1e-5).epsilon
     sets = {
         "a record": raw,
-        "distilled, from a record": condense(init="real"),
-        "distilled, from noise": condense(init="noise"),
-        f"a record, DP (ε {epsilon:.1f})": raw,
+        "a distilled image, from a record": condense(init="real")[::10],
+        "a distilled image, from noise": condense(init="noise")[::10],
+        f"a record, DP-SGD (ε {epsilon:.1f})": raw,
     }
-    shown: dict[str, tuple[Tensor, list[float]]] = {}
+    shown: list[tuple[str, Tensor, list[float]]] = []
     for case, data in sets.items():
         found = []
         for k in range(count):
@@ -164,14 +164,18 @@ def clients(done: set[str]) -> Iterator[Record]:
             sent: Victim = Gradient.of(network, one.images, one.labels)
             victim = Defended(sent, Clip(1.0), Noise(1.0, seed=k)) if "DP" in case else sent
             record, image = scored(victim, one, k, ATTACK)
-            near = {"nearest": nearest(image, own[k]), "sent_nearest": nearest(one.pixels(), own[k])}
+            near = {
+                "nearest": nearest(image, own[k]),
+                "sent_nearest": None if data is raw else nearest(one.pixels(), own[k]),
+            }
             found.append((image, record["aligned"] if data is raw else near["nearest"]))
             blind = {"held_out": nearest(other[k : k + 1], own[k])}
             if f"{case} {k}" not in done:
                 yield {"case": case, "seed": k, **record, **near, **blind, **ATTACK}
         if "DP" not in case:
-            shown[f"{case}"] = data.pixels(), []
-        shown[f"found of {case}"] = torch.cat([image for image, _ in found]), [value for _, value in found]
+            shown.append((case.replace(", ", ",\n"), data.pixels(), []))
+        name = "found" if "DP" not in case else f"found of\n{case}"
+        shown.append((name, torch.cat([image for image, _ in found]), [value for _, value in found]))
     draw(shown)
 
 
@@ -181,13 +185,14 @@ def nearest(image: Tensor, records: LabeledImages) -> float:
     return float(psnr(align(image.expand_as(truth), truth), truth).max())
 
 
-def draw(rows: Mapping[str, tuple[Tensor, Sequence[float]]]) -> None:
-    """A row of images each, with decibels below."""
+def draw(rows: Sequence[tuple[str, Tensor, Sequence[float]]]) -> None:
+    """A row of six images each, with its name and decibels."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 8), layout="constrained")
+    figure = Figure(figsize=(6.4, 7.2))
+    figure.subplots_adjust(left=0.25, right=0.99, top=0.99, bottom=0.03, wspace=0.06, hspace=0.24)
     axes = figure.subplots(len(rows), 6)
-    for line, (name, (pictures, values)) in zip(axes, rows.items(), strict=True):
+    for line, (name, pictures, values) in zip(axes, rows, strict=True):
         for k, ax in enumerate(line):
             ax.imshow(pictures[k, 0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             ax.set(xticks=[], yticks=[])

@@ -100,10 +100,11 @@ def classes(records: Sequence[Record]) -> str:
 
 def clients(records: Sequence[Record]) -> str:
     """What is found of what clients send."""
-    lines = [
-        [case, *(f"{mean(column(rows, name)):.1f}" for name in ("aligned", "sent_nearest", "nearest", "held_out"))]
-        for case, rows in cases(records).items()
-    ]
+    lines = []
+    for case, rows in cases(records).items():
+        sent = "–" if rows[0]["sent_nearest"] is None else f"{mean(column(rows, 'sent_nearest')):.1f}"
+        aligned, near, other = (f"{mean(column(rows, name)):.1f}" for name in ("aligned", "nearest", "held_out"))
+        lines.append([case, aligned, sent, near, other])
     head = (
         "the gradient of | found, to the image behind it | that image, to the nearest record | "
         "found, to the nearest record | a held-out record, to the nearest"
