@@ -15,6 +15,7 @@ from distillkit.networks.convnet import ConvNet
 from distillkit.networks.door import require_sampler
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
 from distillkit.normalization import Normalization
+from distillkit.plausible import without_warnings
 from distillkit.privacy.class_means import class_sums, fit_to_means, release
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gaussian import gaussian_sigma
@@ -220,7 +221,8 @@ def condense_private(
         "init": init_name,
         "steps": steps,
     }
-    return LabeledImages(fitted, classes, num_classes=real.num_classes, normalization=real.normalization, info=info)
+    with without_warnings():  # what noise drives far out of the pixels' range is still what was learned
+        return LabeledImages(fitted, classes, num_classes=real.num_classes, normalization=real.normalization, info=info)
 
 
 def public_networks(networks: NetworkSampler | None, like: LabeledImages) -> NetworkSampler:

@@ -12,6 +12,7 @@ from distillkit.augment import Augmentation
 from distillkit.chunks import chunk_size
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
+from distillkit.plausible import without_warnings
 from distillkit.privacy.condense import public_networks
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gradient import PrivateGradient
@@ -202,13 +203,11 @@ def image_sgd(
     info = {"method": "image_sgd", **guarantee.info(), "sigma": sigma, "clip": clip, "rate": rate, "steps": steps}
     info |= {"match": match, "ipc": ipc, "init": init_name}
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
-    return LabeledImages(
-        synthetic.detach().flatten(0, 1),
-        classes,
-        num_classes=real.num_classes,
-        normalization=real.normalization,
-        info=info,
-    )
+    learned = synthetic.detach().flatten(0, 1)
+    with without_warnings():  # what noise drives far out of the pixels' range is still what was learned
+        return LabeledImages(
+            learned, classes, num_classes=real.num_classes, normalization=real.normalization, info=info
+        )
 
 
 def _public_clip(images: Tensor, phi: PublicMap, loss: SeparableLoss, like: LabeledImages, seed: int) -> float:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -235,3 +236,10 @@ def test_squared_distance_is_flagged() -> None:
 
 def test_a_fixed_network_is_accepted(toy_set: LabeledImages, toy_network: Factory) -> None:
     assert len(private(toy_set, toy_network, networks=FixedNetwork(build(toy_network, 0)))) == 6
+
+
+def test_images_that_noise_drives_far_are_no_odd_input(toy_set: LabeledImages, toy_network: Factory) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = private(toy_set, toy_network, lr=1e6)
+    assert float(found.images.abs().max()) > 1e3
