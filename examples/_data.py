@@ -9,11 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distillkit.data import NAMES, load_domains, load_folder, load_npz
+import torch
+
+from distillkit import Normalization
+from distillkit.data import NAMES, Split, load, load_domains, load_folder, load_npz
 from distillkit.data.layout import SUFFIXES
+from distillkit.rng import derive
 from distillkit.study import Task
 
-__all__ = ["own_task", "require_data", "root_or_pictures"]
+__all__ = ["own_task", "require_data", "root_or_pictures", "some_images"]
 
 WHERE = """\
 --data (or DISTILLKIT_DATA) names the folder in which the datasets lie: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M,
@@ -66,6 +70,29 @@ def require_data(tasks: Iterable[Task]) -> None:
             except (OSError, ValueError) as error:
                 raise SystemExit(f"the images of {task.name} cannot be read: {error}\n{WHERE}") from None
         seen.add(repr(task.data))
+
+
+def some_images(
+    name: str,
+    root: Path | None,
+    records: int | None,
+    size: int | None = None,
+    normalization: Normalization | None = None,
+) -> Split:
+    """A data set by name; or so many of its training images, drawn once for all, and half as many of its tests.
+
+    Args:
+        name, root, size, normalization: as for `load`.
+        records: how many; None for all.
+    """
+    split = load(name, root=root, size=size, normalization=normalization)
+    if records is None:
+        return split
+    train, test = (
+        one[torch.randperm(len(one), generator=derive(0, "records"))[:count]]
+        for one, count in ((split.train, records), (split.test, records // 2))
+    )
+    return Split(train, test, split.classes)
 
 
 def own_task(o: argparse.Namespace, **options: Any) -> Task:

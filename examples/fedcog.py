@@ -21,14 +21,13 @@ from typing import Any
 
 import torch
 
-from _data import own_task
+from _data import own_task, some_images
 from _fedcog import PAPER, SOURCE, SPACES, ablations, pair
 from _options import command_line, number, parsed, run_study
 from _paper import beside
 from distillkit import LabeledImages, plot
-from distillkit.data import Split, load, partition
+from distillkit.data import partition
 from distillkit.generate import invert
-from distillkit.rng import derive
 from distillkit.study import Record, Study, Table, Task, curves, paired, summary_table
 from fl.study import load as load_run
 
@@ -42,24 +41,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """`start`: FedCOG's first round; `steps`: a client's in a round; `generation`: Adam's, on so many `images`."""
 RECORDS = {"smoke": None, "cpu": 10_000, "paper": None}  # of the training images; half as many are tested on
+SIZE = {"digits": 16}
 LEFT_OUT = {"smoke": ["digits-two-classes"], "cpu": ["cifar10-two-classes"], "paper": []}
 CLAIM = """\
 Claim, written before any run: in the rounds from FedCOG's first on, the global model is better with FedCOG than
 without it (accuracy late: the mean over these rounds; under the same seed both are the same model before). FedAvg
 chose its rate among four on validation images; FedCOG takes that rate and has no try of its own. The claim holds on a
 task where the interval of the paired difference lies above 0. All else has one seed and FedAvg's rate, untuned."""
-
-
-def images(name: str, root: Any, records: int | None) -> Split:
-    """A data set in the space of the release; or so many of its training images, and half as many tests."""
-    split = load(name, root=root, size=16 if name == "digits" else None, normalization=SPACES.get(name))
-    if records is None:
-        return split
-    train, test = (
-        one[torch.randperm(len(one), generator=derive(0, "records"))[:count]]
-        for one, count in ((split.train, records), (split.test, records // 2))
-    )
-    return Split(train, test, split.classes)
 
 
 def tasks(o: Any, rounds: int) -> list[Task]:
@@ -72,7 +60,9 @@ def tasks(o: Any, rounds: int) -> list[Task]:
     if o.pictures:
         return [own_task(o, partition=deals["dirichlet"], **options)]
     names = ["digits"] if o.preset == "smoke" else o.datasets
-    data = {name: partial(images, name, o.data, RECORDS[o.preset]) for name in names}
+    data = {
+        name: partial(some_images, name, o.data, RECORDS[o.preset], SIZE.get(name), SPACES.get(name)) for name in names
+    }
     wanted = [f"{name}-{kind}" for name in names for kind in deals if f"{name}-{kind}" not in LEFT_OUT[o.preset]]
     return [Task(name, data[name.split("-")[0]], deals[name.split("-", 1)[1]], **options) for name in wanted]
 

@@ -1,0 +1,122 @@
+"""The single image's script: selections that differ in one thing, rivals with the same clients, tables from records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from distillkit.recipes import recipe
+from distillkit.study import Study, read_records
+from tests.scripts import load_script
+
+WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    return load_script("examples/single_image.py")
+
+
+@pytest.fixture
+def planned(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the words ask to be run."""
+
+    def plan(*words: object) -> Study:
+        studies: list[Study] = []
+
+        def stop(study: Study, *_: Any, **__: Any) -> None:
+            studies.append(study)
+            raise InterruptedError
+
+        monkeypatch.setattr(script, "run_study", stop)
+        with pytest.raises(InterruptedError):
+            script.main(list(map(str, words)))
+        return studies[0]
+
+    return plan
+
+
+def test_selections_are_compared_and_what_is_shown_is_in_the_records(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.main([*WORDS, "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert said.index("Claim, written before any run") < said.index("accuracy by round")
+    records = {record.method: record for record in read_records(tmp_path)}
+    assert list(records) == ["Single image", "No selection", "Random selection"]
+    assert len({record.line["hash"] for record in records.values()}) == 3
+    assert {tuple(row["drawn"]) for row in records["Single image"].rows} == {
+        tuple(row["drawn"]) for row in records["No selection"].rows
+    }
+    for name, record in records.items():
+        shown = script.late(record).line["accuracy_late"]
+        assert shown == fmean(row["accuracy"] for row in record.rows)
+        assert f"{100 * shown:.1f}" in next(row for row in said.splitlines() if f"| {name} " in row)
+        assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None
+        assert record.rows[1]["initialised"] == 0
+    names = {path.name for path in tmp_path.glob("*.png")}
+    assert names == {f"accuracy_by_{by}.png" for by in ("round", "bytes_up", "client_seconds")} | {"crops.png"}
+    assert (tmp_path / "table.md").read_text() in said
+
+
+def test_all_ways_are_different_methods_and_every_paper_row_is_one(planned: Any, script: Any, tmp_path: Path) -> None:
+    study = planned("--preset", "smoke", "--out", tmp_path)
+    ways, task = study.plan.ways, study.plan.tasks["digits"]
+    split, seen = task.load(), dict[str, str]()
+    for name, way in ways.items():
+        said = json.dumps(recipe(way.made(task, split, {"lr": 0.1, "server_lr": 0.1}), store=tmp_path))
+        assert said not in seen, (name, seen[said])
+        seen[said] = name
+        assert way.like == (None if name in ("Single image", "No selection") else "Single image")
+    assert len(ways) == 17
+    assert {name for names in script.PAPER.values() for name in names} <= set(ways)
+    assert all(way.seeds == [0] for name, way in list(ways.items())[3:])
+
+
+def test_presets_are_the_claims_and_the_papers(planned: Any, tmp_path: Path) -> None:
+    study = planned("--preset", "cpu", "--data", tmp_path)
+    assert (study.tries, study.plan.seeds, list(study.plan.tasks)) == (4, (0, 1, 2), ["cifar10"])
+    assert list(planned("--data", tmp_path, "--alpha", "0.1").plan.tasks) == ["cifar10-alpha0.1"]
+    paper = planned("--preset", "paper", "--data", tmp_path)
+    task = paper.plan.tasks["cifar10"]
+    made = paper.plan.ways["Single image"].make(lambda outputs: torch.nn.Linear(3, outputs), task, 0.01, 0.005)
+    shared = next(addon for addon in made.addons if addon.name == "SharedImage")
+    assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
+    assert (made.settings.batch, made.settings.optimizer, made.settings.phases[0].epochs) == (512, "adam", 40)
+    assert (task.rounds, task.participation, made.settings.augment is not None) == (30, 0.4, True)
+    nothing = paper.plan.ways["No selection"].make(lambda outputs: torch.nn.Linear(3, outputs), task, 0.01, 0.005)
+    unselected = next(addon for addon in nothing.addons if addon.name == "SharedImage")
+    assert (unselected.keep, unselected.count) == (5000, 5000)
+
+
+def test_own_pictures_are_the_clients_and_an_own_image_is_shared(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for north, name in enumerate(("north", "south", "west")):
+        for label in range(2):
+            (tmp_path / name / str(label)).mkdir(parents=True)
+            for i in range(20):
+                pixel = (40 * north, 200 * label, 6 * i)
+                Image.new("RGB", (16, 16), pixel).save(tmp_path / name / str(label) / f"{i}.png")
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randint(0, 256, (40, 50, 3), generator=generator, dtype=torch.uint8)
+    Image.fromarray(shared.numpy()).save(tmp_path / "shared.png")
+    own = ["--size", "16", "--data", *(str(tmp_path / name) for name in ("north", "south", "west"))]
+    script.main(
+        [*WORDS, "--rounds", "1", *own, "--image", str(tmp_path / "shared.png"), "--out", str(tmp_path / "out")]
+    )
+    assert "north-south-west, seed 0, Single image" in capsys.readouterr().out
+    records = read_records(tmp_path / "out")
+    assert all(record.rows[0]["drawn"] == [0, 1, 2] for record in records)
+    assert torch.equal(script.photograph(tmp_path / "shared.png", 3), shared.permute(2, 0, 1) / 255)
+
+
+def test_missing_data_says_what_to_put_where(script: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"(?s)cifar10 cannot be read.*cifar10\.npz"):
+        script.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")])
