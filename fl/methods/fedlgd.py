@@ -47,6 +47,7 @@ class FedLGD(FedAvg):
         joined: the rounds in which the anchors are training data.
         init, anchors_init: what the local and the global images start from.
         condense_factory: networks of the first condensation; default: the client's own architecture, as in the paper.
+        batch_real: real images per class and step of the distribution matching.
         augment: of the distribution matching.
         weights: uniform (Algorithm 1, line 26), or by the number of condensed images.
         lr: the clients' rate; None: the optimiser's own, as in `FedAvg`.
@@ -77,6 +78,7 @@ class FedLGD(FedAvg):
         joined: Literal["unselected", "always"] = "unselected",
         anchors_init: Literal["noise", "statistics", "statistics-whole-set"] = "noise",
         condense_factory: Callable[[], nn.Module] | None = None,
+        batch_real: int = 256,
         augment: Augmentation | None = _DSA,
         weights: Literal["samples", "uniform"] = "uniform",
         lr: float | None = 0.01,
@@ -87,7 +89,7 @@ class FedLGD(FedAvg):
         check.one_of(anchors_init, "anchors_init", ("noise", "statistics", "statistics-whole-set"))
         condensed = Condensed(
             ipc=ipc, steps=condense_steps, refine_steps=refine_steps, selected=selected, init=init,
-            factory=condense_factory, augment=augment,
+            factory=condense_factory, batch_real=batch_real, augment=augment,
         )  # fmt: skip
         matched = Anchors(
             ipc=anchors, weight=weight, selected=selected, joined=joined, init=anchors_init, steps=match_steps,

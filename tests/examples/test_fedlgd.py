@@ -1,0 +1,152 @@
+"""FedLGD's example: its tables' numbers are those of its records, and every way can be written down and tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from PIL import Image
+
+from distillkit.recipes import recipe
+from distillkit.study import Study, equal_tries, read_records
+from tests.scripts import load_script
+
+TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def fedlgd() -> ModuleType:
+    return load_script("examples/fedlgd.py")
+
+
+@pytest.fixture(scope="module")
+def shows() -> ModuleType:
+    return load_script("examples/_fedlgd.py")
+
+
+def asked(script: ModuleType, patch: pytest.MonkeyPatch, *words: str) -> Study:
+    """The study that these words ask for, which is not run."""
+    studies: list[Study] = []
+
+    class Asked(Exception):
+        pass
+
+    def stop(study: Study, *_: object, **__: object) -> None:
+        studies.append(study)
+        raise Asked
+
+    patch.setattr(script, "run_study", stop)
+    with pytest.raises(Asked):
+        script.main([*words])
+    return studies[0]
+
+
+def test_the_table_of_the_paper_is_run_and_every_number_of_it_is_in_the_records(
+    fedlgd: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedlgd.main([*TINY, "--no-ablations", "--out", str(tmp_path)])
+    said, records = capsys.readouterr().out, read_records(tmp_path)
+    assert said.startswith(fedlgd.CLAIM.split("\n")[0])
+    assert [record.method for record in records] == list(fedlgd.TRIES)
+    assert equal_tries(tmp_path) == {"domains": 1}
+    text = (tmp_path / "table.md").read_text()
+    assert text in said
+    assert fedlgd.CLAIM in text
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    for record in records:
+        assert record.folder is not None
+        domains = json.loads((record.folder / "domains.json").read_text())
+        main, own = ([row for row in rows if record.method in row[:2] and len(row) == n] for n in (10, 4))
+        assert [row[3] for row in main] == [f"{100 * record.line['accuracy_last']:.1f}"]
+        assert [row[1:] for row in own] == [[f"{100 * value:.1f}" for value in domains.values()]]
+        mean = sum(domains.values()) / len(domains)
+        assert mean == pytest.approx(record.line["accuracy_last"], abs=1e-6)
+    for name in ("accuracy_by_round", "accuracy_by_bytes_down", "accuracy_by_client_seconds", "sets", "tsne", "mmd"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+def test_every_way_is_another_method_that_can_be_written_down(
+    fedlgd: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = asked(fedlgd, monkeypatch, "--preset", "cpu", "--domains", "digits", "digits-m-like")
+    assert (study.tries, study.plan.seeds) == (4, (0, 1, 2))
+    ways, seen = study.plan.ways, dict[str, str]()
+    [task] = study.plan.tasks.values()
+    split = task.load()
+    for name, way in ways.items():
+        assert (way.seeds is None) == (name in fedlgd.TRIES) == (way.like is None), name
+        source = ways[way.like or name]
+        for settings in source.tries:
+            built = way.made(task, split, {**source.settings, **settings, **way.settings})
+            said = json.dumps(recipe(built, store=tmp_path))
+            if name != f"FedLGD, weight {settings.get('weight', 0):g}":  # the ablation that a try is already
+                assert seen.setdefault(said, name) in (name, *(n for n in ways if n.startswith("FedLGD"))), name
+    assert len(seen) >= 4 * 10
+
+
+def test_the_papers_preset_has_the_papers_settings_and_can_be_cut_short(
+    fedlgd: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = asked(fedlgd, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10", "--ipc", "10")
+    [task] = study.plan.tasks.values()
+    assert task.rounds == 1
+    assert task.data.args[0] == ("mnist", "svhn", "usps", "synthdigits", "mnistm")  # type: ignore[union-attr]
+    way = study.plan.ways["FedLGD"]
+    assert dict(way.tries[0]) == {"lr": 0.01, "weight": 10.0}
+    cut = {"condense_steps": 10, "refine_steps": 10, "match_steps": 10}
+    assert {k: v for k, v in way.settings.items() if k != "augment"} == {
+        "ipc": 10, "anchors": 10, "batch": 32, "batch_real": 256, **cut
+    }  # fmt: skip
+    whole = asked(fedlgd, monkeypatch, "--preset", "paper").plan.ways["FedLGD"].settings
+    assert [whole[name] for name in cut] == [10_000, 100, 500]
+    assert whole["ipc"] == 50
+
+
+def test_domains_have_as_many_pictures_as_each_other_with_their_shares_of_classes(shows: ModuleType) -> None:
+    split = shows.digits(("digits", "digits-m-like", "synthdigits-like"), None, 16, 100, 30)
+    assert split.domains == ("digits", "digits-m-like", "synthdigits-like")
+    assert split.train.columns["domain"].bincount().tolist() == [100] * 3
+    assert split.test.columns["domain"].bincount().tolist() == [30] * 3
+    assert (split.train.shape, split.train.normalization.mean) == ((3, 16, 16), (0.5, 0.5, 0.5))
+    for number in range(3):
+        counts = split.train.labels[split.train.columns["domain"] == number].bincount(minlength=10)
+        assert int(counts.min()) >= 9
+        assert int(counts.max()) <= 11
+
+
+def test_the_means_of_table_1_are_those_of_its_domains(shows: ModuleType) -> None:
+    """Table 1's own averages, to the rounding of its cells; the one that does not fit is the paper's."""
+    for name, row in shows.TABLE_1.items():
+        for cells in row:
+            assert sum(cells[:5]) / 5 == pytest.approx(cells[5], abs=0.101), name
+
+
+def test_own_pictures_in_three_folders_are_three_clients(
+    fedlgd: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[str, ...]] = []
+    monkeypatch.setattr(fedlgd, "draw", lambda records, task, images, out: drawn.append(images.domains))
+    generator = torch.Generator().manual_seed(0)
+    for number, name in enumerate(("north", "south", "west")):
+        for label in ("cat", "dog"):
+            (tmp_path / name / label).mkdir(parents=True)
+            for i in range(10):
+                pixels = torch.randint(40 * number, 40 * number + 99, (12, 12, 3), generator=generator)
+                Image.fromarray(pixels.to(torch.uint8).numpy()).save(tmp_path / name / label / f"{i}.png")
+    places = [str(tmp_path / name) for name in ("north", "south", "west")]
+    out = tmp_path / "out"
+    fedlgd.main([*TINY, "--no-ablations", "--size", "16", "--data", *places, "--out", str(out)])
+    said = capsys.readouterr().out
+    assert "| method   | north % | south % | west % |" in said
+    records = read_records(out)
+    assert {record.rows[0]["drawn"][-1] for record in records} == {2}
+    assert drawn == [("north", "south", "west")]
+
+
+def test_a_missing_source_says_what_to_put_where(fedlgd: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        fedlgd.main(["--preset", "cpu", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "MNIST/raw" in str(ended.value)
