@@ -14,7 +14,7 @@ import torch
 
 from _data import require_data, root_or_pictures
 from distillkit.files import write_atomically
-from distillkit.study import Records, Study, curves, pictures, spark, tuning_table
+from distillkit.study import Record, Records, Study, curves, pictures, spark, tuning_table
 
 __all__ = ["command_line", "number", "parsed", "run_study"]
 
@@ -97,6 +97,7 @@ def run_study(
     sets: int = 0,
     claim: str | None = None,
     ends: bool = True,
+    also: Sequence[Record] = (),
 ) -> Records:
     """Run a study as the command line says; write its tables, curves and pictures into its folder and print the tables.
 
@@ -108,9 +109,10 @@ def run_study(
         sets: images a class of a picture of the sets that the ways made; 0 for no picture.
         claim: what the table is to test and how, said before the runs and below the table.
         ends: whether `--estimate` ends the script here; False where another study follows.
+        also: runs of another study that tables and curves show too.
 
     Returns:
-        The records; none after an estimate.
+        The records of the study; none after an estimate.
 
     Raises:
         SystemExit: a data set cannot be read; or what was asked for is an estimate.
@@ -135,14 +137,13 @@ def run_study(
         print(f"{said} {spark(accuracies) + ' ' if accuracies else ''}{last}{after}", flush=True)
 
     print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
-    records = study.run(
-        processes=arguments.workers, device=arguments.device, trial=study.tries > 1, on_run=told
-    )  # fmt: skip
-    parts = [*tables(records), *([claim] if claim else []), *([tuning_table(study.out)] if study.tries > 1 else [])]
+    records = study.run(processes=arguments.workers, device=arguments.device, trial=study.tries > 1, on_run=told)
+    shown = Records(also) + records
+    parts = [*tables(shown), *([claim] if claim else []), *([tuning_table(study.out)] if study.tries > 1 else [])]
     text = "\n\n".join(map(str, parts))
     write_atomically(study.out / "table.md", f"{text}\n")
     for cost in by:
-        curves(records, by=cost).savefig(study.out / f"accuracy_by_{cost}.png", dpi=150)
+        curves(shown, by=cost).savefig(study.out / f"accuracy_by_{cost}.png", dpi=150)
     if sets:
         pictures(records, per_class=sets).savefig(study.out / "sets.png", dpi=150)
     print(f"\n{text}\n\nWritten to {study.out} in {time.perf_counter() - began:.0f} s.", flush=True)

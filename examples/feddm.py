@@ -134,8 +134,8 @@ def main(words: list[str] | None = None) -> None:
         averaged, matched = (chosen(found, ways, method, tasks[0].name) for method in ("FedAvg", "FedDM"))
         more = further(o, [task.name for task in tasks], averaged, matched)
         study = Study(o.out / f"{name}-more", tasks, more, seeds=o.seeds[:1])
-        first = Records([record for record in found if record.seed == o.seeds[0]])
-        found = run_study(study, o, partial(lambda first, more: [table(first + more)], first), claim=MORE, **drawn)
+        first = [record for record in found if record.seed == o.seeds[0]]
+        found = run_study(study, o, lambda all_of_it: [table(all_of_it)], also=first, claim=MORE, **drawn)
         sets_sent(found, FedDM.images, study.out / "images_sent.png")
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.data.partition import summary
-from distillkit.plot.figure import LINES, MARKERS, class_names, panels
+from distillkit.plot.figure import LINES, MARKERS, STYLES, class_names, panels
 from distillkit.sets import Labels
 from distillkit.sources import as_tensor
 
@@ -147,10 +147,9 @@ def curves(
             if len(points) > 1:
                 ax.axhspan(float(mean - points.std()), float(mean + points.std()), color=colour, alpha=0.1, linewidth=0)
             continue
+        look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": STYLES[i // len(LINES) % len(STYLES)]}
         every = -(-points.shape[1] // 25)
-        ax.plot(
-            *mean.T.tolist(), label=label, color=colour, marker=marker, markersize=4, linewidth=1.5, markevery=every
-        )
+        ax.plot(*mean.T.tolist(), label=label, markersize=4, linewidth=1.5, markevery=every, **look)
         if len(points) > 1:
             std = points[:, :, 1].std(0)
             low, high = (mean[:, 1] - std).tolist(), (mean[:, 1] + std).tolist()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CLASSES", "LINES", "MARKERS", "class_colours", "class_names", "panels", "require_mapping"]
+__all__ = ["CLASSES", "LINES", "MARKERS", "STYLES", "class_colours", "class_names", "panels", "require_mapping"]
 
 # Okabe & Ito's palette (without yellow, too pale for lines) and Tol's "muted" scheme.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -19,6 +19,7 @@ CLASSES = (
     *("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE"),
     *("#882255", "#44AA99", "#999933", "#AA4499", "#777777"),
 )
+STYLES = ("-", ":", "-.")  # the second time that a colour is used, and the third
 MARKERS = ("o", "X", "^", "s", "D", "v", "P", "*", "<", ">")
 
 

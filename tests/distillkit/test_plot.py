@@ -367,6 +367,11 @@ def test_many_names_stand_beside_the_curves() -> None:
         assert (axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1) == beside
 
 
+def test_no_two_of_many_curves_look_alike() -> None:
+    lines = plot.curves({f"m{i}": RUNS["ours"][0] for i in range(17)}).axes[0].lines
+    assert len({(one.get_color(), one.get_linestyle()) for one in lines}) == 17
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_notebook_shows_the_picture(name: str) -> None:
     """IPython asks an object for `_repr_png_` where pyplot has registered no formatter of its own."""
