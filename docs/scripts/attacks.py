@@ -1,0 +1,97 @@
+"""Write what docs say of attacks from the records of examples/membership.py, and from nothing else.
+
+    python docs/scripts/attacks.py [FOLDER]
+
+With FOLDER, which the example wrote, its rows first take the place of theirs in `results/attacks.jsonl`. In
+`results/attacks.md` a table stands between `<!-- table: NAME -->` and `<!-- end of table -->`, and the commits between
+`<!-- commits -->` and `<!-- end of commits -->`. Any page may have a single number between
+`<!-- found: ROW ATTACK KEY -->` and `<!-- end of found -->`, where KEY is one of `NUMBERS` and an attack's blanks are
+underscores.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+
+from _membership_tables import TABLES, percent, table  # noqa: E402
+from _pipelines import ROWS  # noqa: E402
+
+RECORDS = ROOT / "docs" / "results" / "attacks.jsonl"
+COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+FOUND = re.compile(r"(<!-- found: (\S+) (\S+) (\S+) -->).*?(<!-- end of found -->)", re.DOTALL)
+__all__ = ["TABLES", "filled", "merged", "pages"]
+
+Lines = Sequence[dict[str, Any]]
+NUMBERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "tpr": lambda line: percent(line["tpr"]),
+    "started": lambda line: percent(line["started"]["tpr"]),
+    "rest": lambda line: percent(line["started"]["rest"]),
+    "share": lambda line: f"{100 * line['started']['share']:.0f}",
+    "accuracy": lambda line: f"{100 * line['accuracy']:.1f}",
+    "training": lambda line: f"{100 * line['above']['25']['training'][0]:.0f}",
+    "held-out": lambda line: f"{100 * line['above']['25']['held-out'][0]:.0f}",
+}
+"""What a single number may be."""
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The records in a file."""
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def merged(old: Lines, new: Lines) -> list[dict[str, Any]]:
+    """The records, those of a row replaced by newer ones of that row, in the order of the table."""
+    fresh = {line["row"] for line in new}
+    order = [*ROWS, "transcript"]
+    return sorted(
+        [*(line for line in old if line["row"] not in fresh), *new], key=lambda line: order.index(line["row"])
+    )
+
+
+def number(lines: Lines, row: str, attack: str, key: str) -> str:
+    """One number of the records, in per cent.
+
+    Raises:
+        ValueError: there is no such record, or more than one.
+    """
+    own = [line for line in lines if line["row"] == row and line["attack"] == attack]
+    if len(own) != 1:
+        raise ValueError(f"there must be one record of {row}, {attack}, found {len(own)}")
+    return f"{NUMBERS[key](own[0])} %"
+
+
+def filled(text: str, lines: Lines) -> str:
+    """The text of a page with its tables, commits and numbers made anew from the records."""
+    commits = ", ".join(dict.fromkeys(str(line["commit"]) for line in lines))
+    text = COMMITS.sub(lambda found: f"{found[1]}{commits}{found[2]}", text)
+    text = FOUND.sub(lambda m: f"{m[1]}{number(lines, m[2], m[3].replace('_', ' '), m[4])}{m[5]}", text)
+    return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2], lines) or 'Not run yet.'}\n\n{found[3]}", text)
+
+
+def pages() -> list[Path]:
+    """The pages that such numbers stand in."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in found if path.stem == RECORDS.stem or FOUND.search(path.read_text())]
+
+
+def main() -> None:
+    """Take the records of a folder, then write the pages."""
+    lines = read(RECORDS) if RECORDS.exists() else []
+    if sys.argv[1:]:
+        lines = merged(lines, read(Path(sys.argv[1]) / "records.jsonl"))
+        RECORDS.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for path in pages():
+        path.write_text(filled(path.read_text(), lines))
+
+
+if __name__ == "__main__":
+    main()

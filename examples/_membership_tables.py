@@ -1,0 +1,117 @@
+"""The tables of `membership.py`, from its records alone; `docs/scripts/attacks.py` makes the same ones for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from _pipelines import ROWS
+from distillkit.study.text import NONE, show
+
+__all__ = ["TABLES", "table"]
+
+Line = Mapping[str, Any]
+NAMES = {
+    "threshold": "global threshold", "LiRA offline": "LiRA offline, pooled", "LiRA online": "LiRA online, pooled"
+}  # fmt: skip
+"""Of attacks, in the tables."""
+WHO = {
+    "training": "training records", "held-out": "held-out records",
+    "random": "training records, had random ones been sent in place of the images",
+}  # fmt: skip
+"""Whose nearest image a run's messages hold."""
+
+
+def percent(found: Sequence[float], digits: int = 1) -> str:
+    """A share and its interval, in per cent."""
+    value, low, high = (f"{100 * x:.{digits}f}" for x in found)
+    return f"{value} ({low} to {high})"
+
+
+def area(found: Sequence[float]) -> str:
+    """An area under a curve, and its interval."""
+    value, low, high = (f"{x:.3f}".removeprefix("0") for x in found)
+    return f"{value} ({low} to {high})"
+
+
+def of_models(lines: Sequence[Line], key: str, text: Callable[[Sequence[float]], str]) -> str:
+    """One number of every attack on the models, a row for each pipeline; pipelines that were not run say so."""
+    names = list(dict.fromkeys(line["attack"] for line in lines))
+    rows = []
+    for row, (title, _) in ROWS.items():
+        found = {line["attack"]: line for line in lines if line["row"] == row}
+        first = next(iter(found.values()), None)
+        cells = [text(found[name][key]) if name in found else NONE for name in names]
+        known = (str(first["shadows"]), f"{100 * first['accuracy']:.1f}") if first else ("not run yet", NONE)
+        rows.append((title, *known, *cells))
+    made = show(("trained on", "shadows", "accuracy %", *(NAMES.get(name, name) for name in names)), rows)
+    if key != "tpr":
+        return made
+    low, high = (100 * f(line["fpr"][0] for line in lines) for f in (min, max))
+    few = "; some rest on fewer than ten false positives" if any(line["few"] for line in lines) else ""
+    return f"{made}\n\nFalse-positive rates that the thresholds reached: {low:.2f} to {high:.2f} %{few}."
+
+
+def of_choices(lines: Sequence[Line]) -> str:
+    """What the choices inside of LiRA are worth, on models of raw data."""
+    rows = [(line["attack"], percent(line["tpr"]), percent(line["fpr"], 2), area(line["auc"])) for line in lines]
+    return show(("attack on raw data", "TPR %", "FPR %", "AUC"), rows)
+
+
+def of_sets(lines: Sequence[Line]) -> str:
+    """What the sets themselves give away, among the records that images started from and among the rest."""
+    rows = []
+    for line in lines:
+        n, groups = line["numbers"], line["started"]
+        single = line["row"] in ("dm", "dm-noise", "class-means")
+        ipc, steps = (n["ipc"], n["steps"]) if single else (f"{n['ipc'] // 2} x {n['clients']}", n["round_steps"])
+        made_by = NONE if line["row"] in ("class-means", "fedlgd") else f"{ipc}, {n['records'] // 2}, {steps}"
+        parts = (percent(groups[name]) for name in ("tpr", "rest")) if groups else (NONE, NONE)
+        began = f"{100 * groups['share']:.1f}" if groups else "0.0"
+        attacked = (line["attack"], percent(line["tpr"]), percent(line["fpr"], 2), area(line["auc"]))
+        rows.append((ROWS[line["row"]][0], made_by, str(line["shadows"]), *attacked, began, *parts))
+    header = (
+        "set", "ipc, N, T", "runs", "score", "TPR %", "FPR %", "AUC", "initial %", "TPR, initial %", "TPR, rest %"
+    )  # fmt: skip
+    return show(header, rows)
+
+
+def of_transcript(lines: Sequence[Line]) -> str:
+    """How many of the records stand in a run's messages."""
+    [line] = lines
+    above = line["above"]
+    rows = [(said, *(percent(above[level][who]) for level in above)) for who, said in WHO.items()]
+    made = show(("records", *(f"above {level} dB, %" for level in above)), rows)
+    few = ", few false positives" if line["few"] else ""
+    return (
+        f"{made}\n\nAs an attack, by the {line['images']:,} images of all rounds: AUC {line['auc']:.3f}, TPR "
+        f"{percent(line['tpr'])} % at FPR {percent(line['fpr'], 2)} %{few}."
+    )
+
+
+TABLES: dict[str, tuple[str, Callable[[Sequence[Line]], str]]] = {
+    "tpr": ("model", partial(of_models, key="tpr", text=percent)),
+    "auc": ("model", partial(of_models, key="auc", text=area)),
+    "choices": ("choice", of_choices),
+    "sets": ("set", of_sets),
+    "transcript": ("transcript", of_transcript),
+}
+"""By name: which kind of records a table is of, and what makes it."""
+
+
+def table(name: str, lines: Sequence[Line]) -> str:
+    """One table of the records; empty if there are none of its kind.
+
+    Args:
+        name: one of `TABLES`.
+        lines: the records.
+
+    Raises:
+        ValueError: another name.
+    """
+    if name not in TABLES:
+        raise ValueError(f"name must be one of {', '.join(TABLES)}, got {name!r}")
+    kind, make = TABLES[name]
+    own = [line for line in lines if line["kind"] == kind]
+    return make(own) if own else ""

@@ -1,0 +1,101 @@
+"""Who was trained on? The strong membership attacks on raw data, distilled sets, federated runs and private ones.
+
+    python examples/membership.py --estimate             # one run of each pipeline, timed: what all of it will take
+    python examples/membership.py --rows raw dm          # some rows; a later call goes on, with more rows or shadows
+    python examples/membership.py --rows transcript      # what stands in the messages of the quickstart's FedDM
+
+Every pipeline is run from the records to what is published on random halves of the digits. Each run is the target in
+turn; thresholds and shadow models are the others'. All attacks that were tried are shown, with intervals that hold
+together; none is picked. docs/results/attacks.md is made from `records.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from _membership import Line, lines_of
+from _membership_tables import TABLES, table
+from _options import command_line, number, parsed
+from _pipelines import NUMBERS, ROWS, demo, pipeline
+from attacks.membership import estimate, shadows
+from distillkit.files import write_atomically
+from distillkit.provenance import git_commit
+
+SHADOWS = {"smoke": 8, "cpu": 66}
+TRANSCRIPT = "transcript"
+
+
+def written(path: Path) -> list[Line]:
+    """The records in a file."""
+    return [json.loads(text) for text in path.read_text().splitlines()]
+
+
+def write(path: Path, lines: Sequence[Line]) -> None:
+    """Write records, a line each, all or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def cost(folder: Path, row: str, preset: str, count: int, seed: int) -> float:
+    """CPU seconds of one run of a row's pipeline, timed once."""
+    path = folder / "cost.json"
+    if not path.exists():
+        began, fresh = time.process_time(), not any(folder.glob("shadow-*"))
+        estimate(pipeline(row, preset), count, seed=seed, out=folder if fresh else None)
+        write(path, [{"cpu_seconds": time.process_time() - began}])
+    return float(written(path)[0]["cpu_seconds"])
+
+
+def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
+    """The records of one row: of its runs, of which those that are missing are made, and of the attacks on them."""
+    folder, numbers = o.out / row, NUMBERS[o.preset]
+    kept = folder / "records.jsonl"
+    if kept.exists() and (row == TRANSCRIPT or written(kept)[0]["shadows"] == o.shadows):
+        return written(kept)
+    if row == TRANSCRIPT:
+        lines = [{"row": row, "kind": TRANSCRIPT, **demo(o.preset, seed), **facts}]
+    else:
+        facts |= {"cpu_seconds": cost(folder, row, o.preset, o.shadows, seed), "shadows": o.shadows}
+        place: Any = "threads" if o.workers == 1 else "processes"
+        found = shadows(pipeline(row, o.preset), o.shadows, out=folder, seed=seed, workers=o.workers, where=place)
+        lines = lines_of(row, found, {**facts, "numbers": numbers})
+    write(kept, lines)
+    return lines
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run what the options ask for."""
+    every = (*ROWS, TRANSCRIPT)
+    parser = command_line(__doc__, out="runs/membership", presets=tuple(SHADOWS), workers="runs at a time")
+    parser.add_argument("--rows", nargs="+", choices=every, default=every, help="what is attacked")
+    parser.add_argument("--shadows", type=number(8), default=None, help="runs of each, even; default: the preset's")
+    o = parsed(parser, words)
+    if len(o.seeds or [0]) > 1:
+        parser.error("--seeds takes one seed here: more --shadows say more than another seed")
+    [seed], o.shadows = o.seeds or [0], o.shadows or SHADOWS[o.preset]
+    torch.set_num_threads(1)
+    if o.estimate:
+        each = {row: cost(o.out / row, row, o.preset, o.shadows, seed) for row in o.rows if row != TRANSCRIPT}
+        print("\n".join(f"{row}: {seconds:.3g} CPU s a run" for row, seconds in each.items()))
+        print(f"all: {sum(each.values()) * o.shadows / 60:.0f} CPU minutes for {o.shadows} runs of each")
+        raise SystemExit
+    facts = {"commit": git_commit(), "command": " ".join(["python examples/membership.py", *(words or sys.argv[1:])])}
+    for row in o.rows:
+        run(row, o, seed, {**facts, "seed": seed, "preset": o.preset})
+        there = [o.out / name / "records.jsonl" for name in every]
+        lines = [line for path in there if path.exists() for line in written(path)]
+        write(o.out / "records.jsonl", lines)
+        text = "\n\n".join(made for name in TABLES if (made := table(name, lines)))
+        write_atomically(o.out / "table.md", f"{text}\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import _membership
+import _pipelines
+import quickstart
+from attacks.membership import Shadows, Target, halves
+from distillkit.rng import derive
+from tests.scripts import load_script
+
+
+@pytest.fixture
+def membership() -> ModuleType:
+    return load_script("examples/membership.py")
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_are_added_and_what_is_finished_is_not_run_again(
+    membership: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path), "--rows"]
+    membership.main([*words, "dm"])
+    first = read(tmp_path / "records.jsonl")
+    assert [(one["kind"], one["attack"]) for one in first] == [
+        *(("model", name) for name in _membership.MODEL), ("set", "nearest"), ("set", "distance")
+    ]  # fmt: skip
+    assert {one["row"] for one in first} == {"dm"}
+    assert all({"commit", "seed", "shadows", "numbers", "accuracy"} <= set(one) for one in first)
+    assert all(one["cpu_seconds"] > 0 and one["command"].endswith("--rows dm") for one in first)  # type: ignore
+    near = first[-2]
+    assert near["started"]["share"] == pytest.approx(0.1)  # type: ignore[index]
+    assert near["started"]["tpr"][0] > 0.4  # type: ignore[index]
+    with monkeypatch.context() as patch:
+        patch.setattr(membership, "shadows", lambda *_, **__: pytest.fail("run again"))
+        membership.main([*words, "dm"])
+    assert read(tmp_path / "records.jsonl") == first
+    monkeypatch.setitem(quickstart.PRESETS, "smoke", {"rounds": 1, "steps": 1, "server_epochs": 1})
+    membership.main([*words, "transcript"])
+    both = read(tmp_path / "records.jsonl")
+    assert both[:-1] == first
+    assert (both[-1]["row"], both[-1]["attack"]) == ("transcript", "distance")
+    shown = capsys.readouterr().out
+    assert shown.endswith((tmp_path / "table.md").read_text())
+    assert "| raw data               | not run yet |" in shown
+    assert "above 25 dB" in shown
+
+
+def test_the_cost_is_said_from_one_timed_run_which_is_kept(
+    membership: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path), "--rows", "raw", "--shadows", "600"]
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            membership.main([*words, "--estimate"])
+    first, total = capsys.readouterr().out.splitlines()[:2]
+    seconds = json.loads((tmp_path / "raw" / "cost.json").read_text())["cpu_seconds"]
+    assert first == f"raw: {seconds:.3g} CPU s a run"
+    assert total == f"all: {seconds * 10:.0f} CPU minutes for 600 runs of each"
+    assert len(list((tmp_path / "raw").glob("shadow-*"))) == 1
+
+
+def test_one_seed_at_a_time(membership: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        membership.main(["--seeds", "0", "1"])
+    assert "--seeds takes one seed here" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:images reach from")  # two steps of a fit leave noise
+@pytest.mark.parametrize("row", _pipelines.ROWS)
+def test_every_pipeline_gives_scores_of_its_model_and_its_sets(row: str) -> None:
+    pipeline = _pipelines.pipeline(row, "smoke")
+    inside = halves(4, len(pipeline.images), 0)[0]
+    scorers = pipeline.fit(inside.nonzero().flatten(), 1)
+    sets = {"nearest", "distance"} if row not in ("raw", "dp-sgd") else set()
+    real = {"started"} if row in ("dm", "feddm") else set()
+    assert set(scorers) == {"model", "margin"} | sets | real
+    scores = {name: scorer(pipeline.images, pipeline.labels) for name, scorer in scorers.items()}
+    assert bool(((scores["margin"] > 0) | (scores["model"] < 0)).all())
+    if real:
+        started = scores["started"] > 0
+        assert not bool((started & ~inside).any())
+        numbers = _pipelines.NUMBERS["smoke"]
+        most = 10 * numbers["ipc"]
+        assert int(started.sum()) == most if row == "dm" else most < int(started.sum()) <= most * numbers["rounds"]
+        near = -scores["distance"]
+        assert float(near[started].median()) < float(near[inside & ~started].median())
+
+
+def test_two_sided_scores_are_how_far_the_target_is_from_the_mean_without_the_record() -> None:
+    target = Target(
+        torch.tensor([3.0, -1.0]), torch.tensor([[True, False], [False, True], [False, False]]),
+        torch.tensor([[9.0, 1.0], [1.0, 7.0], [2.0, 3.0]]), None, None, None,
+    )  # fmt: skip
+    assert _membership.two_sided(target).tolist() == [1.5, 3.0]
+
+
+def test_few_shadows_are_the_first_sixteen_pairs_kept_whole() -> None:
+    inside = halves(24, 50, 0)
+    scores = torch.randn(25, 50, generator=derive(0), dtype=torch.float64)
+    changed = torch.cat([scores[:16], scores[16:24] + 5.0])
+    one, other = (
+        _membership.fewer(Target(scores[24], inside, s, None, None, None), online=True) for s in (scores[:24], changed)
+    )
+    assert torch.equal(one, other)
+    assert not torch.equal(one, _membership.MODEL["LiRA online"](Target(scores[24], inside, changed, None, None, None)))
+
+
+def test_a_share_is_a_mean_over_runs_with_an_interval_over_pairs() -> None:
+    of = torch.ones(6, 10, dtype=torch.bool)
+    called = torch.arange(10) < torch.tensor([1, 3, 2, 2, 5, 5])[:, None]
+    mean, low, high = _membership.share(called, of)
+    assert mean == pytest.approx(0.3)
+    half = 4.30265 * torch.tensor([0.2, 0.2, 0.5]).std() / 3**0.5  # Student's with two degrees of freedom
+    assert (low, high) == pytest.approx((0.0, 0.3 + float(half)), abs=1e-4)
+    same = _membership.share(torch.zeros(6, 10, dtype=torch.bool), of)
+    assert same == pytest.approx([0.0, 0.0, 1 - 0.025 ** (1 / 60)])  # Clopper and Pearson's, of sixty
+
+
+def test_records_of_one_pipeline_say_what_a_leaking_one_gives_away() -> None:
+    inside, generator = halves(8, 400, 0), derive(1)
+    margin = torch.randn(8, 50, generator=generator, dtype=torch.float64)
+    model = torch.randn(8, 400, generator=generator, dtype=torch.float64) + 3.0 * inside
+    started = inside & (torch.rand(8, 400, generator=generator) < 0.5)
+    noise = 0.1 * torch.rand(8, 400, generator=generator, dtype=torch.float64)
+    scores = {"model": model, "margin": model, "nearest": noise + started, "started": started.double()}
+    found = Shadows(inside, scores, {"model": margin, "margin": margin})
+    lines = {line["attack"]: line for line in _membership.lines_of("dm", found, {"shadows": 8})}
+    assert lines["LiRA online"]["tpr"][0] > 0.4
+    assert lines["threshold"]["accuracy"] == pytest.approx(float((margin > 0).double().mean()))
+    near = lines["nearest"]
+    assert near["started"]["share"] == pytest.approx(0.5, abs=0.03)
+    assert near["started"]["tpr"][:2] == [1.0, pytest.approx(1.0, abs=0.01)]
+    assert near["started"]["rest"][0] < 0.04
+    assert near["tpr"][0] == pytest.approx(0.5, abs=0.04)
