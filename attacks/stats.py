@@ -8,7 +8,7 @@ errors a number rests on.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 
 import torch
@@ -136,8 +136,7 @@ class Point:
     def ppv(self, prior: float) -> Estimate:
         """What a hit at this threshold is worth where a share `prior` of the candidates are members; see `ppv`.
 
-        The interval takes both rates at their worst and at their best, so it holds whenever theirs do: with twice the
-        error that they have. It is wide where the false positives are few, which is where attacks shine.
+        The interval is wide where the false positives are few, which is where attacks shine.
 
         Args:
             prior: the share of the candidates that are members, in (0, 1).
@@ -231,10 +230,13 @@ class Roc:
         """The best threshold whose false-positive rate is at most `fpr` on these scores, and what it finds.
 
         The threshold is chosen on the very non-members that `fpr` counts, so the plain interval of the true-positive
-        rate would be too narrow. This one is for the true-positive rate at a *true* false-positive rate of `fpr`: its
-        lower end is taken at a threshold that is surely strict enough, its upper end at one that is surely loose enough
-        (each with a quarter of the allowed error, the other halves going to the count of members). It therefore covers
-        with at least `confidence`, in general more.
+        rate would be too narrow. This one is for the true-positive rate at a *true* false-positive rate of `fpr`. Two
+        errors meet in it, that of the count of members and that of where the threshold lies: what the rate is at a
+        threshold that is surely strict enough, and at one that is surely loose enough. They are independent, so at
+        either end they are added as squares.
+
+        Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
+            (Statistics in Medicine 2008), for the sum of squares.
 
         Args:
             fpr: the largest share of non-members that may be called members, in (0, 1].
@@ -251,13 +253,15 @@ class Roc:
                 "more non-members, or a larger rate"
             )
         place = self._within(math.floor(fpr * self.others + 1e-9))
-        quarter = (1 - check.real_number(confidence, "confidence", above=0.0, below=1.0)) / 4
-        surely_below, surely_above = _sure_counts(fpr, self.others, quarter)
+        tail = (1 - check.real_number(confidence, "confidence", above=0.0, below=1.0)) / 2
+        surely_below, surely_above = _sure_counts(fpr, self.others, tail)
         strict = 0 if surely_below is None else self._within(surely_below)
         loose = -1 if surely_above is None else int(torch.searchsorted(self.false, surely_above))
-        low = clopper_pearson(int(self.hits[strict]), self.members, 1 - 2 * quarter)[0]
-        high = clopper_pearson(int(self.hits[loose]), self.members, 1 - 2 * quarter)[1]
-        tpr = Rate(int(self.hits[place]), self.members, low, high, confidence)
+        found = _rate(int(self.hits[place]), self.members, confidence)
+        lowest, highest = (float(self.hits[at]) / self.members for at in (strict, loose))
+        low = found.value - math.hypot(found.value - found.low, found.value - lowest)
+        high = found.value + math.hypot(found.high - found.value, max(0.0, highest - found.value))
+        tpr = replace(found, low=max(0.0, low), high=min(1.0, high))
         counted = int(self.false[place])
         return Point(float(self.thresholds[place]), tpr, _rate(counted, self.others, confidence), counted < FEW)
 
@@ -329,20 +333,32 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
 
 
 def ppv_between(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
-    """`ppv` of two rates with intervals: at their values, and at the ends that make it smallest and largest.
+    """`ppv` of two rates with intervals, with the interval that follows from theirs.
+
+    What a hit is worth depends on the rates' ratio alone. The errors of their logarithms are independent, so at either
+    end they are added as squares. Where the interval of a rate begins at 0 it has no logarithm, and the ends are those
+    of both rates at their worst and at their best, which is wider.
+
+    Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
+        Medicine 2008).
 
     Args:
-        tpr, fpr: true- and false-positive rates.
+        tpr, fpr: true- and false-positive rates, of other records each.
         prior: the share of the candidates that are members, in (0, 1).
 
     Returns:
-        Its confidence is what is left of both rates' errors added up.
+        Its confidence is that of the rates, the smaller if they differ.
 
     Raises:
         TypeError, ValueError: as `ppv`.
     """
-    low, high = ppv(tpr.low, fpr.high, prior), ppv(tpr.high, fpr.low, prior)
-    return Estimate(ppv(tpr.value, fpr.value, prior), low, high, max(0.0, tpr.confidence + fpr.confidence - 1))
+    value, low, high = ppv(tpr.value, fpr.value, prior), ppv(tpr.low, fpr.high, prior), ppv(tpr.high, fpr.low, prior)
+    if tpr.low > 0 and fpr.low > 0:
+        down = math.hypot(math.log(tpr.value / tpr.low), math.log(fpr.high / fpr.value))
+        up = math.hypot(math.log(tpr.high / tpr.value), math.log(fpr.value / fpr.low))
+        odds = (1 / value - 1) * math.exp(down), (1 / value - 1) * math.exp(-up)
+        low, high = (1 / (1 + against) for against in odds)
+    return Estimate(value, low, high, min(tpr.confidence, fpr.confidence))
 
 
 def _halves(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:

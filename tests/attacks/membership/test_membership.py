@@ -93,8 +93,9 @@ def test_lira_online_is_algorithm_1() -> None:
 
 @pytest.mark.parametrize("online", [False, True])
 def test_lira_conjugate_is_smyths_moderated_variance(online: bool) -> None:
-    """Smyth 2004: prior degrees of freedom and variance from the mean and variance of log variances (section 6.2), the
-    posterior variance (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of freedom (section 3)."""
+    """Smyth 2004, as his limma computes it: prior degrees of freedom and variance from the mean and the variance of log
+    variances (fitFDist), the posterior variance (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of freedom
+    (squeezeVar)."""
     s = shadows_of(3, records=400, count=16)
 
     def fitted(chosen: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
