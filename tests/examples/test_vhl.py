@@ -1,0 +1,113 @@
+"""VHL's example: its tables' numbers are those of its records, and every way can be written down and tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from PIL import Image
+
+from distillkit.recipes import recipe
+from distillkit.study import Study, read_records
+from tests.scripts import load_script
+
+TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu", "--no-ablations"]
+
+
+@pytest.fixture(scope="module")
+def vhl() -> ModuleType:
+    return load_script("examples/vhl.py")
+
+
+def asked(script: ModuleType, patch: pytest.MonkeyPatch, *words: str) -> Study:
+    """The study that these words ask for, which is not run."""
+    studies: list[Study] = []
+
+    class Asked(Exception):
+        pass
+
+    def stop(study: Study, *_: object, **__: object) -> None:
+        studies.append(study)
+        raise Asked
+
+    patch.setattr(script, "run_study", stop)
+    with pytest.raises(Asked):
+        script.main([*words])
+    return studies[0]
+
+
+def test_every_number_of_the_table_is_in_the_records(
+    vhl: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vhl.main([*TINY, "--out", str(tmp_path)])
+    said, records = capsys.readouterr().out, read_records(tmp_path)
+    assert said.startswith(vhl.CLAIM.split("\n")[0])
+    assert len(records) == 2 * (1 + len(vhl.BASES))
+    text = (tmp_path / "table.md").read_text()
+    assert text in said
+    assert vhl.CLAIM in text
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    for record in records:
+        [main] = (row for row in rows if row[1] == record.method and len(row) == 9)
+        assert main[2:4] == ["1", f"{100 * record.line['accuracy_last']:.1f}"]
+        assert main[6:8] == [f"{record.line[key] / 1e6:.2f}" for key in ("bytes_up", "bytes_down")]
+    difference = {r.method: r.line["accuracy_last"] for r in records}
+    [pair] = (row for row in rows if row[1] == "FedAvg + VHL" and len(row) == 6)
+    assert pair[3] == f"{100 * (difference['FedAvg + VHL'] - difference['FedAvg']):+.1f}"
+    for name in ("accuracy_by_round", "accuracy_by_bytes", "accuracy_by_client_seconds", "noise"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+def test_every_way_is_another_method_that_can_be_written_down(
+    vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = asked(vhl, monkeypatch, "--preset", "cpu", "--dataset", "fashionmnist", "digits")
+    assert (study.tries, study.plan.seeds, list(study.plan.tasks)) == (4, (0, 1, 2), ["fashionmnist", "digits"])
+    ways, seen = study.plan.ways, dict[str, str]()
+    task = study.plan.tasks["digits"]
+    split = task.load()
+    for name, way in ways.items():
+        assert (way.seeds is None) == (name in vhl.TRIES) == (way.like is None), name
+        headline = name in (*vhl.TRIES, *vhl.BASES) or name.endswith("+ VHL")
+        assert way.tasks == (None if headline else ("digits",)), name
+        source = ways[way.like or name]
+        for settings in source.tries:
+            said = json.dumps(recipe(way.made(task, split, dict(settings)), store=tmp_path))
+            assert seen.setdefault(said, name) == name
+    assert len(ways) == 8 + 12
+    whole = way.made(task, split, {"lr": 0.1}).settings
+    assert (whole.momentum, whole.weight_decay, whole.lr_decay) == (0.9, 1e-4, 0.992)
+
+
+def test_the_papers_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = asked(vhl, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10")
+    assert list(study.plan.tasks) == ["fashionmnist", "cifar10"] == list(vhl.PAPER)
+    for task in study.plan.tasks.values():
+        assert (task.rounds, task.participation, task.factory) == (1, 0.5, "resnet18")
+    assert study.tries == 1
+    assert set(vhl.PAPER["cifar10"]) <= set(study.plan.ways)
+    assert [dict(study.plan.ways[name].tries[0]) for name in vhl.TRIES] == [{"lr": 0.01}] * 2
+    aligned = [name for name in study.plan.ways if name.startswith("VHL, aligned")]
+    assert aligned == [f"VHL, aligned at body.{number}" for number in (4, 6, 8)]
+
+
+def test_own_pictures_have_as_many_virtual_classes_as_real_ones(
+    vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for name in ("north", "south", "west"):
+        for label in ("cat", "cow", "dog"):
+            (tmp_path / name / label).mkdir(parents=True)
+            for i in range(5):
+                pixels = torch.randint(256, (12, 12, 3), generator=generator)
+                Image.fromarray(pixels.to(torch.uint8).numpy()).save(tmp_path / name / label / f"{i}.png")
+    places = [str(tmp_path / name) for name in ("north", "south", "west")]
+    monkeypatch.setattr(vhl, "curves", lambda *_, **__: type("Figure", (), {"savefig": lambda *_, **__: None}))
+    monkeypatch.setattr(vhl, "sets_sent", lambda *_, **__: None)
+    vhl.main([*TINY, "--size", "16", "--data", *places, "--out", str(tmp_path / "out")])
+    record = next(r for r in read_records(tmp_path / "out") if r.method == "FedAvg + VHL")
+    assert record.rows[0]["down"]["VHL.noise:labels"] % (8 * 3) == 0
+    assert len(record.rows[0]["drawn"]) == 2
