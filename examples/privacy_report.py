@@ -1,9 +1,10 @@
-"""What a finished run gives away, on one page: of a small run made here, or of your own.
+"""What a finished run gives away, on one page: of a small run made here, or of one of your studies.
 
     python examples/privacy_report.py                    # ten clients with digits, FedDM; report beside the run
     python examples/privacy_report.py --init noise       # images that start from noise
-    python examples/privacy_report.py --run FOLDER       # a run of digits of yours, kept with transcript=True
-    python examples/privacy_report.py --shadows 0        # without the strong attacks, which repeat the run on halves
+    python examples/privacy_report.py --method FedAvg    # sixty clients send weights; an update is inverted
+    python examples/privacy_report.py --method private   # FedDM whose clients send noised class means
+    python examples/privacy_report.py --run runs/quickstart-look/dirichlet-0.01-feddm-0    # one run of `make demo`
 
 The report opens alone in any browser. Without shadows it takes seconds; each shadow takes as long as the run.
 """
@@ -14,77 +15,99 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from _options import command_line, number, parsed
 from attacks import Report, report
-from attacks.membership import Pipeline, estimate, model_scorer
+from attacks.membership import Pipeline, model_scorer
 from attacks.membership.pipeline import Scorer
-from attacks.reporting import DamagedRun, NoRun, OtherSpace
+from attacks.reporting import DamagedRun, Inversion, NoRun, OtherSpace
 from attacks.transcript import DamagedTranscript
-from distillkit import LabeledImages
-from distillkit.data import clients, load, partition
-from distillkit.networks import ConvNet
-from fl import FedDM, simulate
+from distillkit.data import Split, load, partition
+from distillkit.networks import build
+from distillkit.privacy import gaussian_sigma, plan
+from distillkit.study import Study, Task
+from distillkit.training import Protocol, train
+from fl import CheckpointError, FedAvg, FedDM
+from fl.methods import PrivateFedDM
+from fl.study import Federated, NotRepeatable, repeat
+from fl.study import load as load_run
 
-CLIENTS, ALPHA = 10, 0.01
+DELTA = 1e-5
+FEW: dict[str, Any] = {"clients": 10, "alpha": 0.01}
+MANY: dict[str, Any] = {"clients": 60, "alpha": 0.1, "min_size": 2}
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"rounds": 1, "steps": 1, "shadows": 0},
     "cpu": {"rounds": 3, "steps": 10, "shadows": 8},
 }
+SERVER: dict[str, Any] = {"server_lr": 0.03, "server_batch": 32, "server_epochs": 5}
+RAW = Protocol(epochs=60, lr=0.03, batch=32)
 
 
-def convnet(outputs: int) -> ConvNet:
-    """A ConvNet of two blocks for digits of 16 x 16."""
-    return ConvNet((1, 16, 16), outputs, width=32, depth=2)
+def private(factory: Any, rounds: int, epsilon: float, steps: int, draws: int = 5) -> PrivateFedDM:
+    """FedDM whose clients send noised class means: `epsilon` for each record over the whole run."""
+    sizes = gaussian_sigma(epsilon, DELTA) / 0.05**0.5  # a twentieth of the budget for the class sizes
+    sigma = plan(epsilon, DELTA, count=draws * rounds, spent=[(sizes, 1.0, 1)]).sigma
+    return PrivateFedDM(factory=factory, sigma=sigma, sigma_sizes=sizes, draws=draws, steps=steps, **SERVER)
 
 
-def held(train: LabeledImages) -> list[LabeledImages]:
-    """Ten clients with different digits."""
-    return list(clients(train, partition.dirichlet(train.labels, CLIENTS, ALPHA, generator=0)))
+def made(options: Any, seed: int) -> Path:
+    """The run of one seed: a study of one way, so that its folder says how it is made again."""
+    deal = partial(partition.dirichlet, **(MANY if options.method == "FedAvg" else FEW))
+    network = {"width": 32, "depth": 2}
+    digits = partial(load, "digits", size=16)
+    task = Task("digits", digits, deal, factory_options=network, rounds=options.rounds)
+    sizes = {"ipc": 10, "batch_real": 32, "steps": options.steps, "init": options.init, "rho": 20.0, **SERVER}
+    ways = {
+        "FedDM": Federated(FedDM, settings=sizes, transcript=True),
+        "FedAvg": Federated(FedAvg, settings={"batch": 32, "lr": 0.1}, transcript=True),
+        "private": Federated(
+            private, settings={"epsilon": 8.0, "steps": 10 * options.steps, "rounds": options.rounds}, delta=DELTA,
+            transcript=True,
+        ),
+    }  # fmt: skip
+    study = Study(options.out, task, {options.method: ways[options.method]}, seeds=[seed])
+    if options.estimate:
+        print(f"{study.estimate(device=options.device)}\nEach of {options.shadows} shadows takes as long.")
+        raise SystemExit
+    [record] = study.run(device=options.device, workers=options.workers, trial=False, progress=False)
+    return Path(str(record.folder))
 
 
-def feddm(init: Literal["real", "noise"], steps: int) -> FedDM:
-    """FedDM, as in the quickstart but for fewer epochs of the server."""
-    return FedDM(
-        factory=convnet, ipc=10, batch_real=32, steps=steps, init=init, rho=20.0, server_lr=0.03, server_batch=32,
-        server_epochs=5,
-    )  # fmt: skip
-
-
-def fit(
-    train: LabeledImages, init: Literal["real", "noise"], steps: int, rounds: int, indices: Tensor, seed: int
-) -> dict[str, Scorer]:
+def again(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
     """One shadow: the whole run again, every client with those of its records that are among `indices`."""
-    owner = partition.dirichlet(train.labels, CLIENTS, ALPHA, generator=0)
-    kept = [train[part[torch.isin(part, indices)]] for part in owner]
-    run = simulate(feddm(init, steps), kept, rounds=rounds, seed=seed, progress=False)
-    return {"model": model_scorer(run.models[""])}
+    shadow = repeat(folder, keep=indices, seed=seed, data=split, progress=False)
+    return {"model": model_scorer(shadow.models[""])}
 
 
-def reported(options: Any, seed: int, train: LabeledImages, test: LabeledImages) -> Report:
-    """The run of one seed, unless one is given, and its report."""
-    folder = options.run or options.out / str(seed)
-    if options.run is None:
-        simulate(
-            feddm(options.init, options.steps), held(train), rounds=options.rounds, seed=seed, test=test, out=folder,
-            device=options.device, transcript=True, resume=True,
-        )  # fmt: skip
-    pipeline = None if options.run or not options.shadows else shadowed(options, train, test)
+def raw(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
+    """The baseline: the run's network trained on the records themselves, all in one place."""
+    network = build(partial(load_run(folder).task.network(split), split.train.num_classes), seed)
+    train(network, split.train[indices], RAW, generator=seed)
+    return {"model": model_scorer(network)}
+
+
+def reported(folder: Path, options: Any) -> Report:
+    """The report of a run, with all that its folder tells."""
+    if not (folder / "config.json").is_file():
+        return report(folder)  # which refuses it, and says what a run is
+    run = load_run(folder)
+    split = run.task.load()
+
+    def pipeline(fit: Any) -> Pipeline:
+        population = split.test.images, split.test.labels
+        return Pipeline(partial(fit, folder, split), split.train.images, split.train.labels, population, str(run.hash))
+
+    given: dict[str, Any] = {}
+    if options.shadows:
+        given = {"pipeline": pipeline(again), "baselines": {"model on raw data": pipeline(raw)}}
     return report(
-        folder, pipeline, members=train, outsiders=test, network=None if options.run else convnet(10),
-        shadows=options.shadows or 8, workers=options.workers,
+        folder, members=split.train, outsiders=split.test, network=run.models[""],
+        invert=Inversion(owners=run.deal(split).owners), shadows=options.shadows or 8, workers=options.workers, **given,
     )  # fmt: skip
-
-
-def shadowed(options: Any, train: LabeledImages, test: LabeledImages) -> Pipeline:
-    """The whole run, to be repeated on halves of its records."""
-    again = partial(fit, train, options.init, options.steps, options.rounds)
-    tag = f"{options.init} {options.steps} {options.rounds}"
-    return Pipeline(again, train.images, train.labels, (test.images, test.labels), tag=tag)
 
 
 def main(words: Sequence[str] | None = None) -> list[Report]:
@@ -93,29 +116,32 @@ def main(words: Sequence[str] | None = None) -> list[Report]:
         (__doc__ or "").splitlines()[0], out="runs/privacy_report", presets=tuple(PRESETS), workers="shadows at a time"
     )
     add = parser.add_argument
-    add("--run", type=Path, default=None, help="folder of a run of these digits; default: make one")
-    add("--init", choices=("real", "noise"), default="real", help="what the images start from")
+    add(
+        "--run",
+        type=Path,
+        default=None,
+        help="folder of a run of a study, kept with transcript=True; default: make one",
+    )
+    add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="of the run made here")
+    add("--init", choices=("real", "noise"), default="real", help="what FedDM's images start from")
     add("--rounds", type=number(1), default=None, help="of the run made here; default: the preset's")
     add("--steps", type=number(0), default=None, help="of each client a round; default: the preset's")
     add("--shadows", type=number(0), default=None, help="repetitions on halves of the records; default: the preset's")
     options = parsed(parser, words)
-    if options.run and options.shadows:
-        parser.error("--shadows repeats the run made here; for your own give attacks.report a pipeline of yours")
     for name, value in PRESETS[options.preset].items():
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
     torch.set_num_threads(1)
-    train, test = load("digits", size=16)
-    if options.estimate:
-        print(estimate(shadowed(options, train, test), max(2, options.shadows), workers=options.workers))
-        raise SystemExit
     found = []
     for seed in options.seeds or [0]:
         try:
-            found.append(reported(options, seed, train, test))
-        except (NoRun, DamagedRun, DamagedTranscript, OtherSpace) as error:
+            found.append(reported(options.run or made(options, seed), options))
+        except (CheckpointError, DamagedRun, DamagedTranscript, NoRun, NotRepeatable, OtherSpace) as error:
             sys.exit(str(error))
-        print("\n".join([found[-1].verdict, *(f"not told: {missing}" for missing in found[-1].missing)]))
+        lines = [found[-1].verdict, *(f"- {line}" for line in [*found[-1].leaks, *found[-1].looked])]
+        print("\n".join([*lines, *(f"not told: {missing}" for missing in found[-1].missing)]))
         print(f"{found[-1].html}\n{found[-1].markdown}")
+        if options.run:
+            break
     return found
 
 

@@ -65,14 +65,15 @@ def ways(name: str) -> dict[str, Way]:
         tries = {way: settings[:1] for way, settings in TRIES.items()}
     sizes = {"ipc": 10, "batch_real": 32, "steps": preset["steps"], "server_batch": 32}
     sizes["server_epochs"] = preset["server_epochs"]
+    seen: dict[str, Any] = {"transcript": name == "look"}  # what the server saw, for examples/privacy_report.py
     return {
-        "FedAvg": Federated(FedAvg, settings={"batch": 32}, tries=tries["FedAvg"]),
+        "FedAvg": Federated(FedAvg, settings={"batch": 32}, tries=tries["FedAvg"], **seen),
         "FedProx": Federated(
             lambda factory, mu, **others: FedAvg(FedProx(mu), factory=factory, **others),
-            settings={"batch": 32}, tries=tries["FedProx"],
+            settings={"batch": 32}, tries=tries["FedProx"], **seen,
         ),
-        "FedDM": Federated(FedDM, settings=sizes, tries=tries["FedDM"]),
-        "Real": Federated(Real, settings=sizes, like="FedDM"),
+        "FedDM": Federated(FedDM, settings=sizes, tries=tries["FedDM"], **seen),
+        "Real": Federated(Real, settings=sizes, like="FedDM", **seen),
     }  # fmt: skip
 
 

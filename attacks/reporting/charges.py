@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attacks.audit import ceiling, many_run, refutes
+from attacks.audit import Balance, Verdict, ceiling, many_run, refutes
 from attacks.reporting.folder import RunFolder
 from attacks.reporting.page import Section, Table
 from attacks.reporting.records import Sent
@@ -23,29 +23,47 @@ _NONE = "None is claimed: there is no ledger. No attack that fails can stand in 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """Outcomes of many runs of a mechanism, which say whether its claim can be true. For `report(audit=...)`.
+    """Outcomes of many runs of a mechanism, and a count of its noise, which say whether its claim can be true.
+
+    For `report(audit=...)`: the outcomes with the claim, the count, or both.
 
     Args:
-        inside, outside: one score a run, [n] and [m], with a record and without it, higher where it seems present;
-            every run draws everything afresh. See `attacks.audit.refutes`.
+        inside, outside: scores of each run, [n] and [m] or [n, d] and [m, d], with a record and without it, higher
+            where it seems present; every run draws everything afresh. See `attacks.audit.refutes`.
         claim: the (epsilon, delta) pairs that the mechanism claims, best its whole profile.
+        noise: the noise that was drawn held against what was charged, `attacks.audit.noise_balance`.
         of: what was run, in words: the run itself, or which part of it.
         confidence: of the test, in (0, 1).
 
     Raises:
-        TypeError, ValueError: as `attacks.audit.refutes`.
+        TypeError, ValueError: as `attacks.audit.refutes`, and neither outcomes nor a count.
     """
 
-    inside: Tensor
-    outside: Tensor
-    claim: Sequence[tuple[float, float]]
+    inside: Tensor | None = None
+    outside: Tensor | None = None
+    claim: Sequence[tuple[float, float]] = ()
+    noise: Balance | None = None
     of: str = "the run"
     confidence: float = 0.99
 
     def __post_init__(self) -> None:
         if not isinstance(self.of, str) or not self.of.strip():
             raise TypeError(f"of must be words that say what was run, got {self.of!r}")
-        refutes(self.inside, self.outside, self.claim, confidence=self.confidence)  # refuses what does not fit
+        if self.noise is not None and not isinstance(self.noise, Balance):
+            raise TypeError(f"noise must be what noise_balance returned, got {type(self.noise).__name__}")
+        self.verdict()
+
+    def verdict(self) -> Verdict | None:
+        """What `refutes` says of the outcomes; None without any.
+
+        Raises:
+            TypeError, ValueError: see the class.
+        """
+        if self.inside is None and self.outside is None and self.noise is not None:
+            return None
+        if self.inside is None or self.outside is None:
+            raise ValueError("inside and outside must both be given, scores of runs with and without one record")
+        return refutes(self.inside, self.outside, self.claim, confidence=self.confidence)
 
 
 def charged(run: RunFolder, sent: Sent, audit: Audit | None, outcome: Outcome) -> Section:
@@ -78,7 +96,7 @@ def charged(run: RunFolder, sent: Sent, audit: Audit | None, outcome: Outcome) -
         )
         outcome.missing.append(
             "whether the claimed epsilon holds: give audit=Audit(inside, outside, claim), outcomes of a few hundred "
-            "fresh runs with and without one record"
+            "fresh runs with and without one record, and noise=noise_balance(...), a count of its noise"
         )
     return section
 
@@ -135,25 +153,32 @@ def _ledger(lines: list[dict[str, Any]], sent: Sent, outcome: Outcome) -> list[s
 
 
 def _audited(audit: Audit, claim: dict[str, Any], outcome: Outcome) -> list[str | Table]:
-    """The test of the claimed profile, and the plain bound that most bugs slip under beside it."""
-    verdict = refutes(audit.inside, audit.outside, audit.claim, confidence=audit.confidence)
+    """The count of noise, the test of the claimed profile, and the plain bound that most bugs slip under beside it."""
+    parts: list[str | Table] = []
+    if audit.noise is not None:
+        parts.append(f"Noise of {audit.of}, counted and held against what was charged: {audit.noise}.")
+        if not audit.noise.holds:
+            outcome.find("claim", f"the noise of {audit.of} is not what was charged: {audit.noise}")
+    verdict = audit.verdict()
+    if verdict is None or audit.inside is None or audit.outside is None:
+        outcome.missing.append("whether the noise that was drawn hides a record: give outcomes to Audit too")
+        return parts
     epsilon, delta = max(audit.claim)
     bound = many_run(audit.inside, audit.outside, delta, confidence=audit.confidence)
     most = ceiling(min(len(audit.inside), len(audit.outside)), confidence=audit.confidence)
     runs = f"{len(audit.inside)} runs of {audit.of} with a record and {len(audit.outside)} without"
-    parts: list[str | Table] = [f"Audited with {runs}: the claim is {verdict}."]
-    parts.append(
+    parts += [
+        f"Audited with {runs}: the claim is {verdict}.",
         f"Epsilon is at least {bound:.3g} at delta {delta:g} by these runs, and claimed to be at most {epsilon:.3g}; "
-        f"so many runs could show {most:.3g} at most."
-    )
+        f"so many runs could show {most:.3g} at most.",
+    ]
     own = claim.get("epsilon")
     if own is not None and not any(math.isclose(own, e, rel_tol=1e-3) for e, _ in audit.claim):
         parts.append(f"The epsilon of this run, {own:.4g}, is not among the claims that were audited.")
         outcome.missing.append(f"whether the run's own epsilon {own:.4g} holds: the audited claim is another one")
+    words = f"epsilon {verdict.epsilon:.3g} (delta {verdict.delta:.2g})"
     if verdict.refuted:
-        outcome.find(
-            "claim", f"the claimed epsilon {verdict.epsilon:.3g} (delta {verdict.delta:.2g}) of {audit.of} is {verdict}"
-        )
+        outcome.find("claim", f"the claimed {words} of {audit.of} is {verdict}")
     else:
-        outcome.clear("claim", f"the claimed epsilon of {audit.of} is {verdict} ({runs})")
+        outcome.clear("claim", f"the claimed {words} of {audit.of} is {verdict} ({runs})")
     return parts

@@ -13,6 +13,8 @@ from attacks.reporting.verdict import Outcome
 
 __all__ = ["held", "saw"]
 
+_ROWS = 20
+
 
 def saw(run: RunFolder) -> Section:
     """What each adversary sees of this run, and whether the folder has it.
@@ -95,8 +97,10 @@ def held(run: RunFolder, sent: Sent, outcome: Outcome) -> Section:
         )
     section.parts += [
         f"Read off the messages without a look at any image, given: {'; '.join(grounds)}.",
-        Table(["client", "certainly holds", "certainly lacks", "open"], rows),
+        Table(["client", "certainly holds", "certainly lacks", "open"], rows[:_ROWS]),
     ]
+    if len(rows) > _ROWS:
+        section.parts.append(f"And so on for {len(rows) - _ROWS} more clients; the share at the head is of all.")
     if refused:
         section.parts.append(f"Of {len(refused)} updates nothing certain follows: {refused[0]}.")
     return section

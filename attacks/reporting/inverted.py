@@ -92,7 +92,8 @@ def inverted(
         )  # fmt: skip
         return found.images.cpu().float(), time.process_time() - began
 
-    estimate = search(2, 1)[1] / 3 * invert.steps * invert.restarts
+    search(1, 1)  # pays for what is set up once
+    estimate = search(5, 1)[1] / 6 * invert.steps * invert.restarts
     if estimate > invert.seconds:
         return left_out(
             f"the search would take about {estimate:.0f} s, more than the {invert.seconds:g} s allowed",

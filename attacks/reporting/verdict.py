@@ -11,6 +11,10 @@ KINDS = ("claim", "inversion", "images", "shadows", "model", "classes")
 members recognised by images, by attacks with shadows, by one threshold on the last model, and classes that are told."""
 
 
+_CLEAR = ("images", "shadows", "inversion", "model", "classes", "claim")
+"""In which order to say what was looked for in vain: what would have shown most first."""
+
+
 @dataclass
 class Outcome:
     """What the sections of a report found; they fill it in.
@@ -48,12 +52,12 @@ class Outcome:
     @property
     def leaks(self) -> list[str]:
         """What was found, the gravest first."""
-        return _ordered(self._found)
+        return _ordered(self._found, KINDS)
 
     @property
     def looked(self) -> list[str]:
         """What was looked at without a finding."""
-        return _ordered(self._clear)
+        return _ordered(self._clear, _CLEAR)
 
     @property
     def also(self) -> list[str]:
@@ -77,5 +81,5 @@ def sentence(outcome: Outcome) -> str:
     return "Nothing can be said yet: nothing that records could be recognised in was looked at (see the last section)."
 
 
-def _ordered(noted: list[tuple[str, str]]) -> list[str]:
-    return [phrase for _, phrase in sorted(noted, key=lambda one: KINDS.index(one[0]))]
+def _ordered(noted: list[tuple[str, str]], kinds: tuple[str, ...]) -> list[str]:
+    return [phrase for _, phrase in sorted(noted, key=lambda one: kinds.index(one[0]))]

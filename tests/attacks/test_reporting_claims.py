@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attacks import report
+from attacks.audit import noise_balance
 from attacks.membership import Pipeline
 from attacks.reporting import Audit
 from distillkit.data import clients, load
@@ -64,7 +65,8 @@ def test_a_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
 
 def test_a_true_claim_is_not_refuted_and_not_acquitted(run: Path, tmp_path: Path) -> None:
     found = report(run, audit=Audit(*outcomes(SIGMA), PROFILE), out=tmp_path)
-    assert found.verdict.startswith("No leak found at this resolution: the claimed epsilon of the run is not refuted")
+    assert found.verdict.startswith("No leak found at this resolution: the claimed epsilon ")
+    assert "of the run is not refuted at 99 %" in found.verdict
     own = json.loads((run / "history.jsonl").read_text().splitlines()[-1])["privacy"]["epsilon"]
     assert any(
         f"whether the run's own epsilon {own:.4g} holds" in line for line in found.missing
@@ -72,6 +74,17 @@ def test_a_true_claim_is_not_refuted_and_not_acquitted(run: Path, tmp_path: Path
     whole = [*PROFILE, (own, 1e-5)]
     again = report(run, audit=Audit(*outcomes(SIGMA), whole), out=tmp_path)
     assert not any("own epsilon" in line for line in again.missing)
+
+
+def test_a_count_of_noise_is_held_against_the_charges(run: Path, tmp_path: Path) -> None:
+    counted = noise_balance({SIGMA: 90}, [(SIGMA, 100)])
+    found = report(run, audit=Audit(noise=counted, of="one round"), out=tmp_path)
+    assert found.verdict == f"This run leaks: the noise of one round is not what was charged: {counted}."
+    assert "10 numbers of noise" in found.verdict
+    assert any("give outcomes to Audit" in line for line in found.missing)
+    whole = report(run, audit=Audit(noise=noise_balance({SIGMA: 100}, [(SIGMA, 100)])), out=tmp_path)
+    assert whole.looked == ()
+    assert "held against what was charged: as much noise was drawn as was charged." in whole.markdown.read_text()
 
 
 def test_without_an_audit_it_says_what_cannot_be_told(run: Path, tmp_path: Path) -> None:
@@ -118,6 +131,11 @@ def test_audits_are_refused_at_the_door(run: Path, tmp_path: Path) -> None:
     ]:
         with pytest.raises(error, match=match):
             Audit(*odd)  # type: ignore[arg-type]
+    for half in (Audit, lambda: Audit(inside), lambda: Audit(outside=outside, claim=PROFILE)):
+        with pytest.raises(ValueError, match="inside and outside must both be given"):
+            half()
+    with pytest.raises(TypeError, match="noise must be what noise_balance returned, got int"):
+        Audit(noise=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="confidence must be"):
         Audit(inside, outside, PROFILE, confidence=1.0)
     with pytest.raises(TypeError, match="of must be"):

@@ -49,6 +49,7 @@ from attacks.membership import (
     shadows,
     stable_logit,
 )
+from attacks.reporting import Audit, Inversion
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
 from distillkit.augment import DSA, CropFlip, augmented, in_space, require_augmentation, require_space
@@ -457,6 +458,8 @@ CALLS: dict[str, Call] = {
     "bonferroni": C(bonferroni, confidence=0.95, tried=3),
     "ppv": C(ppv, tpr=0.5, fpr=0.1, prior=0.5),
     "ceiling": C(ceiling, runs=20),
+    "Audit": C(Audit, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]),
+    "Inversion": C(Inversion),
     "refutes": C(refutes, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]),
     "many_run": C(many_run, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), delta=1e-5),
     "one_run": C(one_run, scores=lambda: normal(8), included=lambda: torch.arange(8) % 2 == 0, guesses=4, delta=1e-5),
@@ -710,6 +713,7 @@ ACCEPTED: Listed = {
     ("*", "*", "huge"): "large numbers, or class 100, are numbers and a class too",
     ("*", "*", "negative"): NUMBERS,
     ("at_threshold", "*", "bool"): "the truth in other words",
+    ("Audit", "of", "unknown"): "words for the reader",
     ("roc", "*", "bool"): "the truth in other words",
     **{(name, "in*", "bool"): "another truth" for name in ("one_run", "lira", "rmia", "shadow_classifier")},
     ("Shadows", "inside", "bool"): "another truth",

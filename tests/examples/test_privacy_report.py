@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,25 @@ def test_a_run_is_made_and_reported_and_one_of_ones_own(tmp_path: Path, capsys: 
     script = load_script("examples/privacy_report.py")
     [found] = script.main(["--preset", "smoke", "--out", str(tmp_path)])
     assert found.verdict.startswith("This run sends private records")
-    assert found.html == tmp_path / "0" / "report" / "report.html"
+    run = found.html.parent.parent
+    assert found.html == tmp_path / run.name / "report" / "report.html"
     shown = capsys.readouterr().out
     assert found.verdict in shown
     assert "not told: " in shown
-    [again] = script.main(["--run", str(tmp_path / "0")])
-    assert again.verdict.startswith("This run sends private records")
-    with pytest.raises(SystemExit, match="holds no run"):
+    shutil.rmtree(run / "transcript")
+    [again] = script.main(["--preset", "smoke", "--run", str(run)])
+    assert again.verdict == "This run sends private records: its images start from real ones."
+    assert any("transcript=True" in line for line in again.missing)
+    with pytest.raises(SystemExit, match=r"holds no run .*give the folder"):
         script.main(["--run", str(tmp_path / "nowhere")])
+
+
+@pytest.mark.parametrize(
+    ("method", "said"), [("FedAvg", "inverting the update of client"), ("private", "Claimed: epsilon 8")]
+)
+def test_other_methods_are_reported_too(method: str, said: str, tmp_path: Path) -> None:
+    script = load_script("examples/privacy_report.py")
+    [found] = script.main(["--preset", "smoke", "--method", method, "--out", str(tmp_path)])
+    lines = [*found.leaks, *found.looked, found.markdown.read_text()]
+    assert any(said in line for line in lines)
+    assert "sends private records" not in found.verdict
