@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test killed lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -12,6 +12,10 @@ demo: $(STAMP)
 WORKERS := logical
 test: $(STAMP)
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
+
+# The federated examples' smoke presets, each whole and then killed with -9 and started again: minutes.
+killed: $(STAMP)
+	$(BIN)/python -m tests.kill_examples --kills 1
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

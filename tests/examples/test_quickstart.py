@@ -13,7 +13,7 @@ import pytest
 
 from distillkit.recipes import recipe
 from distillkit.study import Study, equal_tries, read_choice
-from tests.kill_quickstart import killed_and_resumed, record, rounds_of
+from tests.kill_examples import killed_and_resumed, record, rounds_of
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def test_the_demo_tells_each_run_prints_its_table_and_draws(untouched: tuple[Pat
 def test_the_demo_killed_and_started_again_at_once_writes_the_same_records(
     tmp_path: Path, untouched: tuple[Path, str]
 ) -> None:
-    """The parent alone is killed, in the middle; `python -m tests.kill_quickstart --kills 10` does it at random."""
+    """The parent alone is killed, in the middle; `python -m tests.kill_examples --kills 10` does it at random."""
     out = tmp_path / "run"
     done, _ = killed_and_resumed(out, lambda: rounds_of(out) >= 1)
     assert 1 <= done < 16

@@ -1,6 +1,6 @@
-"""Kill the quickstart with -9, the parent alone, at random moments, start it again at once, and compare.
+"""Kill examples with -9, the parent alone, at random moments, start them again at once, and compare.
 
-    python -m tests.kill_quickstart --kills 10 [--preset smoke] [--out runs/killed]
+    python -m tests.kill_examples --kills 10 [--examples quickstart feddm] [--preset smoke] [--out runs/killed]
 
 A kill comes up to a second after a random number of rounds of all runs together. Histories and models have to be those
 of an untouched run; each kill prints a line, and one that went wrong ends the script with 1. How long workers outlived
@@ -23,12 +23,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+FEDERATED = ("quickstart", "feddm", "fedlgd", "vhl", "fedcog", "single_image")
+EXAMPLES = [name for name in FEDERATED if (ROOT / "examples" / f"{name}.py").exists()]
 TIMES = ("seconds", "client_seconds", "server_seconds")
 
 
-def start(out: Path, *more: str, preset: str = "smoke", workers: int = 2) -> subprocess.Popen[str]:
-    """The quickstart on a folder, its output kept."""
-    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--preset", preset, "--workers", str(workers)]
+def start(
+    out: Path, *more: str, example: str = "quickstart", preset: str = "smoke", workers: int = 2
+) -> subprocess.Popen[str]:
+    """An example on a folder, its output kept."""
+    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--preset", preset, "--workers", str(workers)]
     return subprocess.Popen(
         [*command, "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -48,17 +52,18 @@ def finish(process: subprocess.Popen[str]) -> str:
 def record(out: Path) -> dict[str, Any]:
     """All that must be the same: each run's history without its seconds, and its models, byte by byte."""
     found: dict[str, Any] = {}
-    for folder in sorted(p.parent for p in out.glob("*/history.jsonl")):
+    for folder in sorted(p.parent for p in out.rglob("history.jsonl")):
+        name = str(folder.relative_to(out))
         rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-        found[folder.name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+        found[name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
         for model in sorted(folder.glob("checkpoint/model*.safetensors")):
-            found[f"{folder.name}/{model.name}"] = model.read_bytes()
+            found[f"{name}/{model.name}"] = model.read_bytes()
     return found
 
 
 def rounds_of(out: Path) -> int:
     """How many rounds the runs in a folder have written so far."""
-    return sum(len(path.read_text().splitlines()) for path in out.glob("*/history.jsonl"))
+    return sum(len(path.read_text().splitlines()) for path in out.rglob("history.jsonl"))
 
 
 def children(pid: int) -> list[int]:
@@ -93,7 +98,7 @@ def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tupl
 def refused(out: Path, **how: Any) -> str:
     """What a second process hears on the folder of a live one."""
     live = start(out, **how)
-    while not (out / ".owner.json").exists() and live.poll() is None:
+    while not any(out.rglob(".owner.json")) and live.poll() is None:
         time.sleep(0.01)
     second = start(out, **how)
     said = second.communicate()[0]
@@ -103,29 +108,36 @@ def refused(out: Path, **how: Any) -> str:
     return said.strip().splitlines()[-1]
 
 
+def tried(example: str, kills: int, preset: str, out: Path, moments: random.Random) -> int:
+    """Run an example whole and then, so many times, killed; how often what came of it was not the same."""
+    print(f"{example}: {refused(out / 'whole', example=example, preset=preset)}", flush=True)
+    whole, failures = record(out / "whole"), 0
+    for i in range(kills):
+        place, later = out / str(i), moments.random()
+        rounds = moments.randrange(rounds_of(out / "whole"))
+
+        def ready(place: Path = place, rounds: int = rounds, later: float = later) -> bool:
+            return rounds_of(place) >= rounds and (time.sleep(later) is None)
+
+        done, lived = killed_and_resumed(place, ready, example=example, preset=preset)
+        same = record(place) == whole
+        failures += not same
+        print(f"kill {i}: after {done} rounds; workers ended in {lived:.2f} s; the same: {same}", flush=True)
+    print(f"{example}: {kills - failures} of {kills}, {os.cpu_count()} cores", flush=True)
+    return failures
+
+
 def main() -> int:
     """As the module says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--examples", nargs="+", choices=EXAMPLES, default=EXAMPLES)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--out", type=Path, default=Path("runs/killed"))
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    arguments = parser.parse_args()
-    print(refused(arguments.out / "whole", preset=arguments.preset), flush=True)
-    whole, failures, moments = record(arguments.out / "whole"), 0, random.Random(arguments.seed)
-    for i in range(arguments.kills):
-        out, later = arguments.out / str(i), moments.random()
-        rounds = moments.randrange(rounds_of(arguments.out / "whole"))
-
-        def ready(out: Path = out, rounds: int = rounds, later: float = later) -> bool:
-            return rounds_of(out) >= rounds and (time.sleep(later) is None)
-
-        done, lived = killed_and_resumed(out, ready, preset=arguments.preset)
-        same = record(out) == whole
-        failures += not same
-        print(f"kill {i}: after {done} rounds; workers ended in {lived:.2f} s; the same: {same}", flush=True)
-    print(f"{arguments.kills - failures} of {arguments.kills}, {os.cpu_count()} cores")
-    return int(failures > 0)
+    o = parser.parse_args()
+    moments = random.Random(o.seed)
+    return int(sum(tried(name, o.kills, o.preset, o.out / name, moments) for name in o.examples) > 0)
 
 
 if __name__ == "__main__":
