@@ -62,8 +62,9 @@ def test_mistakes_are_caught_and_what_is_right_is_not(way: str) -> None:
 
 def test_audits_are_kept_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "records.jsonl"
+    monkeypatch.setattr(BENCH, "EACH", 2)
     for count in (1, 2):
-        words = ["bench_audit.py", "--audits", str(count), "--runs", "40", "--out", str(path)]
+        words = ["bench_audit.py", "--blocks", str(count), "--runs", "40", "--out", str(path)]
         monkeypatch.setattr("sys.argv", words)
         before = [dict(r.line) for r in read_records(path)] if path.exists() else []
         BENCH.main()
