@@ -14,7 +14,7 @@ from fl import AddOn, FedAvg, Method
 from fl.addons import MOON, SCAFFOLD, Ditto, FedAvgM, FedCOG, FedProx, FineTune, LocalAccuracy
 from fl.study import Federated
 
-__all__ = ["PAPER", "SOURCE", "SPACES", "ablations", "pair"]
+__all__ = ["BASES", "PAPER", "SOURCE", "SPACES", "ablations", "pair"]
 
 SPACES = {
     "fashionmnist": Normalization([0.5], [0.5]),

@@ -9,11 +9,11 @@ from typing import Any
 
 from distillkit import LabeledImages, plot
 from distillkit.plot.figure import panels
-from distillkit.study import Records, Table, Way
+from distillkit.study import Record, Records, Table, Way, curves
 from fl import Entry
 from fl.engine.store import Store
 
-__all__ = ["beside", "chosen", "sets_sent"]
+__all__ = ["ablation_curves", "beside", "chosen", "sets_sent"]
 
 
 def beside(table: Table, paper: Mapping[str, Mapping[str, str]], source: str) -> Table:
@@ -40,6 +40,21 @@ def chosen(records: Records, ways: Mapping[str, Way], method: str, task: str) ->
     """
     found = next((r for r in records if (r.method, r.task) == (method, task)), None)
     return {**ways[method].settings, **ways[method].tries[0]} if found is None else dict(found.last("settings") or {})
+
+
+def ablation_curves(records: Sequence[Record], main: Sequence[str], names: Sequence[str], path: Path) -> None:
+    """Draw the curves of some ablations beside the headline's, of the first seed, on the tasks that they ran on.
+
+    Args:
+        records: of a study.
+        main: the headline's ways that are drawn too.
+        names: the ablations'.
+        path: of the picture; none is written where no ablation ran.
+    """
+    tasks = {record.task for record in records if record.method in names}
+    own = [r for r in records if r.task in tasks and r.seed == records[0].seed and r.method in (*main, *names)]
+    if own:
+        curves(own).savefig(path, dpi=150)
 
 
 def sets_sent(records: Sequence[Any], entry: Entry[LabeledImages], path: Path, *, per_class: int = 3) -> None:

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from _data import own_task, some_images
-from _fedcog import PAPER, SOURCE, SPACES, ablations, pair
+from _fedcog import BASES, PAPER, SOURCE, SPACES, ablations, pair
 from _options import command_line, number, parsed, run_study
-from _paper import beside
+from _paper import ablation_curves, beside
 from distillkit import LabeledImages, plot
 from distillkit.data import partition
 from distillkit.generate import invert
@@ -116,9 +116,10 @@ def main(words: list[str] | None = None) -> None:
     main = [record for record in records if record.method in headline]
     for by in ("round", "bytes_up", "client_seconds"):
         curves(main, by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
-    for task in dict.fromkeys(record.task for record in records if record.method not in headline):
-        own = [record for record in records if (record.task, record.seed) == (task, seeds[0])]
-        curves(own).savefig(study.out / f"ablations_{task}.png", dpi=150)
+    bases = [name for name in ways if name in BASES or " + " in name][1:]
+    parts = [name for name in ways if name.startswith("FedCOG") and "tuned" not in name][1:]
+    ablation_curves(records, headline, bases, study.out / "bases_by_round.png")
+    ablation_curves(records, headline, parts, study.out / "parts_by_round.png")
     last = [record for record in main if record.method == "FedCOG"][-1]
     generated(last, study.plan.tasks[last.task].load().train, study.out / "generated.png")
 

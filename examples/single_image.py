@@ -21,7 +21,7 @@ from typing import Any
 
 from _data import own_task, some_images
 from _options import command_line, number, parsed, run_study
-from _paper import beside
+from _paper import ablation_curves, beside
 from _single_image import CHOSEN, NOTHING, PAPER, SOURCE, SPACES, ablations, headline, photograph
 from distillkit import plot
 from distillkit.data import partition
@@ -115,8 +115,10 @@ def main(words: list[str] | None = None) -> None:
     own = [record for record in records if record.method in names]
     for by in ("round", "bytes_up", "client_seconds"):
         curves(own, by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
-    if not o.headline:
-        curves([r for r in records if r.seed == seeds[0]]).savefig(study.out / "ablations.png", dpi=150)
+    crop = [name for name in study.plan.ways if name.startswith(("K-means", "Surest", "Crops"))]
+    others = [name for name in study.plan.ways if name not in (*names, *crop)]
+    ablation_curves(records, names, crop, study.out / "crops_by_round.png")
+    ablation_curves(records, names[:2], others, study.out / "others_by_round.png")
     chosen = next(record for record in own if record.method == CHOSEN)
     size = next(iter(study.plan.tasks.values())).load().train.shape[1]
     crops(chosen, image, p, size, study.out / "crops.png")

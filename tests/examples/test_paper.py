@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from distillkit import LabeledImages
 from distillkit.study import Record, Records, summary_table
@@ -63,4 +65,24 @@ def test_the_images_that_the_server_has_are_drawn_of_the_first_run_of_each_way(
     assert [len(one) for one in drawn] == [2 * 2 * 2]
     assert (tmp_path / "sent.png").stat().st_size > 1000
     paper.sets_sent(records[1::2], FedDM.images, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_ablations_are_drawn_beside_the_headline_where_they_ran(
+    paper: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[tuple[str, str, int]]] = []
+
+    def curves(records: Sequence[Record]) -> Figure:
+        drawn.append([(r.task, r.method, r.seed) for r in records])
+        return Figure()
+
+    monkeypatch.setattr(paper, "curves", curves)
+    keys = [(task, way, seed) for seed in (0, 1) for task in ("a", "b") for way in ("Main", "Other")]
+    lines = [*keys, ("b", "Ablation", 0)]
+    records = [Record({"task": t, "method": m, "seed": s, "accuracy_last": 0.5}) for t, m, s in lines]
+    paper.ablation_curves(records, ["Main"], ["Ablation"], tmp_path / "one.png")
+    assert drawn == [[("b", "Main", 0), ("b", "Ablation", 0)]]
+    assert (tmp_path / "one.png").exists()
+    paper.ablation_curves(records[:-1], ["Main"], ["Ablation"], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
