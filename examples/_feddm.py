@@ -26,7 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {
         "dataset": ["mnist", "cifar10"], "split": ["0.01", "0.1", "iid"], "tries": 4, "given": TRIES, "others": 1,
         "switched": "cifar10-dirichlet0.01", "train": 4000, "network": {"width": 32, "depth": 3}, "rounds": 10,
-        "steps": 20, "batch_real": 32, "server_epochs": 20, "batch": 32,
+        "steps": 15, "batch_real": 32, "server_epochs": 20, "batch": 32,
     },
     "paper": {
         "dataset": ["mnist", "cifar10"], "split": ["0.01", "0.1", "0.5", "iid"], "tries": 4, "given": PAPER_TRIES,

@@ -3,9 +3,9 @@
     python -m tests.kill_examples --kills 10 [--examples quickstart feddm] [--preset smoke] [--out runs/killed]
 
 A kill comes up to a second after a random number of rounds of all runs together. Histories and models have to be those
-of an untouched run; each kill prints a line, and one that went wrong ends the script with 1. How long workers outlived
-their parent is told (one that is still importing torch ends when it has done so). While the first run goes on, a second
-process on its folder has to be refused by name.
+of an untouched run, which has to leave a summary, a table and two figures; each kill prints a line, and one that went
+wrong ends the script with 1. How long workers outlived their parent is told (one that is still importing torch ends
+when it has done so). While the first run goes on, a second process on its folder has to be refused by name.
 """
 
 from __future__ import annotations
@@ -110,7 +110,12 @@ def refused(out: Path, **how: Any) -> str:
 
 def tried(example: str, kills: int, preset: str, out: Path, moments: random.Random) -> int:
     """Run an example whole and then, so many times, killed; how often what came of it was not the same."""
+    began = time.perf_counter()
     print(f"{example}: {refused(out / 'whole', example=example, preset=preset)}", flush=True)
+    for pattern, least in (("summary.json", 1), ("table.md", 1), ("*.png", 2)):
+        found = len(list((out / "whole").rglob(pattern)))
+        assert found >= least, f"{example} left {found} of {pattern}"
+    print(f"{example}: whole in {time.perf_counter() - began:.0f} s", flush=True)
     whole, failures = record(out / "whole"), 0
     for i in range(kills):
         place, later = out / str(i), moments.random()
