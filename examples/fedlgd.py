@@ -34,7 +34,7 @@ FedAvg and better than VHL (paper, Table 1, 10 images a class: 80.6, 75.9, 78.5 
 domain, so accuracy is the domains' mean. Each way had four tries on images held out, but with the preset `paper`. The
 ablations are of one seed, with the settings of FedLGD or FedAvg, and differ from it in what their name says. Other than
 in the paper are with `cpu`: which digits, 2,000 images a client, 16x16 pixels, a ConvNet of two blocks of 32, 60 rounds
-in place of 100, 100 steps of the first condensation in place of 10,000, 10 and 30 later in place of 100 and 500."""
+in place of 100, 100 steps of the first condensation in place of 10,000, 10 and 100 later in place of 100 and 500."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"domains": ["digits", "digits-m-like", "synthdigits-like"], "train": 200, "test": 60, "pixels": 16,
@@ -42,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "match": 5, "batch_real": 8, "noise": {"per_class": 10, "options": {"width": 8}}, "other_ipc": [4]},
     "cpu": {"domains": ["mnist", "usps", "mnistm", "synthdigits-like"], "train": 2000, "test": 500, "pixels": 16,
         "rounds": 60, "width": 32, "depth": 2, "seeds": [0, 1, 2], "ipc": 10, "anchors": 10, "condense": 100,
-        "refine": 10, "match": 30, "batch_real": 32, "noise": {"per_class": 50, "options": {"width": 16}},
+        "refine": 10, "match": 100, "batch_real": 32, "noise": {"per_class": 50, "options": {"width": 16}},
         "other_ipc": [5, 20]},
     "paper": {"domains": list(DOMAINS), "train": None, "test": None, "pixels": 28, "rounds": 100, "width": 128,
         "depth": 3, "seeds": [0, 1, 2], "ipc": 50, "anchors": 10, "condense": 10_000, "refine": 100, "match": 500,
