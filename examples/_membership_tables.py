@@ -1,4 +1,4 @@
-"""The tables of `membership.py`, from its records alone; `docs/scripts/attacks.py` makes the same ones for the page."""
+"""The tables of `membership.py`, from its records alone; `docs/scripts/attacks_page.py` makes the page's with it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ together; none is picked. docs/results/attacks.md is made from `records.jsonl`.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,9 +85,9 @@ def main(words: Sequence[str] | None = None) -> None:
         print("\n".join(f"{row}: {seconds:.3g} CPU s a run" for row, seconds in each.items()))
         print(f"all: {sum(each.values()) * o.shadows / 60:.0f} CPU minutes for {o.shadows} runs of each")
         raise SystemExit
-    facts = {"commit": git_commit(), "command": " ".join(["python examples/membership.py", *(words or sys.argv[1:])])}
     for row in o.rows:
-        run(row, o, seed, {**facts, "seed": seed, "preset": o.preset})
+        command = f"python examples/membership.py --preset {o.preset} --seeds {seed} --shadows {o.shadows} --rows {row}"
+        run(row, o, seed, {"commit": git_commit(), "command": command, "seed": seed, "preset": o.preset})
         there = [o.out / name / "records.jsonl" for name in every]
         lines = [line for path in there if path.exists() for line in written(path)]
         write(o.out / "records.jsonl", lines)

@@ -1,6 +1,6 @@
 """Write what docs say of attacks from the records of examples/membership.py, and from nothing else.
 
-    python docs/scripts/attacks.py [FOLDER]
+    python docs/scripts/attacks_page.py [FOLDER]
 
 With FOLDER, which the example wrote, its rows first take the place of theirs in `results/attacks.jsonl`. In
 `results/attacks.md` a table stands between `<!-- table: NAME -->` and `<!-- end of table -->`, and the commits between
@@ -37,8 +37,8 @@ NUMBERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "rest": lambda line: percent(line["started"]["rest"]),
     "share": lambda line: f"{100 * line['started']['share']:.0f}",
     "accuracy": lambda line: f"{100 * line['accuracy']:.1f}",
-    "training": lambda line: f"{100 * line['above']['25']['training'][0]:.0f}",
-    "held-out": lambda line: f"{100 * line['above']['25']['held-out'][0]:.0f}",
+    "training": lambda line: f"{100 * line['above']['25']['training'][0]:.1f}",
+    "held-out": lambda line: f"{100 * line['above']['25']['held-out'][0]:.1f}",
 }
 """What a single number may be."""
 
