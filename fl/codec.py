@@ -15,7 +15,10 @@ from distillkit.files import packed
 from distillkit.sets import LabeledImages
 from fl.message import DTYPES, Message, Tensors, Value, check_value
 
-__all__ = ["decode", "digest", "encode"]
+__all__ = ["Parts", "as_bytes", "decode", "digest", "encode", "from_parts", "to_parts"]
+
+Parts = tuple[Tensors, dict[str, str]]
+"""A message taken apart: its tensors by name, and strings that say what they are."""
 
 _SEPARATOR = "\x1f"
 _FORMS = {
@@ -91,6 +94,59 @@ def _finite(key: str, value: Value) -> Value:
     return value
 
 
+def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
+    """Take a message apart into named tensors and strings, for whatever carries these two: a file, or records.
+
+    Args:
+        message: any; tensors may lie on any device.
+        facts: strings that go with it, name -> value.
+
+    Returns:
+        The tensors, on the CPU, contiguous, none sharing memory; the strings, with a checksum of all of it among them.
+
+    Raises:
+        TypeError, ValueError: a value that a message cannot hold (see `check_value`), or a number that is not finite.
+    """
+    tensors: Tensors = {}
+    forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
+    stored = packed(tensors)
+    meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
+    return stored, {**meta, "checksum": _checksum(stored, meta)}
+
+
+def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:
+    """Put a message together again from what `to_parts` gave; returns it and its facts.
+
+    The parts may come from anywhere: every form is checked, every tensor belongs to exactly one entry.
+
+    Args:
+        tensors: by name, on the CPU.
+        strings: by name.
+
+    Raises:
+        ValueError: the parts are altered, or not a message; whatever else is wrong with them, too.
+    """
+    left, meta = dict(tensors), dict(strings)
+    if meta.get("format") != "distillkit.Message/1":
+        raise ValueError(f"not a message (format {meta.get('format')!r})")
+    strange = [n for n, t in left.items() if t.dtype not in DTYPES]
+    if strange:
+        raise ValueError(f"its tensor {strange[0]!r} has dtype {left[strange[0]].dtype}, which does not travel")
+    checksum = meta.pop("checksum", "")
+    if _checksum(left, meta) != checksum:
+        raise ValueError("its content does not match its checksum")
+    try:
+        forms = json.loads(meta.pop("forms", ""))
+        if not isinstance(forms, dict):
+            raise TypeError("its forms must be a map from keys")
+        message = Message.of({key: _unpack(key, form, left) for key, form in forms.items()})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a message: {error}") from error
+    if left:
+        raise ValueError(f"its tensor {next(iter(left))!r} belongs to no entry")
+    return message, {k: v for k, v in meta.items() if k != "format"}
+
+
 def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
     """Write a message as bytes, in the safetensors format, with a checksum of its content.
 
@@ -101,15 +157,17 @@ def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
         facts: strings that go with it, name -> value.
 
     Raises:
-        TypeError, ValueError: a value that a message cannot hold (see `check_value`), or a number that is not finite.
+        TypeError, ValueError: see `to_parts`.
     """
+    return as_bytes(to_parts(message, facts))
+
+
+def as_bytes(parts: Parts) -> bytes:
+    """The parts of a message, as `to_parts` gives them, as bytes that `decode` reads."""
     from safetensors.torch import save
 
-    tensors: Tensors = {}
-    forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
-    stored = packed(tensors)
-    meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
-    return save(stored, metadata={**meta, "checksum": _checksum(stored, meta)})
+    tensors, strings = parts
+    return save(tensors, metadata=strings)
 
 
 def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
@@ -125,13 +183,11 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
     """Read back what `encode` wrote: the message, with its tensors on the CPU, and its facts.
 
-    The bytes may come from anywhere: every form is checked, every tensor belongs to exactly one entry.
-
     Args:
-        data: the bytes.
+        data: the bytes, from anywhere.
 
     Raises:
-        ValueError: the bytes are truncated, altered, or not a message; whatever else is wrong with them, too.
+        ValueError: the bytes are truncated, altered, or not a message; see `from_parts`.
     """
     from safetensors.torch import load
 
@@ -141,24 +197,7 @@ def decode(data: bytes) -> tuple[Message, dict[str, str]]:
         meta = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
     except Exception as error:  # the parsers fail in many ways, and all of them mean the same here
         raise ValueError(f"damaged or truncated: {error}") from error
-    if meta.get("format") != "distillkit.Message/1":
-        raise ValueError(f"not a message (format {meta.get('format')!r})")
-    strange = [n for n, t in tensors.items() if t.dtype not in DTYPES]
-    if strange:
-        raise ValueError(f"its tensor {strange[0]!r} has dtype {tensors[strange[0]].dtype}, which does not travel")
-    checksum = meta.pop("checksum", "")
-    if _checksum(tensors, meta) != checksum:
-        raise ValueError("its content does not match its checksum")
-    try:
-        forms = json.loads(meta.pop("forms", ""))
-        if not isinstance(forms, dict):
-            raise TypeError("its forms must be a map from keys")
-        message = Message.of({key: _unpack(key, form, tensors) for key, form in forms.items()})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"not a message: {error}") from error
-    if tensors:
-        raise ValueError(f"its tensor {next(iter(tensors))!r} belongs to no entry")
-    return message, {k: v for k, v in meta.items() if k != "format"}
+    return from_parts(tensors, meta)
 
 
 def digest(key: str, value: Value) -> str:

@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +74,14 @@ class Networks:
         self.extra = check.positive_int(extra, "extra", least=0)
         self.assign, self.initial = assign, initial
         self._built: dict[tuple[str, int], nn.Module] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process builds its own from: the networks and the lock here are for threads of this one."""
+        return {**vars(self), "_built": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         self._lock = threading.Lock()
 
     def architecture(self, client: int) -> str:

@@ -96,6 +96,13 @@ class Crops(Source):
         self._patches: Patches | None = None
         self._image = self._pixels = self._known = torch.empty(0)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process makes its own crops from: those that lie here are for threads of this one."""
+        return {name: getattr(self, name) for name in ("seed", "count", "size", "options")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state)
+
     def side(self, image: Tensor, shape: tuple[int, ...]) -> int:
         """The side of a crop beside images of `shape`.
 

@@ -23,13 +23,13 @@ EXACT_TESTS = (
 )
 
 
-def open_ledger(ledger: Ledger, fresh: bool, clients: Roster, panel: str | Sequence[int]) -> None:
+def open_ledger(clients: Roster, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
     """Note in the ledger what this run's epsilon leaves out, before anything is charged.
 
     Args:
+        clients: who takes part; their sets are compared if they are known anyway.
         ledger: the run's.
         fresh: whether it was made for this run.
-        clients: who takes part; their sets are compared if they are known anyway.
         panel: whose own test images are used.
 
     Warns:
@@ -41,7 +41,7 @@ def open_ledger(ledger: Ledger, fresh: bool, clients: Roster, panel: str | Seque
             f"clients {twins[0]} and {twins[1]} hold the same images, but the ledger takes clients' records to be "
             "disjoint, so that epsilon is the largest of any client; if a record may lie with several, take "
             "Ledger(disjoint=False), where the events of all clients compose",
-            stacklevel=3,
+            stacklevel=4,
         )
     if fresh:
         ledger.remark(FRESH)

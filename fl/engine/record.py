@@ -160,7 +160,8 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
 
 def config_of(
     method: Method,
-    clients: Roster,
+    clients: int,
+    data: str,
     server: Server,
     participation: float | int,
     min_replies: int,
@@ -173,8 +174,10 @@ def config_of(
     """What `config.json` says of a run: all that its result is a function of, and the versions that made it.
 
     Args:
-        method, clients, server, participation, min_replies, evaluate, server_threads, test, rounds: as `simulate` has
-            them once they are checked.
+        method, server, participation, min_replies, evaluate, server_threads, test, rounds: as `simulate` has them once
+            they are checked.
+        clients: how many there are.
+        data: a fingerprint of their images.
         key: of the fingerprints of data; empty for plain ones.
     """
 
@@ -183,8 +186,8 @@ def config_of(
         "method": identity(method),
         "task": repr(server.task),
         "seed": server.seed,
-        "clients": len(clients),
-        "data": data_fingerprint(clients, key),
+        "clients": clients,
+        "data": data,
         "test": _facts(test, key),
         "server_data": {name: _facts(d, key) for name, d in server.data.items()},
         "network": {n: network_identity(net, torch.empty(0, *server.shape)) for n, net in architectures.items()},
@@ -194,7 +197,7 @@ def config_of(
         "threads": {"client": 1, "server": server_threads},
         "device": str(server.device),
     }
-    assigned = method.inner.assigned(len(clients))
+    assigned = method.inner.assigned(clients)
     if assigned:
         fixed["assigned"] = tensor_fingerprint([json.dumps(list(assigned))])
     versions = {"distillkit": distillkit.__version__, "torch": torch.__version__, "python": platform.python_version()}

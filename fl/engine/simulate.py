@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from numbers import Integral
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from distillkit import check
-from distillkit.fingerprint import tensor_fingerprint
 from distillkit.privacy import Ledger
-from distillkit.progress import bar
 from distillkit.sets import Images, StoredImages
-from fl.engine import door
-from fl.engine.delivery import Post
 from fl.engine.holding import Holding
-from fl.engine.placement import placed
-from fl.engine.pools import ServerThread
+from fl.engine.play import Place, Plan, play
 from fl.engine.private_door import open_ledger
-from fl.engine.record import FREE, config_of, read_config, repetition, require_whole_ledger, warn_if_not_resumable
+from fl.engine.record import data_fingerprint
 from fl.engine.roster import Roster
-from fl.engine.rounds import Engine
 from fl.engine.run import Run
-from fl.engine.store import Store
+from fl.engine.seam import Cohort
 from fl.engine.where import Where, loopback_of, open_cohort
 from fl.method import Method, require_method
-from fl.sides import Server
 from fl.task import LabelTask
 
 __all__ = ["Holding", "Run", "simulate"]
@@ -112,103 +102,20 @@ def simulate(
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
     """
     method = require_method(method)
-    clients = Roster(clients, getattr(task, "num_classes", None), progress)
-    first = clients.first
-    rounds, workers = check.positive_int(rounds, "rounds"), check.positive_int(workers, "workers")
-    server_threads, seed = (
-        check.positive_int(server_threads, "server_threads"),
-        check.positive_int(seed, "seed", least=0),
-    )
-    drawn = door.drawn_count(participation, len(clients), min_replies, drawn_by_method=method.draws_clients)
-    participation = int(participation) if isinstance(participation, Integral) else float(participation)
-    for name, wanted in {"transcript": transcript, "resume": resume}.items():
-        if check.switch(wanted, name) and out is None:
-            raise ValueError(f"{name} needs a folder: give out, as out='runs/first'")
-    if on_round is not None:
-        check.callable_with(on_round, "on_round", ["row"], "a function of the round's row")
-    door.require_public(method, first, task)
-    task = door.task_at(task, first)
-    test, server_data = door.test_set(test, first, progress), door.server_sets(server_data, first, progress)
-    device = door.device_at(device)
-    loopback = loopback_of(where)
-    panel = door.panel(evaluate, len(clients), private=method.private)
-    door.require_ledger(method, ledger, secret, out)
-    fresh = ledger is None
-    if method.private and ledger is None:
-        ledger = Ledger(Path(out) / "ledger.jsonl" if out is not None else None)
-    if ledger is not None:
-        open_ledger(ledger, fresh, clients, panel)
-    store = Store(Path(out)) if out is not None else None
-    with ExitStack() as stack:
-        if store is not None:
-            stack.enter_context(store.owned())
-        if ledger is not None:
-            stack.enter_context(ledger.owned())
-        thread = stack.enter_context(ServerThread(server_threads))
-        stop = threading.Event()
-        memories = store.memories if store is not None else None
-        cohort = stack.enter_context(
-            open_cohort(
-                loopback, method, task, clients, workers, device=device, memories=memories, stop=stop, ledger=ledger
-            )
-        )
-        stack.callback(stop.set)
-        server = Server(
-            task, first.shape, first.normalization, len(clients), seed,
-            data={name: placed(data, device) for name, data in server_data.items()}, device=device, stop=stop,
-            ledger=ledger, dtype=first.images.dtype,
+    roster = Roster(clients, getattr(task, "num_classes", None), progress)
+    workers, loopback = check.positive_int(workers, "workers"), loopback_of(where)
+    plan = Plan(
+        method=method, first=roster.first, clients=len(roster), rounds=rounds, test=test, task=task,
+        server_data=server_data, participation=participation, min_replies=min_replies, evaluate=evaluate, seed=seed,
+        ledger=ledger, secret=secret, server_threads=server_threads, device=device, out=out, resume=resume,
+        transcript=transcript, notes=notes, on_round=on_round, progress=progress,
+        faults=repr(loopback) if loopback is not None and loopback.faulty else None,
+    )  # fmt: skip
+
+    def cohort(place: Place) -> Cohort:
+        return open_cohort(
+            loopback, method, place.task, roster, workers,
+            device=place.device, memories=place.memories, stop=place.stop, ledger=place.ledger,
         )  # fmt: skip
-        method.check_run(server, rounds)
-        config: dict[str, Any] = {}
-        if store is not None:
-            key = store.key() if method.private else b""
-            config = config_of(
-                method, clients, server, participation, min_replies, panel, server_threads, test, rounds, key
-            )
-            if transcript:
-                config["transcript"] = {"adversary": "server", "sees": "every message of every client, as it travelled"}
-            if notes is not None:
-                config["notes"] = dict(check.mapping(notes, "notes"))
-            if loopback is not None and loopback.faulty:
-                config["faults"] = repr(loopback)
-            if ledger is not None:
-                config["privacy"] = {"delta": ledger.delta, "secret": secret, "disjoint": ledger.disjoint}
-        run_id = tensor_fingerprint([json.dumps({k: v for k, v in config.items() if k not in FREE})])
-        post = Post(method, server, cohort, thread, secret)
-        engine = Engine(post, store, test, run_id=run_id, transcript=transcript)
-        rows: list[dict[str, Any]] = []
-        if store is not None and store.exists():
-            if not resume:
-                raise ValueError(f"{store.out} holds a run already; pass resume=True to go on, or another folder")
-            read_config(store.out)
-            store.require_same(config, free=FREE)
-            restored = store.restore(run_id)
-            post.restore(restored)
-            if restored is not None:
-                server.round, server.state = restored.round, placed(restored.state, device)
-                rows = store.history(server.round)
-                require_whole_ledger(ledger, rows[-1])
-        if not rows:
-            engine.start()
-            if store is not None:
-                warn_if_not_resumable(config, store.out)
-                store.begin({**config, **repetition(method, server, store.out)})
-            engine.ask_setup(range(len(clients)), min_replies)
-        remaining = range(server.round + 1, rounds + 1)
-        with bar(len(rows) + len(remaining), "simulate", unit="round", progress=progress, done=len(rows)) as shown:
-            engine.say = shown.set_postfix_str
-            for number in remaining:
-                row = engine.round(number, drawn, min_replies, panel)
-                rows.append(row)
-                if row["accuracy"] is not None:
-                    shown.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
-                shown.update()
-                if on_round is not None:
-                    on_round(row)
-        models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}
-    return Run(rows, server, models, _short(method.inner))
 
-
-def _short(method: Method) -> str:
-    addons = ", ".join(a.name for a in getattr(method, "addons", ()))
-    return f"{type(method).__name__}({addons})" if addons else type(method).__name__
+    return play(plan, partial(data_fingerprint, roster), cohort, partial(open_ledger, roster))

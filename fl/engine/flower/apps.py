@@ -1,0 +1,191 @@
+"""The two apps that Flower runs: one beside the server, one on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from distillkit import check
+from distillkit.sets import Images, StoredImages
+from fl.engine.flower.arrivals import Met, gather
+from fl.engine.flower.cohort import GridCohort, Terms
+from fl.engine.flower.hello import Roll
+from fl.engine.flower.library import flower
+from fl.engine.flower.mail import Mail
+from fl.engine.flower.node import LoadClient, Node
+from fl.engine.flower.records import to_records
+from fl.engine.play import Place, Plan, play
+from fl.engine.run import Run
+from fl.method import Method, require_method
+from fl.task import LabelTask
+
+__all__ = ["Options", "client_app", "serve", "server_app"]
+
+
+class Options(TypedDict, total=False):
+    """What `serve` and `server_app` take beside the method, each as in `fl.simulate`; `rounds` must be given."""
+
+    rounds: int
+    test: Images | StoredImages | None
+    task: LabelTask | None
+    server_data: Mapping[str, Images] | None
+    participation: float | int
+    min_replies: int
+    evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None
+    seed: int
+    server_threads: int
+    device: str
+    out: str | Path | None
+    resume: bool
+    transcript: bool
+    notes: Mapping[str, Any] | None
+    on_round: Callable[[dict[str, Any]], None] | None
+
+
+def _runs_here(method: object) -> Method:
+    found = require_method(method)
+    if found.private:
+        raise ValueError(
+            f"{type(found.inner).__name__} is private, and private runs are not played on Flower yet: a node's ledger "
+            "must outlive the run, and its owner must be able to refuse what a server asks. Use fl.simulate"
+        )
+    return found
+
+
+def client_app(
+    method: Method,
+    load_client: LoadClient,
+    *,
+    folder: str | Path,
+    task: LabelTask | None = None,
+    device: str = "cpu",
+) -> Any:
+    """Flower's app of a node: does what a server app of the same method asks, with the data of its partition.
+
+    Name it in the app's pyproject.toml (`clientapp = "package.client_app:app"`). Which client a node is stands in its
+    node config, `partition-id` and `num-partitions`; in a simulation Flower sets both.
+
+    Args:
+        method: as the server app has it; nodes with another are refused when they say hello.
+        load_client: called with the partition's number; gives what `fl.simulate` takes as one client: a
+            `LabeledImages`, a `Holding` of training and test images, a `Dataset`, a pair of images and labels, a
+            `StoredImages`. Called for every message, because on a real node every message is a new process.
+        folder: where the node keeps what outlasts a message: its key, what its client remembers, and bodies that the
+            server sends once. It must be there again for the next message; nothing in it is sent.
+        task: what the labels mean, as the server app has it; None: one class an image.
+        device: where the client computes.
+
+    Returns:
+        A `flwr.clientapp.ClientApp`.
+
+    Raises:
+        MissingFlower: Flower is not installed.
+        TypeError, ValueError: bad arguments, or a private method.
+    """
+    node = Node(_runs_here(method), load_client, folder, task, device)
+    app = flower("clientapp").ClientApp()
+    made = flower("app").Message
+
+    def hello(message: Any, context: Any) -> Any:
+        return made(to_records(node.hello(dict(context.node_config))), reply_to=message)
+
+    def job(message: Any, context: Any) -> Any:
+        answer = node.answer(message.content, dict(context.node_config), message.metadata.created_at)
+        return made(to_records(answer), reply_to=message)
+
+    app.query("hello")(hello)
+    app.query("job")(job)
+    app.train("job")(job)
+    return app
+
+
+def serve(
+    grid: Any,
+    method: Method,
+    *,
+    clients: int | None = None,
+    wait: float = 300.0,
+    deadline: float = 3600.0,
+    at_once: int = 64,
+    poll: float = 0.2,
+    **options: Unpack[Options],
+) -> Run:
+    """Run a federated method over Flower's grid; for a server app of one's own, see `server_app` for a ready one.
+
+    Waits until every partition's node has said hello, and plays the rounds as `fl.simulate` does: the same history, the
+    same files, and on like machines the same bits, whatever the order in which nodes answer. A run in `out` goes on
+    with `resume=True`, under another run of Flower too.
+
+    Args:
+        grid: Flower's, which the server app's main function is called with.
+        method: what to run.
+        clients: how many partitions there are; None: as many as the nodes say (`num-partitions`).
+        wait: seconds in which all nodes must have come.
+        deadline: seconds that a client has for an answer, from the making of its message on, by the clocks of both; so
+            the time that it waits for its turn on its node counts. Then it is stopped, and is an error in the history.
+        at_once: how many clients have a message at a time.
+        poll: seconds between two looks for answers.
+        options: those of `fl.simulate`, see `Options`.
+
+    Raises:
+        Misfit: a node does not fit; it is named, with what differs.
+        NoUsableReply: nodes have not come in time, or a round left too little.
+        MissingFlower: Flower is not installed.
+        TypeError, ValueError: bad arguments, or a private method.
+        Whatever else `fl.simulate` raises.
+    """
+    method = _runs_here(method)
+    if clients is not None:
+        check.positive_int(clients, "clients")
+    for name, seconds in {"wait": wait, "deadline": deadline, "poll": poll}.items():
+        check.real_number(seconds, name, above=0.0)
+    check.positive_int(at_once, "at_once")
+    flower("app")
+    task = options.get("task")
+    mail, roll, met = Mail(grid, poll), Roll(method, task), Met()
+    gather(mail, roll, met, clients, wait)
+    first = roll.first(task)
+    terms = Terms(first.num_classes, deadline, at_once)
+    plan = Plan(method=method, first=first, clients=len(roll.guests), progress=False, **options)
+
+    def cohort(_: Place) -> GridCohort:
+        return GridCohort(mail, roll, met, terms)
+
+    return play(plan, roll.fingerprint, cohort, lambda *_: None)
+
+
+def server_app(
+    method: Method,
+    *,
+    clients: int | None = None,
+    wait: float = 300.0,
+    deadline: float = 3600.0,
+    at_once: int = 64,
+    poll: float = 0.2,
+    **options: Unpack[Options],
+) -> Any:
+    """Flower's app of the server: plays a method with the nodes that run `client_app`.
+
+    Name it in the app's pyproject.toml (`serverapp = "package.server_app:app"`). What the run finds lies in `out`; an
+    app that fails ends Flower's run as failed, which `flwr list --format json` says, and not the exit status of
+    `flwr run`.
+
+    Args:
+        method, clients, wait, deadline, at_once, poll, options: see `serve`.
+
+    Returns:
+        A `flwr.serverapp.ServerApp`.
+
+    Raises:
+        MissingFlower: Flower is not installed.
+        TypeError, ValueError: a private method; the other arguments are checked when the app runs.
+    """
+    _runs_here(method)
+    app = flower("serverapp").ServerApp()
+
+    def main(grid: Any, context: Any) -> None:
+        serve(grid, method, clients=clients, wait=wait, deadline=deadline, at_once=at_once, poll=poll, **options)
+
+    app.main()(main)
+    return app

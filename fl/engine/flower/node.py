@@ -1,0 +1,190 @@
+"""A node's side: what lies there between two messages, and the answer to each.
+
+On Flower's real nodes every message is a new process, so nothing may live in memory alone. A node's folder holds
+
+    key                                        of the fingerprint of its data; it never leaves the node
+    <data>/<run>/memory/<client>/<version>     what the client remembers, see `fl.engine.memories`
+    <data>/<run>/bodies/<client>/<entry>       the body of a kept entry that came last
+
+where <data> is that fingerprint and <run> a name that the server's run keeps across its resumptions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillkit import check
+from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
+from distillkit.sets import Images, StoredImages
+from fl.codec import Parts, encode, from_parts, to_parts
+from fl.engine import door
+from fl.engine.blame import reason_of
+from fl.engine.flower.hello import require_partition, said_of
+from fl.engine.flower.records import from_records
+from fl.engine.holding import Holding
+from fl.engine.memories import Memories
+from fl.engine.respond import Site, respond
+from fl.engine.roster import Roster
+from fl.engine.seam import Answer
+from fl.engine.store import CheckpointError, read_message, write_atomically
+from fl.engine.wire import Job, Lacking, answer_parts, read_job
+from fl.message import Message, Value
+from fl.method import Method
+from fl.sides import Interrupted
+from fl.task import LabelTask
+
+__all__ = ["LoadClient", "Node"]
+
+LoadClient = Callable[[int], Images | StoredImages | Holding]
+"""Gives what one client holds, by its partition's number."""
+
+_GRACE = 2.0
+"""Seconds that a client has to stop at its deadline before it is left behind."""
+
+
+class _Bodies:
+    """The bodies of kept entries, one file a client and entry."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _file(self, client: int, key: str) -> Path:
+        return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
+
+    def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
+        write_atomically(self._file(client, key), encode(Message.of({key: value}), {"digest": digest}))
+        return value
+
+    def of(self, client: int, key: str, digest: str) -> Value:
+        try:
+            message, facts = read_message(self._file(client, key))
+        except CheckpointError as error:  # the server sends it once more
+            raise Lacking(client) from error
+        if facts.get("digest") != digest:
+            raise Lacking(client)
+        return dict(message.items())[key]
+
+
+class Node:
+    """What runs on every node: answers the server's messages, with what it finds in its folder.
+
+    Args:
+        method: what the node runs.
+        load_client: gives the data of a partition.
+        folder: of the node, for what is to outlast a message.
+        task: what the labels mean, as the server has it; None: one class an image.
+        device: where the client computes.
+
+    Raises:
+        TypeError, ValueError: bad arguments.
+    """
+
+    def __init__(
+        self, method: Method, load_client: LoadClient, folder: str | Path, task: LabelTask | None, device: str
+    ) -> None:
+        check.callable_with(load_client, "load_client", ["partition"], "a function of the partition's number")
+        self.method, self.load_client, self.task = method, load_client, task
+        self.folder, self.device = Path(folder), door.device_at(device)
+
+    def _key(self) -> bytes:
+        """The node's key; drawn when it is first asked for, by whichever process is first."""
+        path = self.folder / "key"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            mine = self.folder / f"key.{secrets.token_hex(8)}"
+            descriptor = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(mine, path)
+            mine.unlink()
+        return path.read_bytes()
+
+    def _held(self, number: int, classes: int | None) -> tuple[Roster, str]:
+        """The data of a client as the only one of a roster, with so many classes at least, and their fingerprint."""
+        roster, key = Roster([self.load_client(number)], None, False), self._key()
+        held = roster[0]
+        said = [str(number), *("" if d is None else set_fingerprint(d, key=key) for d in (held.train, held.test))]
+        return roster if classes is None else Roster([held], classes, False), tensor_fingerprint(said, key=key)
+
+    def hello(self, config: dict[str, Any]) -> Parts:
+        """What the node says of itself, see `fl.engine.flower.hello`; or why it cannot.
+
+        Args:
+            config: Flower's `context.node_config`.
+        """
+        try:
+            number, count = require_partition(config)
+            roster, fingerprint = self._held(number, None)
+            return said_of(number, count, self.method, self.task, roster, fingerprint).parts()
+        except Exception as error:  # the data are read by anybody's code
+            return _refused(reason_of(error))
+
+    def answer(self, content: Any, config: dict[str, Any], created: float) -> Parts:
+        """The answer to one job; whatever fails is an answer that says so.
+
+        Args:
+            content: of the Flower message.
+            config: Flower's `context.node_config`.
+            created: when the message was made, in seconds since 1970 by the server's clock.
+        """
+        try:
+            message, facts = from_parts(*from_records(content))
+            place = json.loads(facts["place"])
+            number, _ = require_partition(config)
+            if not re.fullmatch("[0-9a-f]{16}", place["run"]):
+                raise ValueError(f"a run's name is 16 hex digits, got {place['run']!r:.40}")
+            roster, fingerprint = self._held(number, place["classes"])
+            folder = self.folder / fingerprint / place["run"]
+            job = read_job(message, facts, _Bodies(folder / "bodies"))
+            if job.client != number:
+                raise ValueError(f"this node is partition {number}, and was asked as {job.client}")
+            site = Site(
+                self.method, door.task_at(self.task, roster.first), {number: roster[0]}, Memories(folder / "memory"),
+                self.device,
+            )  # fmt: skip
+            left = place["deadline"] - (time.time() - created)
+        except Lacking:
+            return to_parts(Message(), {"lacking": "a body"})
+        except Exception as error:  # what came is anything
+            return _refused(reason_of(error))
+        return answer_parts(job.head.version, _within(left, site, job))
+
+
+def _refused(why: str) -> Parts:
+    return to_parts(Message(), {"refused": why[:500]})
+
+
+def _within(seconds: float, site: Site, job: Job) -> Answer:
+    """The answer, if there is one in so many seconds; then the client is told to stop, and is not waited for."""
+    late = Answer(job.client, error="did not answer before its deadline, and was stopped")
+    found: list[Answer] = []
+
+    def work() -> None:
+        torch.set_num_threads(1)
+        with contextlib.suppress(Interrupted):
+            found.append(respond(site, job.head, job.client, lambda: job.letter))
+
+    if seconds <= 0:
+        return late
+    torch.set_num_threads(torch.get_num_threads())  # see `fl.engine.pools.pool_of`
+    thread = threading.Thread(target=work, name="client", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        site.stop.set()
+        thread.join(_GRACE)
+        return late
+    return found[0] if found else Answer(job.client, error="was ended by an error of the engine; see the node's log")

@@ -1,0 +1,142 @@
+"""Our messages as Flower's records: the same bits on the other side, and nothing else is read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distillkit import LabeledImages
+from distillkit.normalization import IDENTITY
+from fl import Message
+from fl.codec import from_parts, to_parts
+from fl.engine.flower.records import from_records, to_records
+from fl.message import DTYPES, Tensors
+from tests.fl.flower import double
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
+names = st.text(max_size=5)
+
+
+@st.composite
+def tensors(draw: Any) -> torch.Tensor:
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(shapes)
+    count = torch.Size(shape).numel() * dtype.itemsize
+    raw = torch.tensor(list(draw(st.binary(min_size=count, max_size=count))), dtype=torch.uint8)
+    raw = raw % 2 if dtype is torch.bool else raw
+    value = raw.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+    return value.transpose(0, -1) if draw(st.booleans()) and value.ndim > 1 else value
+
+
+values = st.one_of(
+    tensors(), st.dictionaries(names, tensors(), max_size=3), st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False), names,
+)  # fmt: skip
+
+
+def bits(parts: tuple[Tensors, dict[str, str]]) -> Any:
+    found = {
+        n: (t.dtype, t.shape, t.contiguous().reshape(-1).view(torch.uint8).tolist() if t.numel() else [])
+        for n, t in parts[0].items()
+    }
+    return found, parts[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(message=st.dictionaries(st.text(min_size=1, max_size=5), values, max_size=4), fact=names)
+def test_what_travels_as_records_is_the_same_to_the_bit(message: dict[str, Any], fact: str) -> None:
+    try:
+        parts = to_parts(Message.of(message), {"fact": fact})
+    except (TypeError, ValueError, UnicodeEncodeError):
+        return  # what no message may hold
+    content = to_records(parts)
+    back = from_records(content)
+    assert bits(back) == bits(parts)
+    again, facts = from_parts(*back)
+    assert facts == {"fact": fact}
+    assert [key for key, _ in again.items()] == list(message)
+    if double.REAL:  # as Flower itself takes records apart and puts them together
+        for record in content.values():
+            assert type(record).inflate(record.deflate(), record.children).object_id == record.object_id
+
+
+def test_a_set_travels_with_its_space() -> None:
+    given = LabeledImages(
+        torch.rand(0, 1, 4, 4), torch.empty(0, dtype=torch.int64), num_classes=7, normalization=IDENTITY
+    )
+    key = "Space.images"
+    back = from_parts(*from_records(to_records(to_parts(Message.of({key: given})))))[0]
+    (found,) = (value for _, value in back.items())
+    assert isinstance(found, LabeledImages)
+    assert (found.shape, found.num_classes, found.normalization, len(found)) == ((1, 4, 4), 7, IDENTITY, 0)
+
+
+def spoiled(change: str) -> Any:
+    app = double.names()
+    content = to_records(to_parts(Message.of({"A.x": torch.arange(6.0).reshape(2, 3), "A.b": torch.tensor([True])})))
+    arrays, strings = content["tensors"], content["strings"]
+    x = arrays["A.x"]
+    put = {
+        "dtype": ("A.x", app.Array("float8", x.shape, x.stype, x.data)),
+        "stype": ("A.x", app.Array(x.dtype, x.shape, "numpy.ndarray", x.data)),
+        "short": ("A.x", app.Array(x.dtype, x.shape, x.stype, x.data[:-1])),
+        "negative": ("A.x", app.Array(x.dtype, (-2, -3), x.stype, x.data)),
+        "no boolean": ("A.b", app.Array("bool", (1,), x.stype, b"\x02")),
+    }
+    if change in put:
+        name, array = put[change]
+        arrays[name] = array
+    elif change == "number among strings":
+        strings["forms"] = 3
+    elif change == "record missing":
+        return app.RecordDict({"tensors": arrays})
+    elif change == "further record":
+        return app.RecordDict({"tensors": arrays, "strings": strings, "more": app.ConfigRecord()})
+    return content
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("dtype", "float8"), ("stype", "numpy.ndarray"), ("short", "23 bytes"), ("negative", "shape"),
+        ("no boolean", "neither true nor false"), ("number among strings", "strings"), ("record missing", "records"),
+        ("further record", "records"),
+    ],
+)  # fmt: skip
+def test_what_is_not_ours_is_named(change: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        from_records(spoiled(change))
+
+
+def test_another_value_in_an_array_does_not_pass_the_checksum() -> None:
+    content = spoiled("nothing")
+    x = content["tensors"]["A.x"]
+    content["tensors"]["A.x"] = double.names().Array(x.dtype, x.shape, x.stype, x.data[:-1] + b"\x01")
+    with pytest.raises(ValueError, match="checksum"):
+        from_parts(*from_records(content))
+
+
+@pytest.mark.skipif(double.REAL, reason="Flower is installed here")
+def test_without_flower_the_remedy_is_said() -> None:
+    script = (
+        "import torch; from fl.codec import to_parts; from fl import Message\n"
+        "from fl.engine.flower.library import MissingFlower\n"
+        "from fl.engine.flower.records import to_records\n"
+        "try: to_records(to_parts(Message()))\n"
+        "except MissingFlower as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert 'pip install "distillkit[flower]"' in done.stdout

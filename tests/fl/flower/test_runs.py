@@ -1,0 +1,301 @@
+"""Runs over a grid in memory: the same bits as with threads, whatever goes astray on the way."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl import CheckpointError, Client, FedAvg, FedDM, Holding, Message, Method, NoUsableReply, Real, Run, simulate
+from fl.addons import SCAFFOLD, VHL, SharedImage
+from fl.engine.flower import Misfit, client_app, serve, server_app
+from fl.engine.flower.hello import identity_of
+from fl.engine.flower.node import Node
+from fl.methods import PrivateFedDM
+from fl.study import outcome_hash
+from tests.fl.flower import double
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+from tests.fl.test_grid import PICTURE, SHARED
+
+FAST: dict[str, Any] = {"factory": Tiny, "epochs": 1, "lr": 0.05, "batch": 8}
+DM: dict[str, Any] = {"factory": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4}
+METHODS: dict[str, Callable[[], Method]] = {
+    "FedAvg": lambda: FedAvg(**FAST),
+    "SCAFFOLD": lambda: FedAvg(SCAFFOLD(), **FAST),
+    "FedDM": lambda: FedDM(**DM),
+    "Real": lambda: Real(**DM),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+def held(number: int) -> Holding:
+    return Holding(federation()[number], images(6, seed=20 + number))
+
+
+def grid(method: Method, folder: Path, fault: double.Fault = lambda *_: None, seed: int = 0, **app: Any) -> double.Grid:
+    made = client_app(method, app.pop("load_client", held), folder=folder, **app)
+    return double.Grid(made, {100 + k: double.context(100 + k, k, 5) for k in range(5)}, fault, seed)
+
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "participation": 3, "evaluate": "all", "seed": 3}
+
+
+def over(there: double.Grid, method: Method, **options: Any) -> Run:
+    given = {"poll": 0.001, "wait": 5.0, "deadline": 60.0, **OPTIONS, "test": images(10, seed=9), **options}
+    return serve(there, method, **given)
+
+
+def beside(method: Method, **options: Any) -> Run:
+    return simulate(
+        method, [held(k) for k in range(5)], test=images(10, seed=9), progress=False, **{**OPTIONS, **options}
+    )
+
+
+def rows(run: Run) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if "seconds" not in k and k != "bytes_resent"} for row in run.rows]
+
+
+def assert_equal(one: Run, other: Run) -> None:
+    assert_same(one, other)
+    assert rows(one) == rows(other)
+    assert outcome_hash(one) == outcome_hash(other)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_gives_the_same_bits_as_with_threads(name: str, tmp_path: Path) -> None:
+    method = METHODS[name]()
+    assert_equal(over(grid(METHODS[name](), tmp_path), method), beside(METHODS[name]()))
+
+
+def test_the_app_plays_what_serve_plays(tmp_path: Path) -> None:
+    method, found = METHODS["FedAvg"](), list[dict[str, Any]]()
+    app = server_app(
+        method, rounds=1, evaluate="all", participation=3, seed=3, test=images(10, seed=9), on_round=found.append,
+        poll=0.001, out=tmp_path / "run",
+    )  # fmt: skip
+    app(grid(method, tmp_path / "nodes"), double.context(0, None, 0))
+    wanted = rows(beside(METHODS["FedAvg"](), rounds=1))
+    assert [{k: v for k, v in row.items() if "seconds" not in k} for row in found] == wanted
+    assert (tmp_path / "run" / "history.jsonl").exists()
+
+
+# What goes astray.
+
+
+def test_late_and_repeated_answers_change_nothing(tmp_path: Path) -> None:
+    def fault(node: int, kind: str, group: str) -> str | None:
+        return {101: "late", 102: "twice"}.get(node) if kind != "query.hello" else None
+
+    method = METHODS["SCAFFOLD"]()
+    assert_equal(over(grid(method, tmp_path, fault, seed=4), method), beside(METHODS["SCAFFOLD"]()))
+
+
+@pytest.mark.parametrize(
+    ("fate", "said"),
+    [("garbage", "cannot be read"), ("error", "the app crashed (code 2)"), ("lost", "lost: no answer in")],
+)
+def test_an_answer_that_is_none_is_an_error_in_the_history(
+    fate: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl.engine.flower.cohort._GRACE", 0.1)
+    there = grid(
+        METHODS["FedAvg"](), tmp_path, lambda node, kind, _: fate if (node, kind) == (101, "train.job") else None
+    )
+    run = over(there, METHODS["FedAvg"](), rounds=1, participation=1.0, deadline=1.0 if fate == "lost" else 60.0)
+    (row,) = run.rows
+    assert list(row["failed"]) == ["1"]
+    assert said in row["failed"]["1"]
+    assert row["drawn"] == [0, 1, 2, 3, 4]
+
+
+def test_every_client_failing_ends_the_run(tmp_path: Path) -> None:
+    there = grid(METHODS["FedAvg"](), tmp_path, lambda _, kind, __: "error" if kind == "train.job" else None)
+    with pytest.raises(NoUsableReply, match="the app crashed"):
+        over(there, METHODS["FedAvg"]())
+
+
+class Hanging(FedAvg):
+    def local(self, client: Client, message: Message) -> Message:
+        while client.id == 2:
+            client.check_running()
+        return super().local(client, message)
+
+
+def test_a_hanging_client_is_stopped_at_its_deadline_and_frees_its_node(tmp_path: Path) -> None:
+    there = grid(Hanging(**FAST), tmp_path)
+    run = over(there, Hanging(**FAST), rounds=1, participation=1.0, deadline=0.8)
+    assert "did not answer before its deadline" in run.rows[0]["failed"]["2"]
+    after = over(there, Hanging(**FAST), rounds=1, participation=1.0, deadline=0.8, evaluate=[2])
+    assert after.rows[0]["accuracy_clients"] is not None
+
+
+def test_a_node_that_comes_back_under_another_number_is_found_by_its_partition(tmp_path: Path) -> None:
+    method = METHODS["SCAFFOLD"]()
+    there = grid(method, tmp_path)
+
+    def restart(row: dict[str, Any]) -> None:
+        if row["round"] == 1:
+            there.nodes[300] = there.nodes.pop(101)
+
+    assert_equal(over(there, method, on_round=restart), beside(METHODS["SCAFFOLD"]()))
+    assert any(node == 300 for node, kind, _ in there.log if kind == "train.job")
+
+
+def test_a_lost_disk_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
+    method = METHODS["SCAFFOLD"]()
+    there = grid(method, tmp_path)
+
+    def lose(row: dict[str, Any]) -> None:
+        for path in tmp_path.rglob("memory/1/*"):
+            path.unlink()
+
+    run = over(there, method, participation=1.0, rounds=2, on_round=lose)
+    assert run.rows[0]["failed"] == {}
+    assert "CheckpointError" in run.rows[1]["failed"]["1"]
+
+
+def test_a_lost_body_is_sent_once_more(tmp_path: Path) -> None:
+    def lose(row: dict[str, Any]) -> None:
+        for path in tmp_path.rglob("bodies/*/*"):
+            path.unlink()
+
+    method = with_kept()
+    there = grid(with_kept(), tmp_path)
+    run = over(there, method, participation=1.0, on_round=lose)
+    assert_equal(run, beside(with_kept(), participation=1.0))
+    assert [row.get("bytes_resent", 0) > 0 for row in run.rows] == [False, True, True]
+    kept = over(grid(with_kept(), tmp_path), with_kept(), participation=1.0)
+    assert not any("bytes_resent" in row for row in kept.rows)
+
+
+def with_kept() -> FedAvg:
+    return FedAvg(VHL(source="gaussian", classes=3, per_class=2, augment=None), **FAST)
+
+
+# Killed, and resumed.
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_server_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    whole = beside(METHODS["SCAFFOLD"]())
+    there = grid(METHODS["SCAFFOLD"](), tmp_path / "nodes")
+    seen: list[int] = []
+
+    def die(node: int, kind: str, group: str) -> str | None:
+        if kind == "train.job" and group == "2":
+            seen.append(node)
+            if len(seen) == 3:
+                raise Killed
+        return None
+
+    there.fault = die
+    with pytest.raises(Killed):
+        over(there, METHODS["SCAFFOLD"](), out=tmp_path / "run")
+    pending = [p.stem for p in (tmp_path / "nodes").rglob("memory/*/2-*.safetensors")]
+    assert len(pending) == 2  # two clients had answered in the round that was lost
+    again = grid(METHODS["SCAFFOLD"](), tmp_path / "nodes", seed=7)
+    resumed = over(again, METHODS["SCAFFOLD"](), out=tmp_path / "run", resume=True)
+    assert_equal(resumed, whole)
+    assert not [p for p in (tmp_path / "nodes").rglob("memory/*/*") if p.stem in pending]
+
+
+def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
+    over(grid(METHODS["FedAvg"](), tmp_path / "nodes"), METHODS["FedAvg"](), out=tmp_path / "run", rounds=1)
+    others = grid(METHODS["FedAvg"](), tmp_path / "nodes", load_client=lambda k: Holding(images(12, seed=50 + k)))
+    with pytest.raises(CheckpointError, match="data"):
+        over(others, METHODS["FedAvg"](), out=tmp_path / "run", resume=True)
+
+
+# Who may take part.
+
+
+def strange(folder: Path, change: str) -> double.Grid:
+    method, load = METHODS["FedAvg"](), held
+    good = client_app(METHODS["FedAvg"](), held, folder=folder)
+    place: tuple[int | None, int] = (2, 5)
+    if change == "method":
+        method = FedAvg(**{**FAST, "lr": 0.1})
+    elif change == "shape":
+        load = lambda k: images(9, seed=1).replace(images=images(9, seed=1).images[:, :, :3])  # noqa: E731
+    elif change == "classes":
+        load = lambda k: images(9, seed=1).replace(num_classes=4)  # noqa: E731
+    elif change == "broken":
+        load = lambda k: open("/nowhere")  # type: ignore[assignment, return-value]  # noqa: E731, SIM115
+    elif change == "twice":
+        place = (1, 5)
+    elif change == "nobody":
+        place = (None, 0)
+    elif change == "count":
+        place = (2, 6)
+    bad = client_app(method, load, folder=folder / "other")
+    nodes = {100 + k: double.context(100 + k, k, 5) for k in range(5)}
+    nodes[102] = double.context(102, *place)
+    return double.Grid({node: bad if node == 102 else good for node in nodes}, nodes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("method", r"node 102 \(partition 2\) has another method"), ("shape", r"node 102 \(partition 2\)"),
+        ("classes", r"node 102 \(partition 2\).*classes"), ("broken", "node 102.*FileNotFoundError"),
+        ("twice", "nodes 101 and 102 both"), ("nobody", "node 102.*partition-id=0 num-partitions=2"),
+        ("count", "node 102.*6 partitions"),
+    ],
+)  # fmt: skip
+def test_a_node_that_does_not_fit_is_refused_by_name(change: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(Misfit, match=said):
+        over(strange(tmp_path, change), METHODS["FedAvg"]())
+
+
+def test_nodes_that_do_not_come_are_named(tmp_path: Path) -> None:
+    there = grid(METHODS["FedAvg"](), tmp_path)
+    del there.nodes[103]
+    with pytest.raises(NoUsableReply, match=r"partitions \[3\]"):
+        over(there, METHODS["FedAvg"](), wait=0.3)
+
+
+def test_a_node_whose_app_fails_is_named_with_what_flower_says(tmp_path: Path) -> None:
+    there = grid(METHODS["FedAvg"](), tmp_path, lambda node, kind, _: "error" if node == 104 else None)
+    with pytest.raises(NoUsableReply, match=r"partitions \[4\].*node 104: lost: Flower says the app crashed"):
+        over(there, METHODS["FedAvg"](), wait=0.3)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "VHL", "SharedImage", "FedDM"])
+def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name: str, tmp_path: Path) -> None:
+    made = {**METHODS, "VHL": with_kept, "SharedImage": lambda: FedAvg(SharedImage(PICTURE, **SHARED), **FAST)}
+    node = Node(made[name](), held, tmp_path, None, "cpu")
+    again = pickle.loads(pickle.dumps(node))
+    assert identity_of(again.method) == identity_of(node.method)
+    assert again.hello(CONFIG)[1] == node.hello(CONFIG)[1]
+
+
+def test_a_private_method_is_refused_with_the_reason(tmp_path: Path) -> None:
+    private = PrivateFedDM(sigma=2.0, sigma_sizes=2.0, least=0, public_statistics=True, **DM)
+    with pytest.raises(ValueError, match="not played on Flower yet"):
+        client_app(private, held, folder=tmp_path)
+    with pytest.raises(ValueError, match="not played on Flower yet"):
+        server_app(private, rounds=1)
+
+
+def test_the_fingerprint_says_nothing_without_the_nodes_key(tmp_path: Path) -> None:
+    said = [
+        dict(Node(METHODS["FedAvg"](), held, tmp_path / name, None, "cpu").hello(CONFIG)[1])["hello"]
+        for name in ("one", "one", "other")
+    ]
+    assert said[0] == said[1] != said[2]
+    assert ((tmp_path / "one" / "key").stat().st_mode & 0o777) == 0o600
+
+
+CONFIG = {"partition-id": 1, "num-partitions": 5}
