@@ -147,7 +147,7 @@ def test_a_bar_counts_the_rounds_and_the_clients_of_a_round(
         seen.append((total, options))
         yield Bar()
 
-    monkeypatch.setattr(sys.modules["fl.engine.simulate"], "bar", bar)
+    monkeypatch.setattr(sys.modules["fl.engine.play"], "bar", bar)
     method: Any = FedAvg(factory=Tiny, weights="uniform")
     method = Filtered(method, ClientDP(2.0, 1.0, 1.0)) if private else method
     run = play(method, rounds=1, out=tmp_path, progress=True)
