@@ -41,7 +41,7 @@ def test_all_pictures_of_the_page_of_plots_are_looked_at() -> None:
     assert len(MADE) == 9
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, *MADE])
+@pytest.mark.parametrize("name", [*BLOCKS, *MADE, "inversion_clients"])
 def test_pictures_are_large_enough(name: str) -> None:
     width, height = Image.open(DOCS / "pictures" / f"{name}.png").size
     assert width >= 1000

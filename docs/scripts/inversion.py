@@ -29,11 +29,10 @@ from torch import nn
 
 from attacks import align, psnr
 from attacks.inversion import Gradient, label_of_one, linear_input
+from distillkit import LabeledImages, Normalization
 from distillkit.data import load
-from distillkit.normalization import Normalization
 from distillkit.provenance import git_commit
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
 
 IMAGES = 20
 
@@ -50,11 +49,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"method": "geiping", "steps": 300, "total_variation": 0.03, "lr": 0.3},
     ),
     "digits, the default ConvNet again": ("digits", {}, {"method": "geiping", "steps": 100, "total_variation": 0.01}),
-    "CIFAR-10, the same without norm": (
-        "CIFAR-10",
-        {"width": 32, "norm": "none"},
-        {"method": "geiping", "steps": 300, "total_variation": 0.03, "lr": 0.3},
-    ),
 }
 """Name: data, what the ConvNet is given, what the attack is given."""
 

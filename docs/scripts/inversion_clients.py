@@ -27,13 +27,13 @@ from attacks.inversion import (
     held_classes,
     invert_message,
 )
+from distillkit import LabeledImages
 from distillkit.condense import distribution_matching
 from distillkit.data import load
 from distillkit.data.partition import dirichlet
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import compose
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
 
 PICTURE = Path(__file__).parents[1] / "pictures" / "inversion_clients.png"
 Record = dict[str, Any]
@@ -160,7 +160,7 @@ def clients(done: set[str]) -> Iterator[Record]:
     for case, data in sets.items():
         found = []
         for k in range(count):
-            one = LabeledImages(data.images[k : k + 1], data.labels[k : k + 1], normalization=raw.normalization)
+            one = LabeledImages(data.images[k : k + 1], data.labels[k : k + 1], 10, raw.normalization)
             sent: Victim = Gradient.of(network, one.images, one.labels)
             victim = Defended(sent, Clip(1.0), Noise(1.0, seed=k)) if "DP" in case else sent
             record, image = scored(victim, one, k, ATTACK)

@@ -520,6 +520,7 @@ CALLS: dict[str, Call] = {
         count=3,
         labels=lambda: LABELS[:3],
         steps=2,
+        lr=0.1,
         total_variation=0.1,
     ),
     "invert_message": C(
@@ -530,6 +531,7 @@ CALLS: dict[str, Call] = {
         count=3,
         labels=lambda: LABELS[:3],
         steps=2,
+        lr=0.1,
         total_variation=0.1,
         restarts=2,
     ),
