@@ -52,9 +52,10 @@ LATE = 5
 CLAIM = f"""\
 Claim, written before any run: distilling on crops that the global model selects anew each round (the unsurest tenth of
 each class that it sees) makes a better model than distilling on as many crops that stay the same. Accuracy late is the
-mean over the last {LATE} rounds, from one initialisation to the next. Both had four tries on validation images. The
-claim holds where the interval of the paired difference lies above 0. Only if it holds against crops drawn at random in
-each round too is it the selection that helps, and not the variety. All else has one seed and is untuned."""
+mean over the last {LATE} rounds, from one initialisation to the next. Both have four tries on validation images (preset
+cpu; else rates are given). The claim holds where the interval of the paired difference lies above 0. Only if it holds
+against crops drawn at random in each round too is it the selection that helps, and not the variety. All else has one
+seed and is untuned."""
 
 
 def task(o: Any, p: dict[str, Any]) -> Task:
