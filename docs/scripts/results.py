@@ -26,7 +26,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attacks.stats import clopper_pearson
+from scipy.stats import binomtest
+
 from distillkit.study import (
     Records,
     Table,
@@ -62,7 +63,7 @@ def rates(records: Records, options: Options) -> Table:
         line = [*key, str(trials)]
         for name in hits:
             row[name] = sum(int(r.last(name)) for r in own)
-            low, high = clopper_pearson(row[name], trials)
+            low, high = binomtest(row[name], trials).proportion_ci(method="exact")
             line.append(f"{100 * row[name] / trials:.1f} ({100 * low:.1f} to {100 * high:.1f})")
         for name in means:
             row[name] = sum(float(r.last(name)) for r in own) / len(own)

@@ -10,8 +10,7 @@ Two worlds differ by one record, whose gradient is twenty clips long.
 
 A run has four scores: the step along the record's gradient, in all and within each class. What is claimed is epsilon 4
 at delta 1e-5 for one step, with the whole profile that the accountant gives. Every audit has `--runs` fresh runs in
-each world and level 1 %. A block of 20 audits is a line of `--out`, and a second call goes on; 20 blocks are the 400
-audits of the page.
+each world and level 1 %. A block of 20 audits is a line of `--out`, and a second call goes on.
 """
 
 from __future__ import annotations

@@ -179,6 +179,13 @@ def test_rmia_counts_the_population_it_beats(online: bool, gamma: float) -> None
         assert float(found[i]) == pytest.approx((ratios >= gamma).mean(), abs=1e-12)
 
 
+def test_rmia_counts_a_tie_as_beaten() -> None:
+    """The ratio is at least gamma, not above it; records with the population's own scores beat all of it."""
+    even = {"target": torch.zeros(2), "shadows": torch.zeros(3, 2), "inside": torch.zeros(3, 2, dtype=torch.bool)}
+    found = rmia(**even, z_target=torch.tensor([0.0, 0.0, 1.0]), z_shadows=torch.zeros(3, 3))
+    assert found.tolist() == pytest.approx([2 / 3, 2 / 3])
+
+
 def test_rmia_works_with_one_shadow_and_gamma_keeps_the_order() -> None:
     s = shadows_of(9, records=200, count=1)
     s["inside"][:] = False
