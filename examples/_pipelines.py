@@ -141,7 +141,8 @@ def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int
         run = simulate(method, clients, rounds=rounds, seed=seed, out=folder, transcript=True, progress=False)
         for message in read(folder):
             seen.setdefault(message.round, []).extend(images.images for images in message.sets.values())
-    return run.models[""], [torch.cat(images) for images in seen.values() if images]
+    # What goes to every client is one image each, or none would be nearer than the next.
+    return run.models[""], [torch.cat(images).unique(dim=0) for images in seen.values() if images]
 
 
 def held(n: Numbers, data: LabeledImages, indices: Tensor) -> list[LabeledImages]:
