@@ -141,7 +141,7 @@ def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int
         run = simulate(method, clients, rounds=rounds, seed=seed, out=folder, transcript=True, progress=False)
         for message in read(folder):
             seen.setdefault(message.round, []).extend(images.images for images in message.sets.values())
-    # What goes to every client is one image each, or none would be nearer than the next.
+    # What goes to every client counts once: equal images would hide each other from `nearest`.
     return run.models[""], [torch.cat(images).unique(dim=0) for images in seen.values() if images]
 
 

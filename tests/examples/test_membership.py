@@ -85,6 +85,8 @@ def test_every_pipeline_gives_scores_of_its_model_and_its_sets(row: str) -> None
     assert set(scorers) == {"model", "margin"} | sets | real
     scores = {name: scorer(pipeline.images, pipeline.labels) for name, scorer in scorers.items()}
     assert bool(((scores["margin"] > 0) | (scores["model"] < 0)).all())
+    if sets:
+        assert len(scores["nearest"].unique()) > 100  # no image hides another one that is the same
     if real:
         started = scores["started"] > 0
         assert not bool((started & ~inside).any())
