@@ -133,7 +133,7 @@ def _text(plain: str) -> str:
 
 
 def _cell(text: str) -> str:
-    kind = ' class="rate"' if re.match(r"[\d.]+ %", text) else ""
+    kind = ' class="rate"' if re.match(r"[\d.]+ [%(]", text) else ""
     return f"<td{kind}>{_text(text)}</td>"
 
 
