@@ -61,12 +61,12 @@ def photograph(path: Path | None, channels: int) -> Tensor:
     return picture if channels == 3 else picture.mean(0, keepdim=True)
 
 
-def clients(preset: Mapping[str, Any], task: Task, factory: Any, networks: bool) -> dict[str, Any]:
-    """How clients train, in every way; with several `networks`, each client one of them."""
+def clients(preset: Mapping[str, Any], task: Task, factory: Any, mixed: bool) -> dict[str, Any]:
+    """How clients train, in every way; if `mixed`, each client one of them."""
     options: dict[str, Any] = {"epochs": preset["epochs"], "batch": preset["batch"], "factory": factory}
     if (space := SPACES.get(task.name.split("-")[0])) is not None and preset["augment"]:
         options["augment"] = CropFlip(space)
-    if networks:
+    if mixed:
         names, shape = preset["networks"], factory.args[1]
         options["factory"] = {name: partial(named_network, name, shape) for name in names}
         options["assign"] = {client: names[client % len(names)] for client in range(preset["clients"])}
@@ -74,12 +74,12 @@ def clients(preset: Mapping[str, Any], task: Task, factory: Any, networks: bool)
 
 
 def single(
-    preset: Mapping[str, Any], image: Tensor, shared: Mapping[str, Any], also: Any, networks: bool,
+    preset: Mapping[str, Any], image: Tensor, shared: Mapping[str, Any], also: Any, mixed: bool,
     factory: Any, task: Task, lr: float, server_lr: float,
 ) -> Method:  # fmt: skip
     """The paper's method; `shared` is what differs from it."""
     given = {"keep": preset["keep"], "count": preset["count"], "steps": preset["steps"], "lr": server_lr, **shared}
-    return SingleImage(image, *also, shared=given, lr=lr, **clients(preset, task, factory, networks))
+    return SingleImage(image, *also, shared=given, lr=lr, **clients(preset, task, factory, mixed))
 
 
 def rival(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr: float, server_lr: float) -> Method:
@@ -129,14 +129,14 @@ def ablations(preset: Mapping[str, Any], image: Tensor, seeds: Any) -> dict[str,
         "Rate 0.5": way(rate=0.5),
         f"{NOTHING}, rate 1": way(rate=1.0, **every),
         "With FedProx": way(also=(FedProx(0.01),)),
-        "Several networks": way(networks=True),
-        f"Several networks, {NOTHING.lower()}": way(networks=True, **every),
+        "Several networks": way(mixed=True),
+        f"Several networks, {NOTHING.lower()}": way(mixed=True, **every),
         **{name: Federated(partial(rival, preset, addon), like=CHOSEN) for name, addon in rivals.items()},
     }
     return {name: replace(way, seeds=seeds) for name, way in found.items()}
 
 
 def _like(
-    preset: Mapping[str, Any], image: Tensor, *, also: Any = (), networks: bool = False, **shared: Any
+    preset: Mapping[str, Any], image: Tensor, *, also: Any = (), mixed: bool = False, **shared: Any
 ) -> Federated:
-    return Federated(partial(single, preset, image, shared, also, networks), like=CHOSEN)
+    return Federated(partial(single, preset, image, shared, also, mixed), like=CHOSEN)
