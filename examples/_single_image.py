@@ -136,7 +136,5 @@ def ablations(preset: Mapping[str, Any], image: Tensor, seeds: Any) -> dict[str,
     return {name: replace(way, seeds=seeds) for name, way in found.items()}
 
 
-def _like(
-    preset: Mapping[str, Any], image: Tensor, *, also: Any = (), mixed: bool = False, **shared: Any
-) -> Federated:
+def _like(preset: Mapping[str, Any], image: Tensor, *, also: Any = (), mixed: bool = False, **shared: Any) -> Federated:
     return Federated(partial(single, preset, image, shared, also, mixed), like=CHOSEN)

@@ -22,7 +22,8 @@ import torch
 from _membership import Line, lines_of
 from _membership_tables import TABLES, table
 from _options import command_line, number, parsed
-from _pipelines import NUMBERS, ROWS, demo, pipeline
+from _pipelines import NUMBERS, ROWS, pipeline
+from _transcript import demo
 from attacks.membership import estimate, shadows
 from distillkit.files import write_atomically
 from distillkit.provenance import git_commit

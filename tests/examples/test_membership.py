@@ -74,7 +74,6 @@ def test_one_seed_at_a_time(membership: ModuleType, capsys: pytest.CaptureFixtur
     assert "--seeds takes one seed here" in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:images reach from")  # two steps of a fit leave noise
 @pytest.mark.parametrize("row", _pipelines.ROWS)
 def test_every_pipeline_gives_scores_of_its_model_and_its_sets(row: str) -> None:
     pipeline = _pipelines.pipeline(row, "smoke")

@@ -1,0 +1,65 @@
+"""The federated pipelines of `membership.py`, and what a server sees of any method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from _scored import Numbers, Start, convnet, published
+from attacks.membership.pipeline import Scorer
+from attacks.transcript import read
+from distillkit import LabeledImages
+from distillkit.data import partition
+from fl import FedDM, Method, simulate
+from fl.methods import FedLGD
+
+__all__ = ["feddm", "fedlgd", "seen_by_server"]
+
+
+def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int, seed: int) -> tuple[nn.Module, Any]:
+    """Run a federated method.
+
+    Returns:
+        The model; and of every round the images that the server got, or made and sent.
+    """
+    seen: dict[int, list[Tensor]] = {}
+    with TemporaryDirectory() as folder:
+        run = simulate(method, clients, rounds=rounds, seed=seed, out=folder, transcript=True, progress=False)
+        for message in read(folder):
+            seen.setdefault(message.round, []).extend(images.images for images in message.sets.values())
+    # What goes to every client counts once: equal images would hide each other from `nearest`.
+    return run.models[""], [torch.cat(images).unique(dim=0) for images in seen.values() if images]
+
+
+def held(n: Numbers, data: LabeledImages, indices: Tensor) -> list[LabeledImages]:
+    """What each client has of the records; whose a record is, is the same in all runs."""
+    owners = partition.iid(data.labels, n["clients"], generator=0)
+    return [data[part[torch.isin(part, indices)]] for part in owners]
+
+
+def feddm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Start) -> dict[str, Scorer]:
+    """FedDM's last model, and the sets that its server got."""
+    clients = held(n, data, indices)
+    make = partial(
+        FedDM, factory=convnet, ipc=n["ipc"] // 2, init=init, batch_real=32, rho=20.0, server_lr=0.03, server_batch=32
+    )
+    method = make(steps=n["round_steps"], server_epochs=n["server_epochs"])
+    network, sets = seen_by_server(method, clients, n["rounds"], seed)
+    if init == "noise":
+        return published(network, sets)
+    still = make(steps=1, lr=1e-30, server_epochs=1)  # the same draws, and images that stay what they started from
+    return published(network, sets, torch.cat(seen_by_server(still, clients, n["rounds"], seed)[1]))
+
+
+def fedlgd(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[str, Scorer]:
+    """FedLGD's last model, and the anchors that its server made of the clients' updates."""
+    method = FedLGD(
+        factory=convnet, ipc=n["ipc"] // 2, anchors=2, selected=(1, 3), condense_steps=n["round_steps"],
+        refine_steps=n["round_steps"], match_steps=n["round_steps"], epochs=n["local_epochs"], batch=32, lr=0.05,
+    )  # fmt: skip
+    return published(*seen_by_server(method, held(n, data, indices), n["rounds"] + 1, seed))

@@ -1,0 +1,56 @@
+"""What the messages of the demo's FedDM show of the records, for `membership.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+import quickstart
+from _federated import seen_by_server
+from attacks import clopper_pearson, roc
+from attacks.reporting.closeness import LEVELS, closest, random_rounds
+from distillkit.networks import ConvNet
+from fl import FedDM
+
+__all__ = ["demo"]
+
+
+def demo(preset: str, seed: int) -> dict[str, Any]:
+    """How much of the records stands in the messages of the quickstart's FedDM: ten clients, Dirichlet(0.01).
+
+    Returns:
+        "above": by decibels, the shares of records to which some image that was sent is as close: of the training
+        records, of held-out ones, and of the training records had random ones been sent in place of the images; and
+        "auc" and "tpr" at 1 % of the distance as an attack, with how many "images" were sent.
+    """
+    chosen: dict[str, Any] = quickstart.CHOSEN["FedDM"]
+    small = quickstart.PRESETS["smoke" if preset == "smoke" else "look"]
+    task = quickstart.task(quickstart.SKEWED_MORE, small["rounds"])
+    split = task.load()
+    clients = [split.train[rows] for rows in task.deal(split, seed).owners]
+    method = FedDM(
+        factory=partial(ConvNet, (1, 16, 16), width=32, depth=2), ipc=10, batch_real=32, steps=small["steps"],
+        server_batch=32, server_epochs=small["server_epochs"], **chosen,
+    )  # fmt: skip
+    _, sets = seen_by_server(method, clients, small["rounds"], seed)
+    decode = split.train.normalization.decode
+    rounds, members, others = [decode(one).clamp(0, 1) for one in sets], split.train.pixels(), split.test.pixels()
+    decibels = {
+        "training": closest(torch.cat(rounds), members)[0],
+        "held-out": closest(torch.cat(rounds), others)[0],
+        "random": closest(torch.cat(random_rounds(rounds, members)), members)[0],
+    }
+    above: dict[str, Any] = {}
+    for level in LEVELS:
+        counts = {who: (int((found >= level).sum()), len(found)) for who, found in decibels.items()}
+        above[str(level)] = {who: [k / n, *clopper_pearson(k, n)] for who, (k, n) in counts.items()}
+    scores, truth = torch.cat(list(decibels.values())[:2]), torch.arange(len(members) + len(others)) < len(members)
+    curve = roc(scores.double(), truth)
+    point = curve.at(0.01)
+    return {
+        "attack": "distance", "above": above, "auc": curve.auc, "images": sum(map(len, rounds)), "few": point.few,
+        "tpr": [point.tpr.value, point.tpr.low, point.tpr.high],
+        "fpr": [point.fpr.value, point.fpr.low, point.fpr.high],
+    }  # fmt: skip
