@@ -146,11 +146,11 @@ class Told(Secret):
 
     def __init__(self) -> None:
         super().__init__()
-        self.drawn: list[Tensor] = []
+        self.who: list[Tensor] = []
 
     def poisson(self, count: int, rate: float) -> Tensor:
-        self.drawn.append(super().poisson(count, rate))
-        return self.drawn[-1]
+        self.who.append(super().poisson(count, rate))
+        return self.who[-1]
 
 
 @dataclass
@@ -179,7 +179,7 @@ def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Steps:
         secret=secret,
         callback=lambda step, g: seen.append(g.clone()),
     )
-    drawn = torch.stack([(rows[:, None] == torch.arange(2)).any(0) for rows in secret.drawn])
+    drawn = torch.stack([(rows[:, None] == torch.arange(2)).any(0) for rows in secret.who])
     return Steps((torch.stack(seen) * (rate * 2 / 2) / 0.1).view(EACH, 2, 4), drawn)
 
 
