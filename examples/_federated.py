@@ -32,8 +32,7 @@ def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int
         run = simulate(method, clients, rounds=rounds, seed=seed, out=folder, transcript=True, progress=False)
         for message in read(folder):
             seen.setdefault(message.round, []).extend(images.images for images in message.sets.values())
-    # What goes to every client counts once: equal images would hide each other from `nearest`.
-    return run.models[""], [torch.cat(images).unique(dim=0) for images in seen.values() if images]
+    return run.models[""], [torch.cat(images) for images in seen.values() if images]
 
 
 def held(n: Numbers, data: LabeledImages, indices: Tensor) -> list[LabeledImages]:

@@ -18,16 +18,16 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
     d1 and d2 are its distances (l2, over all pixels) to the nearest and the second nearest published image. No model,
     no shadows: a set that was learned from real images often still lies beside the records it started from, and then
     one image is far closer to the record than any other. Try it on every set, and on every image that a server saw.
+    An image that is there several times (sent to every client, say) counts once: it would hide itself.
 
     Args:
-        images: the published or intercepted images [M, C, H, W], at least two (a class, with labels).
+        images: the published or intercepted images [M, C, H, W], at least two different ones (a class, with labels).
         candidates: records that may have been used [n, C, H, W], in the same space.
         labels: class indices int [M] of the images. With `own`, only images of a candidate's class are compared.
         own: class indices int [n] of the candidates; given together with `labels`.
 
     Returns:
-        Float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for one that lies evenly between two; 0 where
-        both distances are 0.
+        Float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for one that lies evenly between two.
 
     Raises:
         TypeError, ValueError: shapes that do not fit, values that are not finite, or a candidate of a class with fewer
@@ -45,8 +45,13 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
     if labels is not None and own is not None:
         labels = check.class_labels(labels, len(images), None, "labels").to(images.device)
         own = check.class_labels(own, len(candidates), None, "own").to(images.device)
+        images, labels = _each_once(images, labels)
+    else:
+        images = images.unique(dim=0)
     if len(images) < 2:
-        raise ValueError(f"images must be at least 2, got {len(images)}: the second nearest says what is usual")
+        raise ValueError(
+            f"images must be at least 2 different ones, got {len(images)}: the second nearest says what is usual"
+        )
     found = []
     for start in range(0, len(candidates), _CHUNK):
         part = slice(start, start + _CHUNK)
@@ -62,3 +67,9 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
             "fewer; leave labels and own out to compare with all"
         )
     return torch.where(second > 0, 1 - first / second, 0.0)
+
+
+def _each_once(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Images [M, D] and their labels [M], each pair once."""
+    pairs = torch.cat([images, labels[:, None].double()], 1).unique(dim=0)
+    return pairs[:, :-1], pairs[:, -1].long()

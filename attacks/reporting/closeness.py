@@ -44,11 +44,11 @@ def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]
 
     Returns:
         "distance": PSNR of the nearest image of all rounds. "nearest": the largest of the rounds' scores
-        `attacks.membership.nearest`, where some round has two images; images of several rounds that began at one record
-        would hide each other from it.
+        `attacks.membership.nearest`, where some round has two different images; images of several rounds that began at
+        one record would hide each other from it.
     """
     found = {"distance": closest(torch.cat(rounds), candidates)[0].double()}
-    several = [one for one in rounds if len(one) > 1]
+    several = [one for one in rounds if len(one.unique(dim=0)) > 1]
     if several:
         found["nearest"] = torch.stack([nearest(one, candidates) for one in several]).amax(0).cpu()
     return found

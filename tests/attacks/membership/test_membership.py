@@ -213,7 +213,17 @@ def test_nearest_is_one_minus_the_ratio_of_distances() -> None:
     assert nearest(images, candidates).tolist() == pytest.approx([1 - 0.25 / 0.75, 0.0, 1 - 1 / 8])
     found = nearest(images, candidates[2:], torch.tensor([0, 0, 1]), torch.tensor([0]))
     assert found.tolist() == pytest.approx([1 - 8 / 9])
-    assert nearest(torch.zeros(2, 1, 1, 1), torch.zeros(1, 1, 1, 1)).tolist() == [0.0]
+
+
+@given(st.integers(0, 1000), st.booleans())
+def test_images_that_are_there_several_times_count_once(seed: int, classes: bool) -> None:
+    drawn = derive(seed)
+    images, records = (torch.rand(n, 1, 2, 2, generator=drawn) for n in (6, 9))
+    labels, own = (torch.arange(6) % 2, torch.arange(9) % 2) if classes else (None, None)
+    again = torch.randint(6, (20,), generator=drawn)
+    twice = None if labels is None else torch.cat([labels, labels[again]])
+    found = nearest(torch.cat([images, images[again]]), records, twice, own)
+    assert torch.equal(found, nearest(images, records, labels, own))
 
 
 def test_many_candidates_are_compared_in_parts() -> None:
@@ -249,7 +259,7 @@ def refusals() -> list[tuple[Any, str]]:
         (lambda: rmia(target, inside, shadows, **z, gamma=0), "gamma must be"),
         (lambda: rmia(target, inside, shadows, z["z_target"][:0], z["z_shadows"][:, :0]), "at least one score"),
         (lambda: rmia(target, inside, shadows, z["z_target"], z["z_shadows"][:3]), "a row for each of 12 shadows"),
-        (lambda: nearest(one, one), "images must be at least 2, got 1"),
+        (lambda: nearest(one, one), "images must be at least 2 different ones, got 1"),
         (lambda: nearest(torch.rand(3, 1, 2, 2), torch.rand(3, 1, 3, 3)), "candidates must have the images' shape"),
         (lambda: nearest(torch.rand(3, 1, 2, 2), one, torch.tensor([0, 0, 1])), "given together, or neither"),
         (
