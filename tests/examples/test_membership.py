@@ -35,7 +35,7 @@ def test_rows_are_added_and_what_is_finished_is_not_run_again(
     ]  # fmt: skip
     assert {one["row"] for one in first} == {"dm"}
     assert all({"commit", "seed", "shadows", "numbers", "accuracy"} <= set(one) for one in first)
-    assert all(one["cpu_seconds"] > 0 and one["command"].endswith("--rows dm") for one in first)  # type: ignore
+    assert all(float(str(one["cpu_seconds"])) > 0 and str(one["command"]).endswith("--rows dm") for one in first)
     near = first[-2]
     assert near["started"]["share"] == pytest.approx(0.1)  # type: ignore[index]
     assert near["started"]["tpr"][0] > 0.4  # type: ignore[index]
