@@ -20,7 +20,7 @@ from fl.addons import Anchors, Condensed
 from fl.engine.store import Store, read_message
 from fl.study import load as load_run
 
-__all__ = ["DOMAINS", "TABLE_1", "digits", "domain_table", "draw"]
+__all__ = ["DOMAINS", "averages", "digits", "domain_table", "draw"]
 
 DOMAINS = ("mnist", "svhn", "usps", "synthdigits", "mnistm")
 TABLE_1 = {
@@ -33,6 +33,11 @@ TABLE_1 = {
     "FedLGD": ((95.8, 68.2, 92.4, 67.4, 79.4, 80.6), (97.1, 77.3, 94.6, 78.5, 86.1, 86.7)),
 }
 """Table 1's ConvNet rows: for 10 and 50 images a class, accuracy in per cent on each of `DOMAINS`, and their mean."""
+
+
+def averages(ipc: int) -> dict[str, dict[str, str]]:
+    """Table 1's means over the domains, by task and way: those of 50 images a class for 50, else those of 10."""
+    return {"domains": {name: f"{row[{10: 0, 50: 1}.get(ipc, 0)][-1]:.1f}" for name, row in TABLE_1.items()}}
 
 
 def digits(names: tuple[str, ...], root: str | None, size: int, train: int | None, test: int | None) -> Split:

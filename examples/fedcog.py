@@ -13,9 +13,7 @@ the last global model can make of it.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +26,7 @@ from _paper import ablation_curves, beside
 from distillkit import LabeledImages, plot
 from distillkit.data import partition
 from distillkit.generate import invert
-from distillkit.study import Record, Study, Table, Task, curves, paired, summary_table
+from distillkit.study import Record, Records, Study, Table, Task, curves, paired, summary_table
 from fl.study import load as load_run
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -68,15 +66,9 @@ def tasks(o: Any, rounds: int) -> list[Task]:
     return [Task(name, data[name.split("-")[0]], deals[name.split("-", 1)[1]], **options) for name in wanted]
 
 
-def late(record: Record, start: int) -> Record:
-    """The record with its mean accuracy over the rounds from `start` on."""
-    found = [row["accuracy"] for row in record.rows if row["round"] >= start]
-    return replace(record, line={**record.line, "accuracy_late": statistics.fmean(found)}) if found else record
-
-
-def tables(records: Sequence[Record], start: int, headline: Sequence[str]) -> list[Table]:
-    """The pair beside the paper, how far it is apart, and what has one seed."""
-    found = [late(record, start) for record in records]
+def tables(records: Records, late: int, headline: Sequence[str]) -> list[Table]:
+    """The pair beside the paper, how far it is apart in so many late rounds, and what has one seed."""
+    found = records.late(late)
     columns = ["accuracy_late", "accuracy_locals.mean", "accuracy_own", "bytes_up", "client_seconds"]
     main = [record for record in found if record.method in headline]
     tried = {record.task for record in found if record.method not in headline}
@@ -113,7 +105,8 @@ def main(words: list[str] | None = None) -> None:
         named = [task.name for task in compared]
         ways |= ablations(p, [n for n in named if n.endswith("dirichlet")] or named, seeds[:1])
     study = Study(o.out, compared, ways, seeds=seeds)
-    records = run_study(study, o, lambda found: tables(found, p["start"], headline), by=(), claim=CLAIM)
+    rounds = p["rounds"] - p["start"] + 1
+    records = run_study(study, o, lambda found: tables(found, rounds, headline), by=(), claim=CLAIM)
     main = [record for record in records if record.method in headline]
     for by in ("round", "bytes_up", "client_seconds"):
         curves(main, by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)

@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import Any
 
 from _data import own_task
-from _fedlgd import DOMAINS, TABLE_1, digits, domain_table, draw
+from _fedlgd import DOMAINS, averages, digits, domain_table, draw
 from _options import command_line, number, parsed, run_study
 from _paper import beside
 from distillkit.augment import DIGITS, DSA, NATURAL
@@ -132,13 +132,12 @@ def main(words: list[str] | None = None) -> None:
         setattr(o, name, getattr(o, name, None) or (min(value, most) if most else value))
     study = Study(o.out, asked := task(o), ways(o), seeds=o.seeds)
     images = cache(asked.load)
-    paper = {name: f"{row[{10: 0, 50: 1}.get(o.ipc, 0)][-1]:.1f}" for name, row in TABLE_1.items()}
     source = "Table 1, ConvNet, average of five domains with 10 images a class (50 where ours are 50)."
 
     def tables(records: Records) -> list[object]:
         table = summary_table(records, columns=["bytes_up", "bytes_down", "client_seconds"])
         against = [paired([r for r in records if r.method in TRIES], base) for base in ("FedAvg", "VHL")]
-        return [beside(table, {"domains": paper}, source), *against, *domain_table(records, images(), o.ipc)]
+        return [beside(table, averages(o.ipc), source), *against, *domain_table(records, images(), o.ipc)]
 
     records = run_study(study, o, tables, by=(), claim=CLAIM)
     for by in ("round", "bytes_down", "client_seconds"):

@@ -12,9 +12,7 @@ numbers stand in `_single_image.py`. `crops.png` shows which crops the last mode
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from _single_image import CHOSEN, NOTHING, PAPER, SOURCE, SPACES, ablations, hea
 from distillkit import plot
 from distillkit.data import partition
 from distillkit.generate import Patches
-from distillkit.study import Record, Study, Table, Task, curves, paired, summary_table
+from distillkit.study import Record, Records, Study, Table, Task, curves, paired, summary_table
 from fl.addons import SharedImage
 from fl.study import load as load_run
 
@@ -72,15 +70,9 @@ def task(o: Any, p: dict[str, Any]) -> Task:
     return Task(name if p["alpha"] == 1 else f"{name}-alpha{p['alpha']:g}", data, **options)
 
 
-def late(record: Record) -> Record:
-    """The record with its mean accuracy over the last rounds."""
-    found = [row["accuracy"] for row in record.rows[-LATE:]]
-    return replace(record, line={**record.line, "accuracy_late": statistics.fmean(found)}) if found else record
-
-
-def tables(records: Sequence[Record], main: Sequence[str]) -> list[Table]:
+def tables(records: Records, main: Sequence[str]) -> list[Table]:
     """The selections beside the paper, how far they are apart, and what has one seed."""
-    found, columns = [late(record) for record in records], ["accuracy_late", "bytes_up", "bytes_down", "client_seconds"]
+    found, columns = records.late(LATE), ["accuracy_late", "bytes_up", "bytes_down", "client_seconds"]
     own = [record for record in found if record.method in main]
     rest = [record for record in found if record.seed == found[0].seed]
     parts = [beside(summary_table(own, columns=columns), PAPER, SOURCE)]

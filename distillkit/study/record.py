@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,26 @@ class Records(list[Record]):
         missing = dict.fromkeys([*self.missing, *getattr(other, "missing", ())])
         choices = [*self.choices, *getattr(other, "choices", ())]
         return Records(every, [key for key in missing if key not in done], choices)
+
+    def late(self, rounds: int) -> Records:
+        """The same with a column `accuracy_late`: the mean of a run's accuracies in its last rounds.
+
+        One round's accuracy jumps, and the best round is chosen on the test set; a mean over rounds that were named
+        before the run does neither. Tables and `paired` take the column.
+
+        Args:
+            rounds: how many of the last; those without a test do not count. A run without rounds has None.
+
+        Raises:
+            ValueError, TypeError: no positive integer.
+        """
+        check.positive_int(rounds, "rounds")
+
+        def late(record: Record) -> Record:
+            tested = [row["accuracy"] for row in record.rows[-rounds:] if row.get("accuracy") is not None]
+            return replace(record, line={**record.line, "accuracy_late": statistics.fmean(tested) if tested else None})
+
+        return Records(map(late, self), self.missing, self.choices)
 
     def __repr__(self) -> str:
         ways = {(r.task, r.method) for r in self}

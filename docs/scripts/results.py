@@ -10,10 +10,11 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
     rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with their intervals)
 
 and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
-printed) and `published=yes` (a column from `results/PAGE_published.json`, {task: {way: text}}). Where the page says
-`<!-- curves: NAME option=value ... -->`, with `task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between
-`<!-- commits -->` and `<!-- end of commits -->` stands of which commits the
-records are. New records are held against those before, and what moved is printed.
+printed), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column from
+`results/PAGE_published.json`, {task: {way: text}}). Where the page says `<!-- curves: NAME option=value ... -->`, with
+`task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->`
+stands of which commits the records are. New records are held against those before, and what moved is printed;
+accuracies by domain that a script left in a run's folder (`domains.json`) are kept too, as `accuracy_domain.NAME`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,16 @@ def chosen(records: Records, task: str | None, ways: Sequence[str]) -> Records:
     return Records(ordered, [key for key in records.missing if among(key[:2])])
 
 
+def by_domain(folder: str) -> Records:
+    """The records of a study, each with its accuracies by domain if its script made them."""
+    found = read_records(folder)
+    for index, record in enumerate(found):
+        path = Path(str(record.folder)) / "domains.json"
+        if path.exists():
+            found[index] = replace(record, line={**record.line, "accuracy_domain": json.loads(path.read_text())})
+    return found
+
+
 def options_of(said: str) -> tuple[str, dict[str, Any]]:
     """The name in a mark and its options; `ways` and `hide` are lists."""
     name, *words = shlex.split(said)
@@ -110,10 +122,11 @@ def table(said: str, path: Path) -> Table:
     kind, options = options_of(said)
     task, ways = options.pop("task", None), options.pop("ways", [])
     hide, published = options.pop("hide", []), options.pop("published", "no")
+    late = int(options.pop("late", 1))
     if kind == "tuning":
         made = tuning_table(path, task=task)
     elif kind in KINDS:
-        made = KINDS[kind](chosen(read_records(path), task, ways), options)
+        made = KINDS[kind](chosen(read_records(path), task, ways).late(late), options)
     else:
         raise ValueError(f"a table must be one of tuning, {', '.join(KINDS)}, got {kind!r}")
     if options:
@@ -144,7 +157,7 @@ def main() -> None:
     page, *folders = sys.argv[1:]
     path = DOCS / "results" / f"{page}.jsonl"
     if folders:
-        new = sum(map(read_records, folders), Records([]))
+        new = sum(map(by_domain, folders), Records([]))
         if path.exists():
             print(moved(path, new))
         write_records(new, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -86,3 +87,10 @@ def test_ablations_are_drawn_beside_the_headline_where_they_ran(
     assert (tmp_path / "one.png").exists()
     paper.ablation_curves(records[:-1], ["Main"], ["Ablation"], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+@pytest.mark.parametrize("name", ["fedlgd", "vhl", "feddm", "fedcog", "single_image"])
+def test_the_page_of_results_and_the_script_print_the_same_numbers_of_the_paper(name: str) -> None:
+    module = load_script(f"examples/_{name}.py")
+    page = Path(__file__).parents[2] / "docs" / "results" / f"{name}_published.json"
+    assert json.loads(page.read_text()) == (module.averages(10) if name == "fedlgd" else module.PAPER)

@@ -48,14 +48,14 @@ def test_selections_are_compared_and_what_is_shown_is_in_the_records(
     script.main([*WORDS, "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert said.index("Claim, written before any run") < said.index("accuracy by round")
-    records = {record.method: record for record in read_records(tmp_path)}
+    records = {record.method: record for record in read_records(tmp_path).late(script.LATE)}
     assert list(records) == ["Single image", "No selection", "Random selection"]
     assert len({record.line["hash"] for record in records.values()}) == 3
     assert {tuple(row["drawn"]) for row in records["Single image"].rows} == {
         tuple(row["drawn"]) for row in records["No selection"].rows
     }
     for name, record in records.items():
-        shown = script.late(record).line["accuracy_late"]
+        shown = record.line["accuracy_late"]
         assert shown == fmean(row["accuracy"] for row in record.rows)
         assert f"{100 * shown:.1f}" in next(row for row in said.splitlines() if f"| {name} " in row)
         assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None

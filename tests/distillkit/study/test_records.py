@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distillkit.recipes import recipe
 from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
@@ -226,3 +228,20 @@ def test_files_of_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             write_records(wrong, path)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="path must be a path"):
         write_records(THREE, 3)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=6), st.integers(1, 8))
+def test_late_is_the_mean_over_the_last_rounds_that_were_tested(accuracies: list[float | None], rounds: int) -> None:
+    runs = Records([record(accuracies)], [("digits", "FedDM", 0)])
+    found = runs.late(rounds)
+    tested = [a for a in accuracies[-rounds:] if a is not None]
+    assert found[0].line["accuracy_late"] == (pytest.approx(sum(tested) / len(tested)) if tested else None)
+    assert found.missing == runs.missing
+    assert "accuracy_late" not in runs[0].line
+
+
+def test_late_of_a_run_without_rounds_is_nothing_and_no_rounds_are_refused() -> None:
+    runs = Records([record(0.5)])
+    assert runs.late(1)[0].line["accuracy_late"] is None
+    with pytest.raises(ValueError, match="rounds must be at least 1"):
+        runs.late(0)
