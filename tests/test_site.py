@@ -1,8 +1,11 @@
-"""The site builds without a warning, and shows formulas as formulas and code whole."""
+"""The site builds without a warning, works from its folder, shows formulas as formulas, and code whole."""
 
 from __future__ import annotations
 
+import ast
+import html
 import re
+from doctest import DocTestParser
 from pathlib import Path
 
 import pytest
@@ -22,8 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def html_of(site: Path, page: Path) -> str:
-    place = page.relative_to(ROOT / "docs").with_suffix("")
-    return (site / (place if place.name != "index" else place.parent) / "index.html").read_text()
+    return (site / page.relative_to(ROOT / "docs").with_suffix(".html")).read_text()
 
 
 def formulas(text: str) -> int:
@@ -46,18 +48,57 @@ def test_there_are_formulas_to_draw() -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    for page in PAGES:
-        assert not re.search(r"<(script|link|img)[^>]+(src|href)=.?https?://", html_of(site, page)), page
+    for page in site.rglob("*.html"):
+        assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=.?(https?:)?//", page.read_text()), page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*.?(https?:)?//", style.read_text()), style
 
 
-def test_code_can_be_copied(site: Path) -> None:
-    assert "content.code.copy" in html_of(site, ROOT / "docs" / "components" / "sets.md")
+def test_the_search_works_from_the_folder(site: Path) -> None:
+    """A browser reads scripts of a folder, but no JSON, and starts no worker."""
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")
+    assert '<script src="../iframe-worker.js">' in html_of(site, ROOT / "docs" / "components" / "sets.md")
 
 
-def test_lines_of_120_characters_are_shown_whole() -> None:
-    """In the theme's measures: side bars of 12.1 rem, margins of 1.2 rem, a padding of 1.18 em, a glyph of 0.6 em."""
+def copied(page: str) -> str:
+    """What the copy buttons of a page's snippets give."""
+    return "\n".join(html.unescape(code) for code in re.findall(r'data-copy="([^"]*)"', page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_snippets_are_shown_and_copied_without_prompts(site: Path, page: Path) -> None:
+    tested = DocTestParser().get_examples(page.read_text())
+    found = html_of(site, page)
+    assert "content.code.copy" in found
+    assert ast.dump(ast.parse(copied(found))) == ast.dump(ast.parse("".join(e.source for e in tested)))
+    assert "&gt;&gt;&gt; " not in re.sub(r"<[^>]+>", "", found)
+    outputs = sum(1 for e in tested if e.want)
+    assert len(re.findall(r'<span class="output( error)?">', found)) == outputs
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_fence_is_closed(page: Path) -> None:
+    """Each opens with a word or nothing, and ends bare; so a bare one in the wrong place shows in its neighbours."""
+    opened = False
+    for line in page.read_text().splitlines():
+        if line.startswith("```"):
+            assert not opened or line == "```", line
+            opened = not opened
+        assert opened or not line.startswith(">>> "), f"outside of code: {line}"
+        assert not (opened and line.startswith("#") and line.split()[0] in ("##", "###")), f"inside of code: {line}"
+    assert not opened
+
+
+@pytest.mark.parametrize(("characters", "narrow"), [(120, False), (116, True)], ids=["wide", "narrow"])
+def test_lines_of_code_are_shown_whole(characters: int, narrow: bool) -> None:
+    """In the theme's measures: margins of 1.2 rem, a padding of 1.18 em, a glyph of 0.6 em.
+
+    A narrow screen has 1280 pixels, 20 to a rem. A line of a snippet is 4 shorter without its prompt.
+    """
     css = (ROOT / "docs" / "site.css").read_text()
+    wide, _, small = css.partition("@media screen and (min-width: 76.25em)")
     assert "site.css" in (ROOT / "mkdocs.yml").read_text()
-    (page,) = re.findall(r"\.md-grid \{ max-width: ([\d.]+)rem", css)
-    (size,) = re.findall(r"pre > code \{ font-size: ([\d.]+)rem", css)
-    assert float(size) * (120 * 0.6 + 2 * 1.18) <= float(page) - 2 * 12.1 - 2 * 1.2
+    (size,) = re.findall(r"pre > code \{ font-size: ([\d.]+)rem", small if narrow else wide)
+    (page,) = re.findall(r"\.md-grid \{ max-width: ([\d.]+)rem", wide)
+    bar = re.findall(r"\.md-sidebar \{ width: ([\d.]+)rem", small)[0] if narrow else 12.1
+    assert float(size) * (characters * 0.6 + 2 * 1.18) <= (64 if narrow else float(page)) - 2 * float(bar) - 2 * 1.2

@@ -19,6 +19,8 @@ def on_page_content(content: str, **_: Any) -> str:
         formula = convert(html.unescape(latex).strip(), display="inline" if bracket == "(" else "block")
         if re.search(r">[^<]*(\\|&#x0005C;)[^<]*<", formula):
             raise ValueError(f"latex2mathml does not know a command of {latex.strip()!r}; write it another way")
-        return formula
+        return (
+            formula if bracket == "(" else f'<div class="formula">{formula}</div>'
+        )  # which scrolls where it is too wide
 
     return _FORMULA.sub(drawn, content)

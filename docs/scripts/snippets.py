@@ -1,0 +1,56 @@
+"""A hook of the site's build: snippets that are tested are shown, and copied, without prompts."""
+
+from __future__ import annotations
+
+import html
+import re
+from doctest import DocTestParser, Example
+from itertools import pairwise
+from typing import Any
+
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+
+_BLOCK = re.compile(
+    r'<div class="(?:language-\w+ )?highlight"><pre><span></span><code>(.*?)</code></pre></div>', re.DOTALL
+)
+_PARSER = DocTestParser()
+_CODE, _PLAIN = PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
+
+
+def _source(examples: list[Example]) -> str:
+    """Statements one below the other; what is indented ends with an empty line, as a shell wants it."""
+    indented = (e.source.splitlines()[-1][:1] in ("", " ", "\t") for e in examples)
+    return "".join(e.source + "\n" * ends for e, ends in zip(examples, indented))
+
+
+def _output(example: Example) -> str:
+    """What an example prints; of an error its last lines, without the traceback."""
+    return (example.exc_msg or example.want).rstrip("\n")
+
+
+def shown(snippet: str) -> str:
+    """A snippet as the site shows it: code without prompts, what it prints below, and in `data-copy` the code alone."""
+    examples = _PARSER.get_examples(snippet)
+    parts = []
+    ends = [0, *(i + 1 for i, e in enumerate(examples) if e.want), len(examples)]
+    for start, end in pairwise(ends):
+        own = examples[start:end]
+        if own:
+            parts.append(highlight(_source(own).rstrip("\n"), _CODE, _PLAIN))
+            if own[-1].want:
+                kind = "output error" if own[-1].exc_msg else "output"
+                parts.append(f'<span class="{kind}">{html.escape(_output(own[-1]))}\n</span>')
+    copied = html.escape(_source(examples).rstrip("\n")).replace("\n", "&#10;")
+    return f'<div class="highlight" data-copy="{copied}"><pre><code>{"".join(parts)}</code></pre></div>'
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Replace every snippet with prompts of a page that Markdown has rendered (called by mkdocs, once a page)."""
+
+    def replaced(found: re.Match[str]) -> str:
+        text = html.unescape(re.sub(r"<[^>]+>", "", found[1]))
+        return shown(text) if text.startswith(">>> ") else found[0]
+
+    return _BLOCK.sub(replaced, content)
