@@ -3,7 +3,7 @@
 `server_app(method, rounds=...)` and `client_app(method, load_client, folder=...)` are the two apps that a Flower
 project names. What lies here, and what each file knows:
 
-* `apps`: the two apps, and `serve` for a server app of one's own. Nothing else here is for users.
+* `apps`: the two apps, and `serve` and `reply_to` for apps of one's own. Nothing else here is for users.
 * `cohort`: the seam's third implementation. Letters out and answers in, over Flower's grid; it sees no client.
 * `mail`, `arrivals`: messages on their way, and which nodes are there.
 * `node`: the other side. What a node does with a message, and its folder, which outlasts the process of a message.
@@ -15,8 +15,8 @@ Jobs, answers, checks, memories, rounds and files are those of `fl.simulate`. Fl
 the apps raise `MissingFlower` without it.
 """
 
-from fl.engine.flower.apps import Options, client_app, serve, server_app
+from fl.engine.flower.apps import Options, client_app, reply_to, serve, server_app
 from fl.engine.flower.hello import Misfit
 from fl.engine.flower.library import MissingFlower
 
-__all__ = ["Misfit", "MissingFlower", "Options", "client_app", "serve", "server_app"]
+__all__ = ["Misfit", "MissingFlower", "Options", "client_app", "reply_to", "serve", "server_app"]

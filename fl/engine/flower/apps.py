@@ -20,7 +20,7 @@ from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
 
-__all__ = ["Options", "client_app", "serve", "server_app"]
+__all__ = ["Options", "client_app", "reply_to", "serve", "server_app"]
 
 
 class Options(TypedDict, total=False):
@@ -85,19 +85,53 @@ def client_app(
     """
     node = Node(_runs_here(method), load_client, folder, task, device)
     app = flower("clientapp").ClientApp()
-    made = flower("app").Message
 
-    def hello(message: Any, context: Any) -> Any:
-        return made(to_records(node.hello(dict(context.node_config))), reply_to=message)
+    def answer(message: Any, context: Any) -> Any:
+        return _replied(node, message, context)
 
-    def job(message: Any, context: Any) -> Any:
-        answer = node.answer(message.content, dict(context.node_config), message.metadata.created_at)
-        return made(to_records(answer), reply_to=message)
-
-    app.query("hello")(hello)
-    app.query("job")(job)
-    app.train("job")(job)
+    app.query("hello")(answer)
+    app.query("job")(answer)
+    app.train("job")(answer)
     return app
+
+
+def reply_to(
+    message: Any,
+    context: Any,
+    method: Method,
+    load_client: LoadClient,
+    *,
+    folder: str | Path,
+    task: LabelTask | None = None,
+    device: str = "cpu",
+) -> Any:
+    """Answer one message of the server, in a client app of one's own; see `client_app` for a ready one.
+
+    For apps that read the method, or where a node's data lie, from what Flower tells them: `context.run_config` and
+    `context.node_config`. Register the function that calls this for the types "query.hello", "query.job" and
+    "train.job".
+
+    Args:
+        message, context: what Flower calls a client app's function with.
+        method, load_client, folder, task, device: see `client_app`.
+
+    Returns:
+        The `flwr.app.Message` to return. Whatever fails while a client works is an answer that says so.
+
+    Raises:
+        MissingFlower: Flower is not installed.
+        TypeError, ValueError: bad arguments, or a private method.
+    """
+    return _replied(Node(_runs_here(method), load_client, folder, task, device), message, context)
+
+
+def _replied(node: Node, message: Any, context: Any) -> Any:
+    config = dict(context.node_config)
+    if message.metadata.message_type == "query.hello":
+        parts = node.hello(config)
+    else:
+        parts = node.answer(message.content, config, message.metadata.created_at)
+    return flower("app").Message(to_records(parts), reply_to=message)
 
 
 def serve(

@@ -11,7 +11,7 @@ import pytest
 
 from fl import CheckpointError, Client, FedAvg, FedDM, Holding, Message, Method, NoUsableReply, Real, Run, simulate
 from fl.addons import SCAFFOLD, VHL, SharedImage
-from fl.engine.flower import Misfit, client_app, serve, server_app
+from fl.engine.flower import Misfit, client_app, reply_to, serve, server_app
 from fl.engine.flower.hello import identity_of
 from fl.engine.flower.node import Node
 from fl.methods import PrivateFedDM
@@ -86,6 +86,24 @@ def test_the_app_plays_what_serve_plays(tmp_path: Path) -> None:
     wanted = rows(beside(METHODS["FedAvg"](), rounds=1))
     assert [{k: v for k, v in row.items() if "seconds" not in k} for row in found] == wanted
     assert (tmp_path / "run" / "history.jsonl").exists()
+
+
+def test_an_app_of_ones_own_reads_its_method_from_the_run(tmp_path: Path) -> None:
+    from flwr.clientapp import ClientApp  # type: ignore[import-not-found, unused-ignore]
+
+    app = ClientApp()
+
+    @app.query("hello")
+    @app.query("job")
+    @app.train("job")
+    def answer(message: Any, context: Any) -> Any:
+        method = METHODS[context.run_config["method"]]()
+        return reply_to(message, context, method, held, folder=tmp_path)
+
+    nodes = {100 + k: double.context(100 + k, k, 5) for k in range(5)}
+    for context in nodes.values():
+        context.run_config["method"] = "SCAFFOLD"
+    assert_equal(over(double.Grid(app, nodes), METHODS["SCAFFOLD"]()), beside(METHODS["SCAFFOLD"]()))
 
 
 # What goes astray.

@@ -1,0 +1,143 @@
+"""The server killed at every step of a round, over a grid in memory: the run that goes on comes to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl import FedAvg, Run
+from fl.addons import SCAFFOLD, Anchors
+from fl.engine import evaluation
+from fl.engine import store as stores
+from fl.engine.delivery import Post
+from fl.engine.rounds import Engine
+from fl.engine.store import Store
+from tests.fl.flower import double
+from tests.fl.flower.test_runs import FAST, assert_equal, beside, grid, over
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+OPTIONS: dict[str, Any] = {"participation": 2, "evaluate": [0], "rounds": 3}
+SETUP = (
+    "0 told query.hello", "0 heard query.hello", "0 wrote config.json", "0 wrote history.jsonl",
+    "0 told query.job", "0 heard query.job", "0 answered",
+)  # fmt: skip
+ROUND = (
+    "2 began", "2 told train.job", "2 heard train.job", "2 received", "2 tested", "2 told query.job",
+    "2 heard query.job", "2 appended history.jsonl", "2 wrote server", "2 wrote model", "2 appended clients.jsonl",
+    "2 wrote manifest.json", "2 settled", "2 row told",
+)  # fmt: skip
+"""What happens from the first word of a run to its first round, and in a round, in this order."""
+
+
+class Killed(BaseException):
+    pass
+
+
+def made() -> FedAvg:
+    """A method that asks at the start, whose clients remember, and that sends a body once."""
+    return FedAvg(SCAFFOLD(), Anchors(ipc=1, selected=(2,), steps=1, init="statistics"), **FAST)
+
+
+class Watched(double.Grid):
+    def __init__(self, there: double.Grid, happened: Callable[[str], None]) -> None:
+        super().__init__(there.app, there.nodes)
+        self.happened = happened
+
+    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
+        sent = list(messages)
+        given = super().push_messages(sent)
+        self.happened(f"told {sent[0].metadata.message_type}")
+        return given
+
+    def _do(self, name: str, message: Any) -> None:
+        super()._do(name, message)
+        self.happened(f"heard {message.metadata.message_type}")
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[str], None]], Run]:
+    """A run in `tmp_path` that says after every step what has happened."""
+
+    def after(owner: Any, name: str, said: Callable[..., str]) -> None:
+        original = getattr(owner, name)
+
+        def both(*given: Any, **more: Any) -> Any:
+            found = original(*given, **more)
+            told(said(*given))
+            return found
+
+        monkeypatch.setattr(owner, name, both)
+
+    listeners: list[Callable[[str], None]] = []
+    at = [0]
+
+    def told(what: str) -> None:
+        for listener in listeners:
+            listener(f"{at[0]} {what}")
+
+    def begins(engine: Engine, number: int, *more: Any) -> Any:
+        at[0] = number
+        told("began")
+        return plays(engine, number, *more)
+
+    plays = Engine.round
+    monkeypatch.setattr(Engine, "round", begins)
+    after(
+        stores,
+        "write_atomically",
+        lambda path, _: f"wrote {path.name.split('.')[0] if 'safe' in path.name else path.name}",
+    )
+    after(Store, "_append", lambda _, path, __: f"appended {path.name}")
+    after(FedAvg, "answered", lambda *_: "answered")
+    after(FedAvg, "receive", lambda *_: "received")
+    after(evaluation, "on_server", lambda *_: "tested")
+    after(Post, "settle", lambda *_: "settled")
+
+    def run(listener: Callable[[str], None]) -> Run:
+        listeners[:], at[0] = [listener], 0
+        there = Watched(grid(made(), tmp_path / "nodes"), told)
+        return over(
+            there, made(), out=tmp_path / "run", resume=True, on_round=lambda _: told("row told"), **OPTIONS
+        )  # fmt: skip
+
+    return run
+
+
+@cache
+def whole() -> Run:
+    return beside(made(), **OPTIONS)
+
+
+def test_these_are_all_steps(watch: Callable[[Callable[[str], None]], Run]) -> None:
+    seen: list[str] = []
+    assert_equal(watch(seen.append), whole())
+    assert tuple(dict.fromkeys(what for what in seen if what[0] in "02")) == SETUP + ROUND
+
+
+@pytest.mark.parametrize("step", SETUP + ROUND)
+def test_a_server_killed_after_any_step_goes_on_to_the_same_bits(
+    step: str, watch: Callable[[Callable[[str], None]], Run], tmp_path: Path
+) -> None:
+    def die(what: str) -> None:
+        if what == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        watch(die)
+    pending = set((tmp_path / "nodes").rglob("memory/*/2-*.safetensors"))
+    committed = ROUND.index("2 wrote manifest.json")
+    place = ROUND.index(step) if step in ROUND else -1
+    assert bool(pending) == (place >= ROUND.index("2 heard train.job"))
+    assert_equal(watch(lambda _: None), whole())
+    left = set((tmp_path / "nodes").rglob("memory/*/*.safetensors"))
+    assert bool(left & pending) <= (place >= committed)  # a memory of a round that never was is dropped
