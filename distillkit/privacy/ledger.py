@@ -72,6 +72,7 @@ class Ledger:
         self._reasons: dict[int | str, str] = {}
         self._remarks: list[str] = []
         self._assumed: dict[str, tuple[str, ...]] = {}
+        self._mirrored: dict[str, int] = {}
         self._torn = 0
         with self._current():
             pass
@@ -303,12 +304,16 @@ class Ledger:
 
     def _take(self, number: int, line: dict[str, Any]) -> None:
         known = {f.name for f in fields(Event)}
+        if "from" in line:  # see `distillkit.privacy.branch.mirror`
+            source, place = line["from"]
+            self._mirrored[source] = max(place, self._mirrored.get(source, 0))
         if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
             self._add(Event(**line["event"]))
         elif "void" in line:
             self._reasons.setdefault(identity(line.get("client", EVERYONE)), line["void"])
         elif "remark" in line:
-            self._remarks.append(line["remark"])
+            if line["remark"] not in self._remarks:
+                self._remarks.append(line["remark"])
         elif "assumed" in line:
             self._assumed[line["by"]] = tuple(line["assumed"])
         else:

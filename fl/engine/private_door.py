@@ -15,7 +15,7 @@ from distillkit.sets import StoredImages
 from fl.engine.holding import Holding
 from fl.engine.roster import Roster
 
-__all__ = ["EXACT_TESTS", "open_ledger"]
+__all__ = ["EXACT_TESTS", "open_ledger", "remark_on"]
 
 EXACT_TESTS = (
     "accuracies on clients' own test images were asked for (evaluate=): they are exact numbers in the history, which "
@@ -43,6 +43,15 @@ def open_ledger(clients: Roster, ledger: Ledger, fresh: bool, panel: str | Seque
             "Ledger(disjoint=False), where the events of all clients compose",
             stacklevel=4,
         )
+    remark_on(ledger, fresh, panel)
+
+
+def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
+    """Note in the ledger what this run's epsilon leaves out, wherever its clients are.
+
+    Args:
+        ledger, fresh, panel: see `open_ledger`.
+    """
     if fresh:
         ledger.remark(FRESH)
     if panel != "none":

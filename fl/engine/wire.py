@@ -157,24 +157,36 @@ def unpack_job(data: bytes, bodies: Held) -> Job:
     return read_job(*decode(data), bodies)
 
 
-def answer_parts(version: str, answer: Answer, charged: Sequence[Mapping[str, Any]] = ()) -> Parts:
+def answer_parts(
+    version: str,
+    answer: Answer,
+    charged: Sequence[Mapping[str, Any]] = (),
+    facts: Mapping[str, str] | None = None,
+) -> Parts:
     """An answer taken apart, with the version of the head that it answers, and what was charged for it.
 
     One that cannot be written (a NaN among its numbers, say) is an answer with that error.
+
+    Args:
+        version: of the head.
+        answer: what came of it.
+        charged: lines of a ledger.
+        facts: strings that go with it.
     """
-    facts = {
+    said: dict[str, Any] = {
         "version": version, "client": answer.client, "error": answer.error, "absent": answer.absent,
         "seconds": answer.seconds, "remembers": answer.remembers, "charged": list(charged),
     }  # fmt: skip
     try:
         if not isinstance(answer.reply, Message | None):
             raise TypeError(f"want a Message, got {type(answer.reply).__name__}")
-        facts |= {"notes": dict(answer.notes), "silent": answer.reply is None}
-        return to_parts(Message() if answer.reply is None else answer.reply, {"answer": json.dumps(facts)})
+        said |= {"notes": dict(answer.notes), "silent": answer.reply is None}
+        reply = Message() if answer.reply is None else answer.reply
+        return to_parts(reply, {**(facts or {}), "answer": json.dumps(said)})
     except Exception as error:  # a method may answer anything
         why = f"sent what cannot travel: {type(error).__name__}: {error}"
-        facts |= {"notes": {}, "silent": True, "error": why, "remembers": False}
-        return to_parts(Message(), {"answer": json.dumps(facts)})
+        said |= {"notes": {}, "silent": True, "error": why, "remembers": False}
+        return to_parts(Message(), {**(facts or {}), "answer": json.dumps(said)})
 
 
 def read_answer(reply: Message, facts: Mapping[str, str]) -> tuple[str, Answer, list[dict[str, Any]]]:

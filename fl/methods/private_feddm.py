@@ -135,6 +135,11 @@ class PrivateFedDM(FedDM):
         """Whether it charges a ledger: always."""
         return True
 
+    @property
+    def clip_bound(self) -> float | None:
+        """The most that a record's vector or gradient can be long, None where that follows from the weights."""
+        return 1.0 if self.clip is None and self.mechanism == "class_means" else self.clip
+
     def start(self, server: Server) -> None:
         """Draw w_0, and refuse what no client could keep private.
 

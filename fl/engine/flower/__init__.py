@@ -7,6 +7,8 @@ project names. What lies here, and what each file knows:
 * `cohort`: the seam's third implementation. Letters out and answers in, over Flower's grid; it sees no client.
 * `mail`, `arrivals`: messages on their way, and which nodes are there.
 * `node`: the other side. What a node does with a message, and its folder, which outlasts the process of a message.
+* `account`, `policy`, `guard`: what private runs charge to a node's data, and what its owner allows; `books`: the
+  server's mirror of these ledgers.
 * `hello`: what a node says of itself before the first round, and which nodes are refused.
 * `records`: our messages as Flower's records, the same to the bit.
 * `library`: the only file that imports Flower, when it is needed.
@@ -18,5 +20,17 @@ the apps raise `MissingFlower` without it.
 from fl.engine.flower.apps import Options, client_app, reply_to, serve, server_app
 from fl.engine.flower.hello import Misfit
 from fl.engine.flower.library import MissingFlower
+from fl.engine.flower.policy import Policy, app_hash, read_policy
 
-__all__ = ["Misfit", "MissingFlower", "Options", "client_app", "reply_to", "serve", "server_app"]
+__all__ = [
+    "Misfit",
+    "MissingFlower",
+    "Options",
+    "Policy",
+    "app_hash",
+    "client_app",
+    "read_policy",
+    "reply_to",
+    "serve",
+    "server_app",
+]

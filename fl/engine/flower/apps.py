@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from distillkit import check
+from distillkit.privacy import Ledger
 from distillkit.sets import Images, StoredImages
 from fl.engine.flower.arrivals import Met, gather
 from fl.engine.flower.cohort import GridCohort, Terms
@@ -16,6 +17,7 @@ from fl.engine.flower.mail import Mail
 from fl.engine.flower.node import LoadClient, Node
 from fl.engine.flower.records import to_records
 from fl.engine.play import Place, Plan, play
+from fl.engine.private_door import remark_on
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
@@ -34,6 +36,8 @@ class Options(TypedDict, total=False):
     min_replies: int
     evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None
     seed: int
+    ledger: Ledger | None
+    secret: int | None
     server_threads: int
     device: str
     out: str | Path | None
@@ -43,16 +47,6 @@ class Options(TypedDict, total=False):
     on_round: Callable[[dict[str, Any]], None] | None
 
 
-def _runs_here(method: object) -> Method:
-    found = require_method(method)
-    if found.private:
-        raise ValueError(
-            f"{type(found.inner).__name__} is private, and private runs are not played on Flower yet: a node's ledger "
-            "must outlive the run, and its owner must be able to refuse what a server asks. Use fl.simulate"
-        )
-    return found
-
-
 def client_app(
     method: Method,
     load_client: LoadClient,
@@ -60,6 +54,8 @@ def client_app(
     folder: str | Path,
     task: LabelTask | None = None,
     device: str = "cpu",
+    policy: str | Path | None = None,
+    code: str | Path | None = None,
 ) -> Any:
     """Flower's app of a node: does what a server app of the same method asks, with the data of its partition.
 
@@ -71,19 +67,23 @@ def client_app(
         load_client: called with the partition's number; gives what `fl.simulate` takes as one client: a
             `LabeledImages`, a `Holding` of training and test images, a `Dataset`, a pair of images and labels, a
             `StoredImages`. Called for every message, because on a real node every message is a new process.
-        folder: where the node keeps what outlasts a message: its key, what its client remembers, and bodies that the
-            server sends once. It must be there again for the next message; nothing in it is sent.
+        folder: where the node keeps what outlasts a message: its key, what its client remembers, bodies that the
+            server sends once, and the ledger of its data. It must be there again for the next message. Nothing in it is
+            sent, but for the ledger's lines.
         task: what the labels mean, as the server app has it; None: one class an image.
         device: where the client computes.
+        policy: a file of what the node's owner allows, see `read_policy`; None: whatever the methods ask, all of it
+            charged to the ledger. It is read for every message.
+        code: the folder of the app's code, `Path(__file__).parent`, for a policy that pins it.
 
     Returns:
         A `flwr.clientapp.ClientApp`.
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: bad arguments, or a private method.
+        TypeError, ValueError: bad arguments, or a policy that cannot be used.
     """
-    node = Node(_runs_here(method), load_client, folder, task, device)
+    node = Node(require_method(method), load_client, folder, task, device, policy, code)
     app = flower("clientapp").ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
@@ -104,6 +104,8 @@ def reply_to(
     folder: str | Path,
     task: LabelTask | None = None,
     device: str = "cpu",
+    policy: str | Path | None = None,
+    code: str | Path | None = None,
 ) -> Any:
     """Answer one message of the server, in a client app of one's own; see `client_app` for a ready one.
 
@@ -113,22 +115,22 @@ def reply_to(
 
     Args:
         message, context: what Flower calls a client app's function with.
-        method, load_client, folder, task, device: see `client_app`.
+        method, load_client, folder, task, device, policy, code: see `client_app`.
 
     Returns:
         The `flwr.app.Message` to return. Whatever fails while a client works is an answer that says so.
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: bad arguments, or a private method.
+        TypeError, ValueError: bad arguments, or a policy that cannot be used.
     """
-    return _replied(Node(_runs_here(method), load_client, folder, task, device), message, context)
+    return _replied(Node(require_method(method), load_client, folder, task, device, policy, code), message, context)
 
 
 def _replied(node: Node, message: Any, context: Any) -> Any:
     config = dict(context.node_config)
     if message.metadata.message_type == "query.hello":
-        parts = node.hello(config)
+        parts = node.query(message.content, config)
     else:
         parts = node.answer(message.content, config, message.metadata.created_at)
     return flower("app").Message(to_records(parts), reply_to=message)
@@ -166,10 +168,10 @@ def serve(
         Misfit: a node does not fit; it is named, with what differs.
         NoUsableReply: nodes have not come in time, or a round left too little.
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: bad arguments, or a private method.
+        TypeError, ValueError: bad arguments.
         Whatever else `fl.simulate` raises.
     """
-    method = _runs_here(method)
+    method = require_method(method)
     if clients is not None:
         check.positive_int(clients, "clients")
     for name, seconds in {"wait": wait, "deadline": deadline, "poll": poll}.items():
@@ -183,10 +185,10 @@ def serve(
     terms = Terms(first.num_classes, deadline, at_once)
     plan = Plan(method=method, first=first, clients=len(roll.guests), progress=False, **options)
 
-    def cohort(_: Place) -> GridCohort:
-        return GridCohort(mail, roll, met, terms)
+    def cohort(place: Place) -> GridCohort:
+        return GridCohort(mail, roll, met, terms, place.ledger)
 
-    return play(plan, roll.fingerprint, cohort, lambda *_: None)
+    return play(plan, roll.fingerprint, cohort, remark_on)
 
 
 def server_app(
@@ -213,9 +215,9 @@ def server_app(
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: a private method; the other arguments are checked when the app runs.
+        TypeError: no method; the other arguments are checked when the app runs.
     """
-    _runs_here(method)
+    require_method(method)
     app = flower("serverapp").ServerApp()
 
     def main(grid: Any, context: Any) -> None:

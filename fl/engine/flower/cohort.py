@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from distillkit.plausible import warn
-from distillkit.privacy import BudgetExhausted
-from fl.codec import from_parts
+from distillkit.privacy import BudgetExhausted, Ledger
+from distillkit.privacy.branch import known_of
+from fl.codec import from_parts, to_parts
 from fl.engine.blame import reason_of
 from fl.engine.flower.arrivals import Met, call_roll
+from fl.engine.flower.books import asked_of, enter, exhausted
 from fl.engine.flower.hello import Roll
 from fl.engine.flower.mail import Mail, unanswered
 from fl.engine.flower.records import from_records
 from fl.engine.seam import Answer, Head, Tell
 from fl.engine.wire import Job, job_parts, read_answer
 from fl.message import Message, sizes
+from fl.method import NoUsableReply
 from fl.sides import Interrupted
 
 __all__ = ["GridCohort", "Terms"]
 
 _GRACE = 30.0
 """Seconds that an answer may take on its way after its client's deadline."""
+
+_READING = 60.0
+"""Seconds in which a node says what its ledger holds."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +61,15 @@ class GridCohort:
         roll: the nodes by client.
         met: the nodes that have said who they are.
         terms: how clients are asked.
+        ledger: of a private run, which mirrors those of the nodes.
     """
 
-    def __init__(self, mail: Mail, roll: Roll, met: Met, terms: Terms) -> None:
-        self._mail, self._roll, self._met, self._terms = mail, roll, met, terms
+    def __init__(self, mail: Mail, roll: Roll, met: Met, terms: Terms, ledger: Ledger | None = None) -> None:
+        self._mail, self._roll, self._met, self._terms, self._ledger = mail, roll, met, terms, ledger
+        self._unsaid: set[int] = set()
         self._run = secrets.token_hex(8)
         self._asked: dict[int, Job] = {}
-        self._done: dict[int, Answer] = {}
+        self._done: dict[int, Answer | BudgetExhausted] = {}
         self._resent: dict[int, int] = {}
 
     def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
@@ -74,14 +83,20 @@ class GridCohort:
                 waiting.append(number)
                 self._begin(head, number, tell)
             if not waiting:
-                return
+                break
             while waiting[0] not in self._done:
                 self._listen()
-            yield self._done.pop(waiting.popleft())
+            found = self._done.pop(waiting.popleft())
+            if isinstance(found, BudgetExhausted):
+                raise found
+            yield found
+        self._read_ledgers(self._unsaid)
+        self._unsaid.clear()  # who still does not say will with the next answer
 
     def _begin(self, head: Head, client: int, tell: Tell) -> None:
         try:
-            job = Job(head, client, tell(client))
+            known = None if self._ledger is None else known_of(self._ledger, client)
+            job = Job(head, client, tell(client), known)
         except (Interrupted, BudgetExhausted):
             raise
         except Exception as error:  # as where clients are threads: what fails for a client is its failure
@@ -92,7 +107,11 @@ class GridCohort:
 
     def _send(self, job: Job, whole: bool = False) -> None:
         terms, hello = self._terms, self._roll.guests[job.client]
-        place = {"run": self._run, "classes": terms.classes, "deadline": terms.deadline}
+        place = {
+            "run": self._run, "classes": terms.classes, "deadline": terms.deadline,
+            "ledger": asked_of(self._ledger, hello),
+        }  # fmt: skip
+        self._unsaid.add(job.client)
         parts = job_parts(job, {"place": json.dumps(place)}, whole=whole)
         kind = "train.job" if job.head.keeps else "query.job"
         if self._mail.send(kind, {job.client: (hello.node, parts)}, str(job.head.round), terms.deadline + _GRACE):
@@ -114,20 +133,48 @@ class GridCohort:
                     self._end(client, f"sent what cannot be read: {error}")
 
     def _hear(self, job: Job, reply: Message, facts: Mapping[str, str]) -> None:
+        if self._ledger is not None and "account" in facts:
+            enter(self._ledger, self._roll.guests[job.client], facts)
+            self._unsaid.discard(job.client)
         if "refused" in facts:
             return self._end(job.client, f"refused: {facts['refused']}")
+        if "exhausted" in facts and self._ledger is not None and self._ledger.budget is not None:
+            self._done[job.client] = exhausted(facts)
+            del self._asked[job.client]
+            return None
         if "lacking" in facts:
             if job.client in self._resent:
                 raise ValueError("it lacks a body that was sent whole")
             costs = sizes(job.letter.message).items()
             self._resent[job.client] = sum(n for key, n in costs if key.split(":")[0] in job.letter.held)
             return self._send(job, whole=True)
+        if self._ledger is not None and "account" not in facts:
+            raise ValueError("it does not say what it charged")
         version, answer, _ = read_answer(reply, facts)
         if (version, answer.client) != (job.head.version, job.client):
             raise ValueError(f"it answers {version} of client {answer.client}, and was asked {job.head.version}")
         del self._asked[job.client]
         self._done[job.client] = replace(answer, resent=self._resent.pop(job.client, 0))
         return None
+
+    def _read_ledgers(self, clients: Collection[int]) -> None:
+        """Take over what nodes have charged and not said: before this run, or for answers that were lost."""
+        if self._ledger is None or not clients:
+            return
+        letters = {}
+        for client in sorted(clients):
+            hello = self._roll.guests[client]
+            asked = {"ledger": json.dumps(asked_of(self._ledger, hello))}
+            letters[client] = (hello.node, to_parts(Message(), asked))
+        left = set(letters) - set(self._mail.send("query.hello", letters, "ledger", _READING))
+        while left:
+            for client, message in self._mail.collect():
+                left.discard(client)
+                if message is not None and not message.has_error():
+                    with contextlib.suppress(ValueError):  # it is still unsaid
+                        _, facts = from_parts(*from_records(message.content))
+                        enter(self._ledger, self._roll.guests[client], facts)
+                        self._unsaid.discard(client)
 
     # Between the rounds, and the end.
 
@@ -149,6 +196,18 @@ class GridCohort:
         self._run = facts.get("run", self._run)
 
     def __enter__(self) -> Self:
+        """Read the nodes' ledgers in a private run: what they paid before belongs to its epsilon.
+
+        Raises:
+            NoUsableReply: a node does not say.
+        """
+        self._unsaid = set(self._roll.guests)
+        self._read_ledgers(self._unsaid)
+        if self._ledger is not None and self._unsaid:
+            raise NoUsableReply(
+                f"the nodes of partitions {sorted(self._unsaid)[:10]} do not say what was charged to their data "
+                "before: look into their logs"
+            )
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -15,6 +15,7 @@ import distillkit
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.sets import LabeledImages
 from fl.codec import Parts, from_parts, to_parts
+from fl.engine.door import require_public
 from fl.engine.roster import Roster, grown, require_like
 from fl.message import Entry, Message
 from fl.method import Method
@@ -69,7 +70,8 @@ class Hello:
         partitions: how many there are, as far as it knows.
         method, task: what it runs, in words (`identity_of`).
         fingerprint: of its data, with its own key.
-        empty: whether it holds no training images.
+        ledger: the name of its ledger, in a private run.
+        empty: whether it holds no training images; in a private run nobody says so.
         untested: whether it holds no test images.
         version: of distillkit there.
         space: none of its images, in their space.
@@ -81,6 +83,7 @@ class Hello:
     method: str
     task: str
     fingerprint: str
+    ledger: str
     empty: bool
     untested: bool
     version: str
@@ -122,7 +125,15 @@ class Hello:
 _KINDS = {f.name: str(f.type) for f in fields(Hello)}
 
 
-def said_of(number: int, count: int, method: Method, task: LabelTask | None, roster: Roster, fingerprint: str) -> Hello:
+def said_of(
+    number: int,
+    count: int,
+    method: Method,
+    task: LabelTask | None,
+    roster: Roster,
+    fingerprint: str,
+    ledger: str,
+) -> Hello:
     """What a node says of itself.
 
     Args:
@@ -130,11 +141,17 @@ def said_of(number: int, count: int, method: Method, task: LabelTask | None, ros
         method, task: what it was given.
         roster: its data, as the only client of a roster.
         fingerprint: of its data, with its own key.
+        ledger: the name of its ledger.
+
+    Raises:
+        PrivacyError: the method is private, and what is said would be measured on the data (see `door.require_public`).
     """
     held = roster[0]
+    require_public(method, roster.first, task)
+    empty = not method.private and not len(held.train)
     return Hello(
-        number, count, identity_of(method), identity_of(task), fingerprint, not len(held.train), held.test is None,
-        distillkit.__version__, roster.first,
+        number, count, identity_of(method), identity_of(task), fingerprint, ledger if method.private else "", empty,
+        held.test is None, distillkit.__version__, roster.first,
     )  # fmt: skip
 
 

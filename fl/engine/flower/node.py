@@ -6,7 +6,10 @@ On Flower's real nodes every message is a new process, so nothing may live in me
     <data>/<run>/memory/<client>/<version>     what the client remembers, see `fl.engine.memories`
     <data>/<run>/bodies/<client>/<entry>       the body of a kept entry that came last
 
-where <data> is that fingerprint and <run> a name that the server's run keeps across its resumptions.
+    ledgers/<name>.jsonl                       what private runs have charged to a training set, see `account`
+
+where <data> is that fingerprint, <run> a name that the server's run keeps across its resumptions, and <name> a
+fingerprint of the training set alone.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +32,15 @@ import torch
 
 from distillkit import check
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
+from distillkit.privacy import BudgetExhausted, PrivacyError
 from distillkit.sets import Images, StoredImages
 from fl.codec import Parts, encode, from_parts, to_parts
 from fl.engine import door
 from fl.engine.blame import reason_of
+from fl.engine.flower.account import Account
+from fl.engine.flower.guard import WITHHELD, Guard
 from fl.engine.flower.hello import require_partition, said_of
+from fl.engine.flower.policy import ANY, PolicyRefusal, app_hash, read_policy
 from fl.engine.flower.records import from_records
 from fl.engine.holding import Holding
 from fl.engine.memories import Memories
@@ -39,7 +48,7 @@ from fl.engine.respond import Site, respond
 from fl.engine.roster import Roster
 from fl.engine.seam import Answer
 from fl.engine.store import CheckpointError, read_message, write_atomically
-from fl.engine.wire import Job, Lacking, answer_parts, read_job
+from fl.engine.wire import Job, Lacking, read_job
 from fl.message import Message, Value
 from fl.method import Method
 from fl.sides import Interrupted
@@ -86,17 +95,29 @@ class Node:
         folder: of the node, for what is to outlast a message.
         task: what the labels mean, as the server has it; None: one class an image.
         device: where the client computes.
+        policy: the file of what its owner allows; None: everything.
+        code: the folder of the app's code.
 
     Raises:
         TypeError, ValueError: bad arguments.
     """
 
     def __init__(
-        self, method: Method, load_client: LoadClient, folder: str | Path, task: LabelTask | None, device: str
+        self,
+        method: Method,
+        load_client: LoadClient,
+        folder: str | Path,
+        task: LabelTask | None,
+        device: str,
+        policy: str | Path | None = None,
+        code: str | Path | None = None,
     ) -> None:
         check.callable_with(load_client, "load_client", ["partition"], "a function of the partition's number")
         self.method, self.load_client, self.task = method, load_client, task
         self.folder, self.device = Path(folder), door.device_at(device)
+        self.policy, self.app = policy, None if code is None else app_hash(code)
+        if policy is not None and read_policy(policy).app != ANY and code is None:
+            raise ValueError(f"the policy {policy} pins the app's code: say code=Path(__file__).parent")
 
     def _key(self) -> bytes:
         """The node's key; drawn when it is first asked for, by whichever process is first."""
@@ -112,12 +133,29 @@ class Node:
             mine.unlink()
         return path.read_bytes()
 
-    def _held(self, number: int, classes: int | None) -> tuple[Roster, str]:
-        """The data of a client as the only one of a roster, with so many classes at least, and their fingerprint."""
+    def _held(self, number: int, classes: int | None) -> _Held:
+        """The data of a client, with so many classes at least."""
         roster, key = Roster([self.load_client(number)], None, False), self._key()
         held = roster[0]
-        said = [str(number), *("" if d is None else set_fingerprint(d, key=key) for d in (held.train, held.test))]
-        return roster if classes is None else Roster([held], classes, False), tensor_fingerprint(said, key=key)
+        train, test = ("" if d is None else set_fingerprint(d, key=key) for d in (held.train, held.test))
+        return _Held(
+            roster if classes is None else Roster([held], classes, False),
+            tensor_fingerprint([str(number), train, test], key=key),
+            tensor_fingerprint(["ledger", train], key=key),
+        )
+
+    def _failed(self, error: Exception) -> Parts:
+        """What the server is told of an error: under a policy no words that may come from the data."""
+        if self.policy is None or isinstance(error, PrivacyError):
+            return _refused(reason_of(error))
+        logging.getLogger(__name__).warning("%s", reason_of(error))
+        return _refused(f"raised {type(error).__name__} ({WITHHELD})")
+
+    def _guard(self, number: int, held: _Held) -> Guard:
+        """The policy as it is now, and the ledger of the data, if the method is private."""
+        policy = None if self.policy is None else read_policy(self.policy)
+        account = Account(self.folder / "ledgers", number, held.ledger, policy) if self.method.private else None
+        return Guard(self.method, policy, account)
 
     def hello(self, config: dict[str, Any]) -> Parts:
         """What the node says of itself, see `fl.engine.flower.hello`; or why it cannot.
@@ -127,10 +165,34 @@ class Node:
         """
         try:
             number, count = require_partition(config)
-            roster, fingerprint = self._held(number, None)
-            return said_of(number, count, self.method, self.task, roster, fingerprint).parts()
+            held = self._held(number, None)
+            return said_of(number, count, self.method, self.task, held.roster, held.fingerprint, held.ledger).parts()
         except Exception as error:  # the data are read by anybody's code
-            return _refused(reason_of(error))
+            return self._failed(error)
+
+    def query(self, content: Any, config: dict[str, Any]) -> Parts:
+        """What the node says of itself, or of its ledger if that is asked.
+
+        Args:
+            content: of the Flower message.
+            config: Flower's `context.node_config`.
+        """
+        return self.ledger(content, config) if "ledger" in content.get("strings", ()) else self.hello(config)
+
+    def ledger(self, content: Any, config: dict[str, Any]) -> Parts:
+        """What the server has not seen of the node's ledger; or why it is not told.
+
+        Args:
+            content: of the Flower message.
+            config: Flower's `context.node_config`.
+        """
+        try:
+            _, facts = from_parts(*from_records(content))
+            number, _ = require_partition(config)
+            guard = self._guard(number, self._held(number, None))
+            return to_parts(Message(), guard.said(json.loads(facts["ledger"])))
+        except Exception as error:  # what came is anything
+            return self._failed(error)
 
     def answer(self, content: Any, config: dict[str, Any], created: float) -> Parts:
         """The answer to one job; whatever fails is an answer that says so.
@@ -146,36 +208,52 @@ class Node:
             number, _ = require_partition(config)
             if not re.fullmatch("[0-9a-f]{16}", place["run"]):
                 raise ValueError(f"a run's name is 16 hex digits, got {place['run']!r:.40}")
-            roster, fingerprint = self._held(number, place["classes"])
-            folder = self.folder / fingerprint / place["run"]
+            held = self._held(number, place["classes"])
+            folder = self.folder / held.fingerprint / place["run"]
             job = read_job(message, facts, _Bodies(folder / "bodies"))
             if job.client != number:
                 raise ValueError(f"this node is partition {number}, and was asked as {job.client}")
+            guard = self._guard(number, held)
+            guard.require_request(job, self.app)
             site = Site(
-                self.method, door.task_at(self.task, roster.first), {number: roster[0]}, Memories(folder / "memory"),
-                self.device,
+                self.method, door.task_at(self.task, held.roster.first), {number: held.roster[0]},
+                Memories(folder / "memory"), self.device, ledger=guard.branch(job),
             )  # fmt: skip
             left = place["deadline"] - (time.time() - created)
         except Lacking:
             return to_parts(Message(), {"lacking": "a body"})
+        except PolicyRefusal as error:
+            return _refused(str(error))
         except Exception as error:  # what came is anything
-            return _refused(reason_of(error))
-        return answer_parts(job.head.version, _within(left, site, job))
+            return self._failed(error)
+        return guard.parts(job, _within(left, site, job), place["ledger"])
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a node holds: as the only client of a roster, and the names that are made of it with the node's key."""
+
+    roster: Roster
+    fingerprint: str
+    ledger: str
 
 
 def _refused(why: str) -> Parts:
     return to_parts(Message(), {"refused": why[:500]})
 
 
-def _within(seconds: float, site: Site, job: Job) -> Answer:
+def _within(seconds: float, site: Site, job: Job) -> Answer | BudgetExhausted:
     """The answer, if there is one in so many seconds; then the client is told to stop, and is not waited for."""
     late = Answer(job.client, error="did not answer before its deadline, and was stopped")
-    found: list[Answer] = []
+    found: list[Answer | BudgetExhausted] = []
 
     def work() -> None:
         torch.set_num_threads(1)
         with contextlib.suppress(Interrupted):
-            found.append(respond(site, job.head, job.client, lambda: job.letter))
+            try:
+                found.append(respond(site, job.head, job.client, lambda: job.letter))
+            except BudgetExhausted as error:  # of the run
+                found.append(error)
 
     if seconds <= 0:
         return late

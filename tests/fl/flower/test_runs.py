@@ -14,7 +14,6 @@ from fl.addons import SCAFFOLD, VHL, SharedImage
 from fl.engine.flower import Misfit, client_app, reply_to, serve, server_app
 from fl.engine.flower.hello import identity_of
 from fl.engine.flower.node import Node
-from fl.methods import PrivateFedDM
 from fl.study import outcome_hash
 from tests.fl.flower import double
 from tests.fl.laws import assert_same
@@ -297,14 +296,6 @@ def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name
     again = pickle.loads(pickle.dumps(node))
     assert identity_of(again.method) == identity_of(node.method)
     assert again.hello(CONFIG)[1] == node.hello(CONFIG)[1]
-
-
-def test_a_private_method_is_refused_with_the_reason(tmp_path: Path) -> None:
-    private = PrivateFedDM(sigma=2.0, sigma_sizes=2.0, least=0, public_statistics=True, **DM)
-    with pytest.raises(ValueError, match="not played on Flower yet"):
-        client_app(private, held, folder=tmp_path)
-    with pytest.raises(ValueError, match="not played on Flower yet"):
-        server_app(private, rounds=1)
 
 
 def test_the_fingerprint_says_nothing_without_the_nodes_key(tmp_path: Path) -> None:

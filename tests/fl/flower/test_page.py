@@ -1,0 +1,88 @@
+"""The Python of docs/flower.md runs, in order, and its tables say what nodes say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit.privacy import Event, Ledger
+from distillkit.privacy.branch import known_of
+from fl import Holding, Method
+from fl.engine.flower import Policy, app_hash, read_policy
+from fl.engine.flower.account import Account
+from fl.engine.flower.policy import PolicyRefusal
+from tests.fl.flower import double
+from tests.fl.flower.test_runs import held
+from tests.fl.small import Tiny, images
+
+PAGE = Path(__file__).parents[3] / "docs" / "flower.md"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that the page's Python has made, run in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_app").mkdir()
+    (tmp_path / "my_app" / "client_app.py").write_text("")
+    text = PAGE.read_text()
+    (policy,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "policy.toml").write_text(policy)
+    names: dict[str, Any] = {
+        "network": Tiny, "test_set": images(10, seed=9), "images_of": lambda k: held(k).train,
+        "test_images_of": lambda k: held(k).test,
+    }  # fmt: skip
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block.replace("/var/lib/distillkit", str(tmp_path / "nodes")), names)
+    return names
+
+
+def test_the_pages_private_run_is_answered_under_its_policy(told: dict[str, Any]) -> None:
+    assert isinstance(told["load_client"](0), Holding)
+    nodes = {100 + k: double.context(100 + k, k, 2) for k in range(2)}
+    told["app"](double.Grid(told["node"], nodes), double.context(0, None, 0))
+    history = Path("runs/private/history.jsonl").read_text().splitlines()
+    assert len(history) == 2
+    assert all('"failed": {}' in row for row in history)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "smallest_sigma": ({"smallest_sigma": 4.0}, "local"), "largest_rate": ({"largest_rate": 0.25}, "local"),
+    "methods": ({"methods": ("PrivateFedDM",)}, "local"), "app": ({"app": "sha256:" + 64 * "0"}, "local"),
+    "evaluation": ({}, "evaluate"), "epsilon": ({}, "local"),
+}  # fmt: skip
+"""By the first key of a row of the table: what makes a policy refuse the page's private run, and in which verb."""
+
+
+def test_the_pages_table_of_refusals_says_what_nodes_say(told: dict[str, Any], tmp_path: Path) -> None:
+    rows = {row[0][0]: row for row in table()}
+    assert sorted(key for keys, _ in rows.values() for key in keys) == sorted(f.name for f in fields(Policy))
+    assert rows.keys() == REFUSED.keys()
+    for key, (changes, verb) in REFUSED.items():
+        policy = replace(read_policy("policy.toml"), **changes)
+        account = Account(tmp_path / key, 1, "data", policy)
+        with pytest.raises(PolicyRefusal) as caught:
+            asked(told["private"], verb, policy, account)
+        said = re.escape(rows[key][1]).replace(re.escape("..."), ".*")
+        assert re.match(said, str(caught.value)), key
+
+
+def asked(method: Method, verb: str, policy: Policy, account: Account) -> None:
+    policy.require_request(method, verb, app_hash("my_app"))
+    account.branch(known_of(Ledger(None), 1)).spend(Event("dp_sgd", 2.0, 0.5, 10_000, client=1))
+
+
+def table() -> list[tuple[list[str], str]]:
+    """The rows of the page's table of refusals: keys, and what is said."""
+    body = PAGE.read_text().split('after "refused:" |')[1].split("\n\n")[0]
+    return [(re.findall(r"`(\w+)`", keys), said) for keys, said in re.findall(r"^\| (`.*?) \| (.*?) \|$", body, re.M)]

@@ -1,0 +1,250 @@
+"""What a node's owner allows: refused on the node, by name, and told by the server's history."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit.privacy import compose
+from fl import Client, FedAvg, Message, Method, NoUsableReply, Run
+from fl.addons import DPSGD
+from fl.engine.flower import app_hash, client_app, read_policy
+from fl.methods import PrivateFedDM
+from tests.fl.flower import double
+from tests.fl.flower.test_private import METHODS, SUM, events_of
+from tests.fl.flower.test_runs import DM, FAST, held, over
+from tests.fl.test_private_runs import SIGMA, NoisySum
+
+GOOD: dict[str, str] = {
+    "epsilon": "8.0", "delta": "1e-5", "smallest_sigma": "1.0", "largest_rate": "1.0", "largest_clip": "1.0",
+    "methods": '["NoisySum", "FedAvg(DPSGD)", "FedAvg", "Uncharged", "Talking"]', "evaluation": "false",
+    "app": '"any"',
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+def written(path: Path, **changes: str | None) -> Path:
+    said = {**GOOD, **changes}
+    path.write_text("".join(f"{key} = {value}\n" for key, value in said.items() if value is not None))
+    return path
+
+
+def one_strict(tmp_path: Path, method: Method, *, code: Path | None = None, **how: Any) -> Run:
+    """A run in which the node of partition 1 has a policy, and the others have none."""
+    tmp_path.mkdir(exist_ok=True)
+    changes = {key: how.pop(key) for key in GOOD if key in how}
+    policy = written(tmp_path / "policy.toml", **changes)
+    nodes = {100 + k: double.context(100 + k, k, 5) for k in range(5)}
+    free = client_app(method, held, folder=tmp_path / "nodes")
+    strict = client_app(method, held, folder=tmp_path / "nodes", policy=policy, code=code)
+    there = double.Grid({node: strict if node == 101 else free for node in nodes}, nodes)
+    return over(there, method, **{**SUM, "rounds": 1, **how})
+
+
+def of_client_1(run: Run) -> list[str | None]:
+    """Why client 1 had no usable answer, round by round."""
+    assert all(set(row["failed"]) <= {"1"} for row in run.rows)
+    return [row["failed"].get("1") for row in run.rows]
+
+
+def test_what_the_policy_allows_is_answered(tmp_path: Path) -> None:
+    assert of_client_1(one_strict(tmp_path, NoisySum())) == [None]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("smallest_sigma", "2.5", "its policy says smallest_sigma = 2.5, and pixel_sum has 2"),
+        ("methods", '["PrivateFedDM"]', "its policy allows the methods PrivateFedDM, and this is NoisySum"),
+    ],
+)
+def test_a_stricter_policy_says_no_by_name(key: str, value: str, said: str, tmp_path: Path) -> None:
+    run = one_strict(tmp_path, NoisySum(), **{key: value})
+    assert of_client_1(run) == [f"refused: {said}"]
+    assert "1" not in events_of(tmp_path / "nodes")
+
+
+def test_rate_and_clip_are_held_against_the_policy(tmp_path: Path) -> None:
+    for key, value, said in (
+        ("largest_rate", "0.25", "largest_rate = 0.25, and dp_sgd has 0.5"),
+        ("largest_clip", "0.5", "largest_clip = 0.5, and DPSGD has 1.0"),
+    ):
+        (found,) = of_client_1(one_strict(tmp_path / key, METHODS["DPSGD"](), **{key: value}))
+        assert found is not None
+        assert said in found
+
+
+def test_the_clip_of_class_means_is_their_length(tmp_path: Path) -> None:
+    policy = read_policy(written(tmp_path / "policy.toml", methods='["PrivateFedDM"]'))
+    policy.require_request(METHODS["PrivateFedDM"](), "local", None)
+    steps = PrivateFedDM(sigma=2.0, sigma_sizes=2.0, mechanism="image_sgd", public_statistics=True, **DM)
+    with pytest.raises(RuntimeError, match="largest_clip = 1, and PrivateFedDM has None"):
+        policy.require_request(steps, "local", None)
+
+
+def test_a_spent_budget_says_no_by_name_and_the_run_goes_on(tmp_path: Path) -> None:
+    budget = compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
+    run = one_strict(tmp_path, NoisySum(), rounds=3, epsilon=str(budget))
+    first, second, third = of_client_1(run)
+    assert first is second is None
+    assert third is not None
+    assert third.startswith("refused: the budget of its policy is spent")
+    assert len(events_of(tmp_path / "nodes")["1"]) == 2
+    assert of_client_1(one_strict(tmp_path, NoisySum(), epsilon=str(budget)))[0] is not None
+
+
+def test_every_node_refusing_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    policy = written(tmp_path / "policy.toml", smallest_sigma="9.0")
+    app = client_app(NoisySum(), held, folder=tmp_path / "nodes", policy=policy)
+    there = double.Grid(app, {100 + k: double.context(100 + k, k, 5) for k in range(5)})
+    with pytest.raises(NoUsableReply, match="client 4 refused: its policy says smallest_sigma = 9"):
+        over(there, NoisySum(), **SUM)
+
+
+def test_another_apps_code_is_refused_by_its_hash(tmp_path: Path) -> None:
+    code = tmp_path / "app"
+    code.mkdir()
+    (code / "client_app.py").write_text("sigma = 2.0\n")
+    agreed = app_hash(code)
+    assert of_client_1(one_strict(tmp_path, NoisySum(), code=code, app=f'"{agreed}"')) == [None]
+    (code / "client_app.py").write_text("sigma = 0.2\n")
+    (found,) = of_client_1(one_strict(tmp_path, NoisySum(), code=code, app=f'"{agreed}"'))
+    assert found == f"refused: its policy allows the app {agreed}, and this one is {app_hash(code)}"
+    with pytest.raises(ValueError, match=r"code=Path\(__file__\).parent"):
+        one_strict(tmp_path, NoisySum(), app=f'"{agreed}"')
+
+
+def test_the_hash_is_of_names_and_bytes_and_of_nothing_that_running_makes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "a.py").write_text("a")
+        (tmp_path / name / "sub" / "b.toml").write_text("b")
+    before = app_hash(tmp_path / "one")
+    assert before == app_hash(tmp_path / "two")
+    (tmp_path / "two" / "__pycache__").mkdir()
+    (tmp_path / "two" / "__pycache__" / "a.pyc").write_text("x")
+    (tmp_path / "two" / ".git").write_text("x")
+    assert before == app_hash(tmp_path / "two")
+    shutil.move(tmp_path / "two" / "a.py", tmp_path / "two" / "c.py")
+    assert before != app_hash(tmp_path / "two")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        app_hash(tmp_path / "nowhere")
+
+
+def test_noise_that_the_server_knows_is_refused(tmp_path: Path) -> None:
+    (found,) = of_client_1(one_strict(tmp_path, NoisySum(), secret=3))
+    assert found is not None
+    assert "no noise that the server knows" in found
+
+
+def test_accuracies_on_its_test_images_are_told_only_if_the_policy_says_so(tmp_path: Path) -> None:
+    private = METHODS["DPSGD"]
+    said = "refused: its policy says evaluation = false: accuracies on its test images are not told"
+    for word, failed in (("false", {"1": said}), ("true", None)):
+        run = one_strict(tmp_path / word, private(), evaluation=word, evaluate="all")
+        assert run.rows[0].get("failed_evaluation") == failed
+        assert run.rows[0]["accuracy_clients"]
+
+
+class Uncharged(NoisySum):
+    """Says that it is private, and sends the sum as it is."""
+
+    def local(self, client: Client, message: Message) -> Message:
+        return Message({self.total: client.data.images.double().sum(0)})
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (FedAvg(**FAST), "refused: its policy has epsilon = 8, and FedAvg is not private at all"),
+        (
+            Uncharged(),
+            "refused: its policy has a finite epsilon, and the method charged nothing for what it would send",
+        ),
+    ],
+    ids=["not private", "uncharged"],
+)
+def test_under_a_finite_epsilon_nothing_leaves_uncharged(method: Method, said: str, tmp_path: Path) -> None:
+    assert of_client_1(one_strict(tmp_path / "finite", method)) == [said]
+    assert of_client_1(one_strict(tmp_path / "infinite", method, epsilon="inf")) == [None]
+
+
+class Talking(NoisySum):
+    """Says in an error, and in notes, what is private."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def local(self, client: Client, message: Message) -> Message:
+        client.notes["images"] = len(client.data)
+        reply = super().local(client, message)
+        if self.fails and client.id == 1:
+            raise KeyError(f"{len(client.data)} images")
+        return reply
+
+
+def test_under_a_finite_epsilon_errors_and_notes_stay_on_the_node(tmp_path: Path) -> None:
+    (found,) = of_client_1(one_strict(tmp_path / "fails", Talking(True)))
+    assert found == "raised KeyError (what was said stays in its log, for its owner has set a policy)"
+    noted = [
+        one_strict(tmp_path / word, Talking(False), epsilon=word).rows[0]["noted"]["images"] for word in ("8.0", "inf")
+    ]
+    assert noted[1] - noted[0] == len(held(1).train)
+
+
+def test_a_policy_that_cannot_be_used_any_more_answers_nothing(tmp_path: Path) -> None:
+    policy = written(tmp_path / "policy.toml")
+    app = client_app(NoisySum(), held, folder=tmp_path / "nodes", policy=policy)
+    policy.unlink()
+    there = double.Grid(app, {100 + k: double.context(100 + k, k, 5) for k in range(5)})
+    with pytest.raises(NoUsableReply, match="do not say what was charged"):
+        over(there, NoisySum(), **SUM)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"smallest_sigma": None, "smalest_sigma": "1.0"}, "smalest_sigma, which is no key; smallest_sigma is"),
+        ({"delta": None, "app": None}, "does not say delta, app: every key must be there"),
+        ({"epsilon": "0"}, "epsilon must be"),
+        ({"epsilon": '"8"'}, "epsilon must be"),
+        ({"epsilon": "nan"}, "epsilon must be"),
+        ({"delta": "1.0"}, "delta must be"),
+        ({"smallest_sigma": "0.0"}, "smallest_sigma must be"),
+        ({"largest_rate": "1.5"}, "largest_rate must be"),
+        ({"largest_clip": "-1"}, "largest_clip must be"),
+        ({"methods": "[]"}, "methods must be names"),
+        ({"methods": '"NoisySum"'}, "methods"),
+        ({"evaluation": "0"}, "evaluation must be"),
+        ({"app": '"sha256:12"'}, "app must be 'any'"),
+        ({"app": "yes"}, "cannot be read"),
+    ],
+    ids=str,
+)
+def test_a_file_with_missing_or_misspelt_or_odd_lines_is_refused(
+    changes: dict[str, str | None], said: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "policy.toml", **changes)
+    with pytest.raises((TypeError, ValueError), match=f"the policy {path}.*{said}"):
+        read_policy(path)
+    with pytest.raises((TypeError, ValueError), match=said):
+        client_app(NoisySum(), held, folder=tmp_path, policy=path)
+
+
+def test_a_policy_calls_methods_by_class_add_ons_and_filters() -> None:
+    from fl.engine.flower.policy import name_of
+
+    assert [name_of(METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
+        "PrivateFedDM", "FedAvg(DPSGD)", "Filtered(FedAvg, ClientDP)",
+    ]  # fmt: skip
+    assert name_of(FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9), **FAST, weights="uniform")) == "FedAvg(DPSGD)"

@@ -1,0 +1,230 @@
+"""Private runs on nodes: the epsilon of `simulate`, ledgers that outlive runs, and owners who say no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit.privacy import CLIENT, BudgetExhausted, Event, Ledger, compose
+from distillkit.privacy.branch import lines_of, mirror, mirrored
+from fl import ClientDP, FedAvg, Filtered, Method, NoUsableReply, Run, simulate
+from fl.addons import DPSGD
+from fl.methods import PrivateFedDM
+from tests.fl.flower import double
+from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, beside, grid, held, over
+from tests.fl.small import images
+from tests.fl.test_private_runs import SIGMA, NoisySum
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "PrivateFedDM": lambda: PrivateFedDM(sigma=2.0, sigma_sizes=2.0, least=0, draws=2, public_statistics=True, **DM),
+    "DPSGD": lambda: FedAvg(DPSGD(sigma=2.0, rate=0.5, size=12), **FAST, weights="uniform"),
+    "ClientDP": lambda: Filtered(FedAvg(**FAST, weights="uniform"), ClientDP(sigma=2.0, rate=0.5, clip=1.0)),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_rehearsed_private_run_has_the_bits_of_threads(name: str, tmp_path: Path) -> None:
+    method, how = METHODS[name](), {"secret": 7, "evaluate": None, "participation": 3 if name != "ClientDP" else 1.0}
+    assert_equal(over(grid(METHODS[name](), tmp_path), method, **how), beside(METHODS[name](), **how))
+
+
+@pytest.mark.parametrize("name", ["PrivateFedDM", "DPSGD"])
+def test_epsilon_and_all_that_belongs_to_it_are_those_of_simulate(name: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"evaluate": None, "rounds": 2}
+    far, here = over(grid(METHODS[name](), tmp_path), METHODS[name](), **how), beside(METHODS[name](), **how)
+    assert [row["privacy"] for row in far.rows] == [row["privacy"] for row in here.rows]
+    assert all(row["epsilon"] > 0 for row in far.rows)
+
+
+SUM: dict[str, Any] = {"evaluate": None, "test": None, "participation": 1.0, "rounds": 2}
+
+
+def summed(folder: Path, method: Method | None = None, fault: double.Fault = lambda *_: None, **how: Any) -> Run:
+    """A run of noisy sums with the nodes of this folder."""
+    app = {name: how.pop(name) for name in ("policy", "code", "load_client") if name in how}
+    return over(grid(method or NoisySum(), folder, fault, **app), method or NoisySum(), **{**SUM, **how})
+
+
+def events_of(folder: Path) -> dict[str, list[Event]]:
+    """What each node of this folder has charged, by its partition."""
+    found: dict[str, list[Event]] = {}
+    for path in sorted(folder.glob("ledgers/*.jsonl")):
+        for event in Ledger(path, disjoint=False).events:
+            found.setdefault(str(event.client), []).append(event)
+    return found
+
+
+def mirrored_in(ledger: Ledger) -> dict[str, list[Event]]:
+    found: dict[str, list[Event]] = {}
+    for event in ledger.events:
+        found.setdefault(str(event.client), []).append(event)
+    return found
+
+
+def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
+    common = Ledger(tmp_path / "server.jsonl")
+    first = [summed(tmp_path / "nodes", ledger=common).rows[-1]["epsilon"]]
+    again = summed(tmp_path / "nodes").rows  # a server that was not there in the first run
+    third = summed(tmp_path / "nodes", ledger=common).rows  # one that was: nothing is counted twice
+    sums = [compose([(SIGMA, 1.0, n)], 1e-5).epsilon for n in range(1, 7)]
+    assert first == [sums[1]]
+    assert [row["epsilon"] for row in again] == sums[2:4]
+    assert [row["epsilon"] for row in third] == sums[4:6]
+    beside_it = Ledger(None)
+    for _ in range(3):
+        here = simulate(NoisySum(), [held(k) for k in range(5)], rounds=2, ledger=beside_it, progress=False)
+    assert here.rows[-1]["epsilon"] == third[-1]["epsilon"]
+    assert mirrored_in(common) == events_of(tmp_path / "nodes")
+
+
+def test_a_charge_stands_on_the_nodes_disk_before_the_noise_is_drawn(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Looking(NoisySum):
+        def local(self, client: Any, message: Any) -> Any:
+            super().local(client, message)
+            seen.append(sum(e.round == client.round for e in events_of(tmp_path)[str(client.id)]))
+            raise OSError("the disk is full")
+
+    with pytest.raises(NoUsableReply, match="the disk is full"):
+        over(grid(Looking(), tmp_path), Looking(), **SUM)
+    assert seen == [1] * 5
+    assert {k: len(e) for k, e in events_of(tmp_path).items()} == {str(k): 1 for k in range(5)}
+
+
+@pytest.mark.parametrize("fate", ["lost", "garbage", "twice", "late"])
+def test_what_an_astray_answer_charged_is_counted_once(
+    fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl.engine.flower.cohort._GRACE", 0.2)
+    book = Ledger(tmp_path / "server.jsonl")
+
+    def fault(node: int, kind: str, group: str) -> str | None:
+        return fate if (node, kind, group) == (101, "train.job", "1") else None
+
+    run = summed(tmp_path / "nodes", fault=fault, ledger=book, deadline=1.0 if fate == "lost" else 60.0)
+    assert ("1" in run.rows[0]["failed"]) == (fate in ("lost", "garbage"))
+    assert mirrored_in(book) == events_of(tmp_path / "nodes")
+    assert run.rows[0]["epsilon"] == compose([(SIGMA, 1.0, 1)], 1e-5).epsilon
+
+
+def test_a_round_that_is_run_again_is_charged_again(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def die(node: int, kind: str, group: str) -> str | None:
+        if (kind, group) == ("train.job", "2"):
+            seen.append(node)
+            if len(seen) == 3:
+                raise Killed
+        return None
+
+    with pytest.raises(Killed):
+        summed(tmp_path / "nodes", fault=die, out=tmp_path / "run")
+    paid = {k: [e.round for e in events] for k, events in events_of(tmp_path / "nodes").items()}
+    assert sorted(map(len, paid.values())) == [1, 1, 1, 2, 2]
+    run = summed(tmp_path / "nodes", out=tmp_path / "run", resume=True)
+    book = Ledger(tmp_path / "run" / "ledger.jsonl")
+    assert mirrored_in(book) == events_of(tmp_path / "nodes")
+    assert sorted(len(events) for events in mirrored_in(book).values()) == [2, 2, 2, 3, 3]
+    assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 3)], 1e-5).epsilon
+
+
+def test_the_budget_of_the_run_ends_it_as_in_process(tmp_path: Path) -> None:
+    said, clients = [], [held(k) for k in range(5)]
+    budget = compose([(SIGMA, 1.0, 1)], 1e-5).epsilon
+    for play in (lambda **how: summed(tmp_path, **how), lambda **how: simulate(NoisySum(), clients, **how, **SUM)):
+        with pytest.raises(BudgetExhausted) as caught:
+            play(ledger=Ledger(None, budget=budget))
+        said.append((str(caught.value), caught.value.fits))
+    assert said[0] == said[1]
+
+
+def test_a_node_cannot_end_a_run_that_has_no_budget(tmp_path: Path) -> None:
+    class Lying(NoisySum):
+        def local(self, client: Any, message: Any) -> Any:
+            if client.id == 1:
+                raise BudgetExhausted("nothing is left", fits=0)
+            return super().local(client, message)
+
+    run = over(grid(Lying(), tmp_path), Lying(), **{**SUM, "rounds": 1})
+    assert list(run.rows[0]["failed"]) == ["1"]
+
+
+def test_a_node_that_has_lost_its_ledger_is_named(tmp_path: Path) -> None:
+    book = Ledger(tmp_path / "server.jsonl")
+    summed(tmp_path / "nodes", ledger=book)
+    for path in sorted((tmp_path / "nodes").glob("ledgers/*.jsonl"))[:1]:
+        path.unlink()
+    with pytest.raises(NoUsableReply, match="do not say what was charged"):
+        summed(tmp_path / "nodes", ledger=book)
+
+
+def test_other_data_of_a_partition_pay_for_what_was_there_before(tmp_path: Path) -> None:
+    summed(tmp_path / "nodes")
+    run = summed(tmp_path / "nodes", load_client=lambda k: images(8, seed=90 + k), rounds=1)
+    assert run.rows[0]["epsilon"] == compose([(SIGMA, 1.0, 3)], 1e-5).epsilon
+    back = summed(tmp_path / "nodes", rounds=1)
+    assert back.rows[0]["epsilon"] == compose([(SIGMA, 1.0, 4)], 1e-5).epsilon
+
+
+def test_a_private_hello_says_nothing_that_was_measured(tmp_path: Path) -> None:
+    empty = summed(tmp_path / "nodes", load_client=lambda k: images(6, seed=k)[: 6 * (k > 0)], rounds=1)
+    assert empty.rows[0]["empty"] == []
+    counted = lambda k: (images(6, seed=k).images, images(6, seed=k).labels)  # noqa: E731
+    with pytest.raises(ValueError, match="node 10.*num_classes must be given"):
+        summed(tmp_path / "others", load_client=counted)
+
+
+# The mirror.
+
+
+def line(**how: Any) -> dict[str, Any]:
+    return {"event": asdict(Event("sum", SIGMA, **how))}
+
+
+def test_a_mirror_takes_every_line_once_and_knows_so_after_a_restart(tmp_path: Path) -> None:
+    node, run = Ledger(tmp_path / "node.jsonl"), Ledger(tmp_path / "run.jsonl")
+    node.spend(Event("sum", SIGMA, count=2, client="somebody"), Event("sum", SIGMA, client="*"))
+    node.remark("tuned on the data")
+    node.assume("release")
+    node.void("raw images took part")
+    lines = json.loads(json.dumps(lines_of(node)))
+    mirror(run, "a", 3, lines[:2])
+    for _ in range(2):
+        mirror(Ledger(tmp_path / "run.jsonl"), "a", 3, lines)
+    assert mirrored(run, "a") == len(lines) == 5
+    assert [(e.client, e.count) for e in run.events] == [("3", 2), ("3", 1)]
+    mirror(run, "b", 4, lines)
+    assert run.guarantee(4).reason == run.guarantee(3).reason == "raw images took part"
+    assert run.guarantee().remarks == ("tuned on the data",)
+    assert run.guarantee("nobody").epsilon == 0
+    assert lines_of(node, 4) == lines_of(node)[4:]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {}, {"event": {}}, {"event": None}, {"event": {**line()["event"], "sigma": -1.0}}, {"assumed": None, "by": "x"},
+        {"event": {**line()["event"], "round": "1"}}, {"event": {**line()["event"], "count": 0}}, {"remarks": "x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_line_of_a_ledger_is_refused_whole(wrong: dict[str, Any], tmp_path: Path) -> None:
+    run = Ledger(tmp_path / "run.jsonl")
+    with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
+        mirror(run, "a", 0, [(1, line()), (2, wrong)])
+    assert not run.events
+    run.spend(Event("rounds", SIGMA, relation=CLIENT))
+    with pytest.raises(ValueError, match="one epsilon cannot cover"):
+        mirror(run, "a", 0, [(1, line())])
