@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts import load_script
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
@@ -102,3 +104,12 @@ def test_lines_of_code_are_shown_whole(characters: int, narrow: bool) -> None:
     (page,) = re.findall(r"\.md-grid \{ max-width: ([\d.]+)rem", wide)
     bar = re.findall(r"\.md-sidebar \{ width: ([\d.]+)rem", small)[0] if narrow else 12.1
     assert float(size) * (characters * 0.6 + 2 * 1.18) <= (64 if narrow else float(page)) - 2 * float(bar) - 2 * 1.2
+
+
+def test_the_reference_is_in_the_navigation_and_has_an_anchor_for_every_name(site: Path) -> None:
+    api = load_script("docs/scripts/api.py")
+    start = (site / "index.html").read_text()
+    for package in (p for group in api.PACKAGES.values() for p in group):
+        assert f'href="api/{package}.html"' in start
+        ids = set(re.findall(r' id="([^"]+)"', (site / "api" / f"{package}.html").read_text()))
+        assert {f"{package}.{n}" for n in api.names(package) if api.homes()[package, n] == package} <= ids

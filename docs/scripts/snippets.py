@@ -1,4 +1,4 @@
-"""A hook of the site's build: snippets that are tested are shown, and copied, without prompts."""
+"""A hook of the site's build: snippets that are tested are shown, and copied, without prompts; marks of scripts go."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pygments.lexers import PythonLexer
 _BLOCK = re.compile(
     r'<div class="(?:language-\w+ )?highlight"><pre><span></span><code>(.*?)</code></pre></div>', re.DOTALL
 )
+_MARK = re.compile(r"<!-- (?:end of )?found\b.*?-->")
 _PARSER = DocTestParser()
 _CODE, _PLAIN = PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
 
@@ -44,6 +45,11 @@ def shown(snippet: str) -> str:
                 parts.append(f'<span class="{kind}">{html.escape(_output(own[-1]))}\n</span>')
     copied = html.escape(_source(examples).rstrip("\n")).replace("\n", "&#10;")
     return f'<div class="highlight" data-copy="{copied}"><pre><code>{"".join(parts)}</code></pre></div>'
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Take out the marks between which scripts write numbers: one that begins a line would begin a paragraph."""
+    return _MARK.sub("", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:

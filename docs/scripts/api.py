@@ -1,0 +1,175 @@
+"""A hook of the site's build: a page of reference for every public package, made of its docstrings.
+
+A name is described on one page, that of the package its code lies in, and is a link on others that offer it too. Each
+says which page of the documentation shows it in use.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from markdown.extensions.toc import slugify
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+DOCS = Path(__file__).parents[1]
+sys.path[:0] = [str(DOCS.parent), str(DOCS / "scripts")]
+
+from _entries import constant, described, kind_of, members, signature, summary  # noqa: E402
+
+PACKAGES = {
+    "distillkit": [
+        "distillkit", "distillkit.sets", "distillkit.normalization", "distillkit.data", "distillkit.data.partition",
+        "distillkit.augment", "distillkit.select", "distillkit.condense", "distillkit.generate", "distillkit.networks",
+        "distillkit.losses", "distillkit.training", "distillkit.evaluate", "distillkit.study", "distillkit.plot",
+        "distillkit.recipes", "distillkit.rng", "distillkit.privacy",
+    ],
+    "fl": ["fl", "fl.addons", "fl.methods", "fl.study", "fl.engine.flower"],
+    "attacks": [
+        "attacks", "attacks.membership", "attacks.inversion", "attacks.audit", "attacks.transcript",
+        "attacks.reporting", "attacks.metrics", "attacks.matching", "attacks.stats",
+    ],
+}  # fmt: skip
+"""The public packages; tests compare them with what there is."""
+
+
+def names(package: str) -> list[str]:
+    """What a package offers, sorted without regard to capitals."""
+    return sorted((n for n in importlib.import_module(package).__all__ if not n.startswith("__")), key=str.lower)
+
+
+@functools.cache
+def homes() -> dict[tuple[str, str], str]:
+    """(package, name) -> the package whose page describes it: where it lies, or else the first that offers it."""
+    packages = [p for group in PACKAGES.values() for p in group]
+    found: dict[tuple[str, str], str] = {}
+    by_object: dict[tuple[int, str], str] = {}
+    for package in packages:
+        for name in names(package):
+            thing = getattr(importlib.import_module(package), name)
+            own = getattr(thing, "__module__", "") if not isinstance(thing, ModuleType) else thing.__name__
+            fitting = [p for p in packages if name in names(p) and f"{own}.".startswith(f"{p}.")]
+            home = max(fitting, key=len) if fitting else by_object.get((id(thing), name), package)
+            found[package, name] = by_object.setdefault((id(thing), name), home)
+    return found
+
+
+def target(package: str, name: str) -> str:
+    """Where a name is described, seen from another page of the reference."""
+    home = homes()[package, name]
+    return f"{home}.md#{home}.{name}"
+
+
+@functools.cache
+def _sections() -> list[tuple[str, str, str, str]]:
+    """(page, title of the page, heading, text) of every part of a page that has a snippet, components first."""
+    found = []
+    pages = [p for room in ("components", "methods", "") for p in sorted((DOCS / room).glob("*.md"))]
+    for page in pages:
+        title, heading, lines, fenced = "", "", [""], False
+        for line in [*page.read_text().splitlines(), "# "]:
+            fenced ^= line.startswith("```")
+            if line.startswith("#") and not fenced:
+                if ">>> " in (text := "\n".join(lines)):
+                    found.append((str(page.relative_to(DOCS)), title, heading, text))
+                heading, lines = line.lstrip("# "), []
+                title = title or heading
+            lines.append(line)
+    return found
+
+
+def in_use(name: str) -> str:
+    """A link to the part of the documentation that shows a name: under a heading of its own, or else in a snippet."""
+    alone, anywhere = (re.compile(rf"(?<!{before}){re.escape(name)}\b") for before in (r"[\w.]", r"\w"))
+    tries = ((alone, 2), (alone, 3), (anywhere, 3))
+    places = next((f for word, i in tries if (f := [s for s in _sections() if word.search(s[i])])), [])
+    if not places:
+        return ""
+    page, title, heading, _ = places[0]
+    anchor = "" if heading == title else f"#{slugify(re.sub('`', '', heading), '-')}"
+    return f"In use: [{title}](../{page}{anchor})."
+
+
+def linked(text: str) -> str:
+    """The text with each public name that it quotes alone, as code, made a link to its description."""
+    known = {name: target(package, name) for package, name in reversed(homes())}
+
+    def replaced(found: re.Match[str]) -> str:
+        place = known.get(found[1].rstrip("()"))
+        telling = re.search(r"[A-Z_(]", found[1])  # a word such as `match` may be an argument
+        return f"[`{found[1]}`]({place})" if place and telling else found[0]
+
+    parts = re.split(r"(^#.*$|```.*?```|^ {4,}.*$|\[[^\]]*\]\([^)]*\))", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(re.sub(r"(?<!`)`([\w.()]+)`(?!`)", replaced, p) if i % 2 == 0 else p for i, p in enumerate(parts))
+
+
+def entry(package: str, name: str, thing: Any, level: str = "##", owner: str = "") -> Iterator[str]:
+    """The description of one thing, in Markdown."""
+    label = f"{owner}.{name}" if owner else name
+    yield f"{level} `{label}` {{ #{package}.{label} }}\n"
+    if isinstance(thing, ModuleType):
+        yield described(thing)
+        for inner in sorted(thing.__all__, key=str.lower):
+            yield from entry(package, inner, getattr(thing, inner), f"{level}#", label)
+        return
+    said = signature(label, thing) if callable(thing) else constant(package, name)
+    if said:
+        yield f"```python\n{said}\n```\n"
+    yield described(thing) if callable(thing) else summary(package, name, thing)
+    if not owner and (place := in_use(name)):
+        yield f"{place}\n"
+    if isinstance(thing, type):
+        own, overridden = members(thing)
+        for method, function in own:
+            yield from entry(package, method, function, f"{level}#", label)
+        if overridden:
+            yield f"Overrides {', '.join(f'`{m}`' for m in overridden)}.\n"
+
+
+@functools.cache
+def page(package: str) -> str:
+    """The page of a package."""
+    module = importlib.import_module(package)
+    own = [n for n in names(package) if homes()[package, n] == package]
+    lines = [f"# {package}\n", f"{described(module)}\n", f"```python\nimport {package}\n```\n"]
+    for name in own:
+        lines += entry(package, name, getattr(module, name))
+    if others := [n for n in names(package) if n not in own]:
+        lines.append("## From here too { #also }\n")
+        lines += [f"- [`{n}`]({target(package, n)}), {kind_of(getattr(module, n))}" for n in others]
+    return linked("\n".join(lines))
+
+
+def index() -> str:
+    """The first page: packages with what each is for."""
+    lines = ["# API\n", "Every public name with its arguments, from its docstring; what is not here is not public.\n"]
+    for top, packages in PACKAGES.items():
+        lines += [f"## {top} {{ #{top} }}\n", "| package | for | names |", "|---|---|---:|"]
+        for package in packages:
+            first = described(importlib.import_module(package)).split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            lines.append(f"| [`{package}`]({package}.md) | {first} | {len(names(package))} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages where the navigation says `API` (called by mkdocs, once)."""
+    groups = [{top: [{p: f"api/{p}.md"} for p in packages]} for top, packages in PACKAGES.items()]
+    nav = config.nav or []
+    config.nav = [{"API": [{"Packages": "api/index.md"}, *groups]} if item == {"API": "api/"} else item for item in nav]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages to those of the folder (called by mkdocs, once)."""
+    files.append(File.generated(config, "api/index.md", content=index()))
+    for package in (p for group in PACKAGES.values() for p in group):
+        files.append(File.generated(config, f"api/{package}.md", content=page(package)))
+    return files
