@@ -2,8 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
+FLOWER := .venv-flower
 
-.PHONY: demo test killed lint bench docs clean
+.PHONY: demo test test-flower test-flower-faults killed lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -12,6 +13,14 @@ demo: $(STAMP)
 WORKERS := logical
 test: $(STAMP)
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
+
+# With Flower itself, in an environment of its own: the stand-in's tests with Flower's own classes, and the table of
+# hashes, in a simulation and on deployed nodes; then what fails, and who is let in. One process: Flower starts its own.
+test-flower: $(FLOWER)/.made
+	$(FLOWER)/bin/python -m pytest -q tests/fl/flower tests/flower_real/test_equal.py
+
+test-flower-faults: $(FLOWER)/.made
+	$(FLOWER)/bin/python -m pytest -q tests/flower_real/test_faults.py tests/flower_real/test_closed.py
 
 # The federated examples' smoke presets, each whole and then killed with -9 and started again: minutes.
 killed: $(STAMP)
@@ -37,5 +46,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check --no-input --progress-bar on -e ".[dev]"
 	touch $(STAMP)
 
+$(FLOWER)/.made: pyproject.toml
+	rm -rf $(FLOWER)
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --no-input --progress-bar on -e ".[dev]" "flwr[simulation]==1.41.*"
+	touch $(FLOWER)/.made
+
 clean:
-	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) dist site .mypy_cache .ruff_cache .hypothesis

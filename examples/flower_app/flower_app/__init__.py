@@ -1,0 +1,1 @@
+"""FedDM, FedAvg with VHL, and private FedDM on Flower; see README.md."""

@@ -1,0 +1,26 @@
+"""The app of every node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flwr.clientapp import ClientApp
+
+from fl.engine.flower import reply_to
+from flower_app.images import load_client
+from flower_app.methods import method_of
+
+app = ClientApp()
+
+
+@app.query("hello")
+@app.query("job")
+@app.train("job")
+def answer(message: Any, context: Any) -> Any:
+    """Answer one message of the server."""
+    here, config = context.node_config, context.run_config
+    return reply_to(
+        message, context, method_of(config), lambda partition: load_client(partition, here, config),
+        folder=here.get("folder", "runs/flower-node"), policy=here.get("policy"), code=Path(__file__).parent,
+    )  # fmt: skip

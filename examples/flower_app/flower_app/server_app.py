@@ -1,0 +1,24 @@
+"""The app of the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.serverapp import ServerApp
+
+from fl.engine.flower import serve
+from flower_app.images import test_set
+from flower_app.methods import method_of
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Any, context: Any) -> None:
+    """Play the method that the run config names, or go on with a run that was ended before its last round."""
+    config = context.run_config
+    run = serve(
+        grid, method_of(config), rounds=config["rounds"], test=test_set(config), out=config["out"], resume=True,
+        wait=config["wait"], deadline=config["deadline"],
+    )  # fmt: skip
+    print(run, flush=True)

@@ -1,0 +1,128 @@
+"""The examples' Flower app over a grid in memory, on digits and on folders of one's own; and its README."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from fl import simulate
+from fl.engine.store import Store
+from fl.study import outcome_hash
+from fl.study.outcome import hash_of
+from tests.fl.flower import double
+
+APP = Path(__file__).parents[2] / "examples" / "flower_app"
+CONFIG: dict[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+SMALL = {"rounds": 2, "steps": 2, "server-epochs": 1, "ipc": 1, "per-class": 2, "width": 4, "depth": 1, "wait": 20.0}
+
+
+@pytest.fixture
+def apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Gives the app's modules by name."""
+    monkeypatch.syspath_prepend(str(APP))
+    with double.standing_in():
+        yield lambda name: importlib.import_module(f"flower_app.{name}")
+        for name in [name for name in sys.modules if name.startswith("flower_app")]:
+            del sys.modules[name]
+
+
+def play(apps: Any, config: dict[str, Any], nodes: list[dict[str, Any]], folder: Path) -> Any:
+    """Play the app with these nodes; the run in process with the same data."""
+    contexts, held = {}, []
+    for k, more in enumerate(nodes):
+        contexts[100 + k] = made = double.context(100 + k, k, len(nodes))
+        made.node_config.update({"folder": str(folder / f"node{k}"), **more})
+        made.run_config.update(config)
+        held.append(apps("images").load_client(k, made.node_config, config))
+    server = double.context(0, None, 0)
+    server.run_config.update(config)
+    apps("server_app").app(double.Grid(apps("client_app").app, contexts), server)
+    return simulate(
+        apps("methods").method_of(config), held, rounds=config["rounds"], test=apps("images").test_set(config),
+        progress=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["feddm", "vhl"])
+def test_digits_give_the_bits_of_threads(method: str, apps: Any, tmp_path: Path, capsys: Any) -> None:
+    config = {**CONFIG, **SMALL, "method": method, "out": str(tmp_path / "run")}
+    beside = play(apps, config, [{}, {}], tmp_path)
+    assert capsys.readouterr().out.strip() == repr(beside)
+    store = Store(tmp_path / "run")
+    assert hash_of(store.history(config["rounds"]), store.state()) == outcome_hash(beside)
+
+
+POLICY = """
+epsilon = {epsilon}
+delta = 1e-5
+smallest_sigma = 1.0
+largest_rate = 1.0
+largest_clip = 1.0
+methods = ["PrivateFedDM"]
+evaluation = false
+app = "any"
+"""
+
+
+def test_a_private_run_costs_what_it_says_and_no_more_than_a_policy_allows(apps: Any, tmp_path: Path) -> None:
+    config = {**CONFIG, **SMALL, "method": "private", "out": str(tmp_path / "run"), "epsilon": 4.0}
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=4.1))
+    nodes = [{"policy": str(tmp_path / "policy.toml")}] * 2
+    beside = play(apps, config, nodes, tmp_path)
+    (row,) = Store(tmp_path / "run").history(config["rounds"])[-1:]
+    assert row["failed"] == {}
+    assert row["epsilon"] == beside.rows[-1]["epsilon"] == pytest.approx(4.0)
+    with pytest.raises(RuntimeError, match="budget"):  # the same nodes again: their ledgers remember
+        play(apps, {**config, "out": str(tmp_path / "second")}, nodes, tmp_path)
+
+
+def pictures(folder: Path, classes: dict[str, int]) -> str:
+    """A folder of ten small pictures a class, in a colour of its own."""
+    generator = torch.Generator().manual_seed(0)
+    for name, colour in classes.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(10):
+            pixels = torch.randint(0, 120, (12, 12, 3), generator=generator, dtype=torch.uint8)
+            pixels[:, :, colour] += 100
+            Image.fromarray(pixels.numpy()).save(folder / name / f"{i}.png")
+    return str(folder)
+
+
+def test_every_node_has_a_folder_of_its_own_and_may_lack_classes(apps: Any, tmp_path: Path) -> None:
+    config = {**CONFIG, **SMALL, "classes": "red, green, blue", "size": 8, "channels": 3, "test": ""}
+    config["out"] = str(tmp_path / "run")
+    nodes = [
+        {"images": pictures(tmp_path / "a", {"blue": 2, "red": 0})},
+        {"images": pictures(tmp_path / "b", {"green": 1, "red": 0})},
+    ]
+    beside = play(apps, config, nodes, tmp_path)
+    assert beside.rows[-1]["failed"] == {}
+    labels = [sorted(set(apps("images").load_client(k, n, config).train.labels.tolist())) for k, n in enumerate(nodes)]
+    assert labels == [[0, 2], [0, 1]]
+    with pytest.raises(ValueError, match="does not name: green"):
+        apps("images").load_client(1, nodes[1], {**config, "classes": "red,blue"})
+
+
+def test_an_unknown_method_is_refused(apps: Any) -> None:
+    with pytest.raises(ValueError, match="feddm"):
+        apps("methods").method_of({**CONFIG, "method": "fedavg"})
+
+
+def test_the_readme_sets_what_the_app_knows_and_reads_the_status() -> None:
+    said = (APP / "README.md").read_text()
+    for given in re.findall(r"-c '([^']*)'", said):
+        assert set(tomllib.loads("\n".join(re.split(r" (?=\w)", given)))) <= set(CONFIG), given
+    for switch in (
+        "FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1",
+    ):  # fmt: skip
+        assert switch in said
+    assert said.count("--format json") == 3

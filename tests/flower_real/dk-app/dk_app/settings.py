@@ -1,0 +1,106 @@
+"""What both sides of the app have in common: methods, data, and the settings in which they are played."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillkit import LabeledImages
+from distillkit.networks import ConvNet
+from distillkit.normalization import IDENTITY
+from fl import Client, FedAvg, FedDM, Holding, Message, Method
+from fl.addons import SCAFFOLD, VHL, FedCOG
+from fl.methods import FedLGD, SingleImage
+
+NETWORK = partial(ConvNet, (1, 8, 8), width=8, depth=1)
+FAST: dict[str, Any] = {"factory": NETWORK, "epochs": 1, "lr": 0.05, "batch": 32}
+STEPS = {"condense_steps": 2, "refine_steps": 1, "match_steps": 2}
+PICTURE = torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(1))
+SHARED = {"keep": 5, "count": 10, "rate": 1.0, "steps": 2, "batch": 4, "selection": {"clusters": 2}}
+
+
+class Mishaps(FedAvg):
+    """Client 0's process is killed in round 1; client 1 hangs in round 2 and does not listen to anybody."""
+
+    def local(self, client: Client, message: Message) -> Message:
+        if (client.round, client.id) == (1, 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+        while (client.round, client.id) == (2, 1):
+            time.sleep(1.0)
+        return super().local(client, message)
+
+
+class Failing(FedAvg):
+    """No client can do anything."""
+
+    def local(self, client: Client, message: Message) -> Message:
+        raise RuntimeError(f"client {client.id} cannot")
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "FedAvg": lambda: FedAvg(**FAST),
+    "SCAFFOLD": lambda: FedAvg(SCAFFOLD(), **FAST),
+    "VHL": lambda: FedAvg(VHL(source="gaussian", classes=3, per_class=3), **FAST),
+    "FedCOG": lambda: FedAvg(FedCOG(start_round=2, images=6, steps=2), **FAST),
+    "FedLGD": lambda: FedLGD(ipc=1, anchors=1, selected=(2,), augment=None, **STEPS, **FAST),
+    "FedDM": lambda: FedDM(factory=NETWORK, ipc=1, steps=5, server_epochs=2),
+    "SingleImage": lambda: SingleImage(PICTURE, shared=SHARED, factory=NETWORK, epochs=1, batch=4),
+    "Mishaps": lambda: Mishaps(**FAST),
+    "Failing": lambda: Failing(**FAST),
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "simulated": {"rounds": 3, "participation": 0.5, "seed": 3, "evaluate": "all"},
+    "deployed": {"rounds": 2, "seed": 3, "evaluate": [0]},
+    "killed": {"rounds": 4, "seed": 3, "evaluate": "none"},
+    "faults": {"rounds": 3, "seed": 3, "evaluate": "none"},
+    "once": {"rounds": 1, "seed": 3, "evaluate": "none"},
+}
+
+
+def digits() -> LabeledImages:
+    """All of scikit-learn's digits, [1797, 1, 8, 8], from its file: to import it takes as long as to import torch."""
+    spec = find_spec("sklearn")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    with gzip.open(Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        rows = torch.tensor([[int(float(number)) for number in line.split(",")] for line in file])
+    images = rows[:, :64].float().reshape(-1, 1, 8, 8) / 16
+    return LabeledImages(images, rows[:, 64], num_classes=10, normalization=IDENTITY)
+
+
+def load_client(partition: int, partitions: int) -> Holding:
+    """One client's share, for training and for its tests."""
+    data = digits()
+    return Holding(
+        data[torch.arange(1400)[partition::partitions]], data[torch.arange(1400, 1600)[partition::partitions]]
+    )
+
+
+def test_set() -> LabeledImages:
+    """The server's."""
+    return digits()[1600:]
+
+
+class Marked:
+    """Flower's grid, with the method's name on every message, so that one run of Flower plays many methods."""
+
+    def __init__(self, grid: Any, name: str) -> None:
+        self._grid, self._name = grid, name
+        self.get_node_ids, self.pull_messages = grid.get_node_ids, grid.pull_messages
+
+    def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
+        from flwr.app import ConfigRecord
+
+        marked = list(messages)
+        for message in marked:
+            message.content["method"] = ConfigRecord({"name": self._name})
+        return self._grid.push_messages(marked)
