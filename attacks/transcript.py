@@ -3,7 +3,8 @@
 What the other attacks start from when they are aimed at a run: `read` gives every message of the folder `transcript`,
 which a run keeps when it is asked to.
 
-A file is `transcript/<round>/<client>-<up or down>.safetensors`. Its metadata say `format`, the `round` and the
+A file is `transcript/<round>/<client>-<up or down>.safetensors`, or `<client>-<exchange>-<up or down>.safetensors`
+where a method has further exchanges in a round besides the training. Its metadata say `format`, the `round` and the
 `client`, a `checksum`, and `forms`: JSON, for each entry's key how its value is put together,
 
 - `{"kind": "tensor"}`: the file's tensor of that key;
@@ -39,7 +40,7 @@ Value: TypeAlias = Tensor | dict[str, Tensor] | LabeledImages | int | float | st
 
 _FORMAT = "distillkit.Message/1"
 _BETWEEN = "\x1f"
-_FILE = re.compile(r"(\d+)-(down|up)\.safetensors")
+_FILE = re.compile(r"(\d+)-(?:(\w+)-)?(down|up)\.safetensors")
 
 
 class NoTranscript(FileNotFoundError):
@@ -59,12 +60,14 @@ class Seen:
         client: its number, from 0: who got it, or who sent it.
         direction: "down", from the server to the client, or "up".
         values: by the entry's key, such as "FedAvg.update".
+        exchange: in which exchange of the round, by the verb that the client was asked; "local" is the training.
     """
 
     round: int
     client: int
     direction: str
     values: dict[str, Value]
+    exchange: str = "local"
 
     @property
     def sets(self) -> dict[str, LabeledImages]:
@@ -73,7 +76,7 @@ class Seen:
 
 
 def read(folder: str | os.PathLike[str]) -> Iterator[Seen]:
-    """Read the messages of a recorded run one after another: by round, by client, and "down" before "up".
+    """Read the messages of a recorded run one after another: by round, by client and exchange, "down" before "up".
 
     Call it for attacks on what a server saw. The order within a round is by the clients' numbers, not that in which
     they answered. Files that are no messages are passed over, a message that is damaged is not.
@@ -98,7 +101,7 @@ def read(folder: str | os.PathLike[str]) -> Iterator[Seen]:
     found = []
     for number, place in rounds:
         named = [(match, path) for path in place.iterdir() if (match := _FILE.fullmatch(path.name))]
-        found += [(number, int(match[1]), match[2], path) for match, path in named]
+        found += [(number, int(match[1]), match[2] or "local", match[3], path) for match, path in named]
     if not found:
         raise NoTranscript(
             f"{at} holds no messages: run again with simulate(..., transcript=True), which keeps what the server sees"
@@ -106,7 +109,7 @@ def read(folder: str | os.PathLike[str]) -> Iterator[Seen]:
     return (_seen(*one) for one in sorted(found))
 
 
-def _seen(number: int, client: int, direction: str, path: Path) -> Seen:
+def _seen(number: int, client: int, exchange: str, direction: str, path: Path) -> Seen:
     try:
         values, facts = _decoded(path.read_bytes())
     except ValueError as error:
@@ -119,7 +122,7 @@ def _seen(number: int, client: int, direction: str, path: Path) -> Seen:
             f"{path} is the message of client {facts.get('client')} in round {facts.get('round')}: the files of the "
             "transcript are mixed up; take the folder from a backup, or run again"
         )
-    return Seen(number, client, direction, values)
+    return Seen(number, client, direction, values, exchange)
 
 
 def _decoded(data: bytes) -> tuple[dict[str, Value], dict[str, str]]:

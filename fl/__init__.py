@@ -8,7 +8,7 @@ from fl.addons.fedopt import ServerAdaptive
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_replied
 from fl.batches import Batch, Phase, shuffled
 from fl.engine import CheckpointError, Holding, Loopback, Run, history, simulate
-from fl.filters import Adaptive, ClientDP, Filter, Filtered
+from fl.filters import Adaptive, ClientDP, Filter, Filtered, Keyring, Registry, SecureSums
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.methods import FedDM, Real
@@ -33,6 +33,7 @@ __all__ = [
     "Filter",
     "Filtered",
     "Holding",
+    "Keyring",
     "LabelTask",
     "Like",
     "Local",
@@ -47,8 +48,10 @@ __all__ = [
     "Predictor",
     "Real",
     "Reduced",
+    "Registry",
     "Run",
     "Schema",
+    "SecureSums",
     "Server",
     "ServerAdaptive",
     "Settings",

@@ -3,7 +3,7 @@
 The life of a run, in the order of calls: `check_run`, `start`; if the method `asks`, `send`, `answer` at every client
 and `answered`; then in every round `draw` or the engine's own draw, `send` for each drawn client, `local` there,
 `expect` and `read_reply` for each reply as it comes, `receive` once, `predictors`, and `send` and `evaluate` for the
-clients that are tested.
+clients that are tested. A method may talk with its clients more than once in a round, see `exchanges`.
 """
 
 from __future__ import annotations
@@ -113,6 +113,14 @@ class Method(Keyed, ABC):
         return False
 
     @property
+    def sealed(self) -> bool:
+        """Whether the server learns sums over clients alone, and never what a single one sends.
+
+        Then nothing is measured on the clients' own test images unless asked for, because those are exact numbers.
+        """
+        return False
+
+    @property
     def draws_clients(self) -> bool:
         """Whether `draw` says who takes part in a round, and not the engine."""
         return type(self).draw is not Method.draw
@@ -208,6 +216,55 @@ class Method(Keyed, ABC):
         left out, and nothing else in `server` may have changed. Default: none.
         """
         return Message()
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """What drawn clients are asked for in a round, one exchange after the other. Default: `local` alone.
+
+        A further one is a method of the same form as `local`, by name; clients are asked for it if their answers to
+        all before it can be used (`server.present`). Its own verbs are `send_in`, `expect_in` and `receive_in`. What a
+        client writes into its memory is kept of `local` alone.
+        """
+        return ("local",)
+
+    def send_in(self, server: Server, verb: str, client: int) -> Message:
+        """What the client of this number is told in a further exchange, named by its `verb`; as `send`, pure.
+
+        Called on the `server`.
+        """
+        return Message()
+
+    def expect_in(self, server: Server, verb: str, client: int) -> Schema:
+        """What a client's answer in the further exchange `verb` must look like; as `expect`, on the `server`."""
+        return {}
+
+    def receive_in(self, server: Server, verb: str, replies: Reduced) -> Mapping[int, str]:
+        """Take the answers of one exchange into `server.state`, before the next one begins.
+
+        Called after each exchange of a method that has several, after `local` too (whose replies `receive` still gets).
+
+        Args:
+            server: its state.
+            verb: of the exchange.
+            replies: combined as their entries say; there may be none.
+
+        Returns:
+            The clients whose answers cannot be used after all, and why: they are asked nothing more in this round.
+
+        Raises:
+            NoUsableReply: too few are left to go on.
+        """
+        return {}
+
+    def act(self, verb: str, client: Client, message: Message) -> Message:
+        """What `client` answers to a `message`: `local` and its like, called by the name of the exchange, the `verb`.
+
+        Raises:
+            LookupError: the method has no such exchange; the server asks for something else than it should.
+        """
+        if verb not in ("answer", "evaluate", *self.exchanges):
+            raise LookupError(f"{type(self).__name__} has no exchange {verb!r:.40}")
+        return getattr(self, verb)(client, message)
 
     @abstractmethod
     def receive(self, server: Server, replies: Reduced) -> None:

@@ -12,7 +12,7 @@ from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Tensors, Value
 from fl.schema import BadReply, Like, Schema, check_reply
 
-__all__ = ["BadReply", "Like", "Reduced", "Reducer", "Schema", "check_reply"]
+__all__ = ["BadReply", "Like", "Reduced", "Reducer", "Schema", "check_reply", "divided"]
 
 V = TypeVar("V")
 
@@ -42,6 +42,28 @@ def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
     if isinstance(weight, Tensor) and weight.ndim:
         weight = weight.to(torch.float64).view(-1, *[1] * (value.ndim - 1))
     return value * weight
+
+
+def divided(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
+    """What a sum over clients becomes: a mean is divided, and cast to the type that came.
+
+    Args:
+        rule, over: of the entry.
+        total: the sum of the values times their weights.
+        weight: the sum of the weights: a number, or a vector with one for each row.
+        like: a value as the clients sent it: a tensor, or a number.
+    """
+    if rule == "mean":
+        if over is not None:
+            total = total / over
+        elif isinstance(weight, Tensor) and weight.ndim:
+            rows = weight.view(-1, *[1] * (total.ndim - 1))
+            total = torch.where(rows > 0, total / rows.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+        else:
+            total = total / weight if float(weight) > 0 else torch.zeros_like(total)
+    if isinstance(like, Tensor):
+        return total.to(like.dtype) if like.is_floating_point() else total
+    return float(total)
 
 
 class Reduced:
@@ -193,19 +215,6 @@ class Reducer:
         total = weight.to(torch.float64) if isinstance(weight, Tensor) else weight
         weights[key] = weights[key] + total if key in weights else total
 
-    def _finish(self, entry: Entry[Any], total: Tensor, weight: Any, like: Any) -> Any:
-        if entry.reduce == "mean":
-            if entry.over is not None:
-                total = total / entry.over
-            elif isinstance(weight, Tensor) and weight.ndim:
-                rows = weight.view(-1, *[1] * (total.ndim - 1))
-                total = torch.where(rows > 0, total / rows.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-            else:
-                total = total / weight if float(weight) > 0 else torch.zeros_like(total)
-        if isinstance(like, Tensor):
-            return total.to(like.dtype) if like.is_floating_point() else total
-        return float(total)
-
     def result(self) -> Reduced:
         """Combine what was folded so far; means are divided here, and cast to the type that came."""
         values: dict[str, Value] = {}
@@ -219,10 +228,11 @@ class Reducer:
                 names = self._sums[key]
                 likes = self._likes(key, first)
                 values[key] = {
-                    n: self._finish(entry, names[n], self._weights[key].get(n), likes.get(n, names[n])) for n in names
+                    n: divided(entry.reduce, entry.over, names[n], self._weights[key].get(n), likes.get(n, names[n]))
+                    for n in names
                 }
             else:
-                values[key] = self._finish(entry, self._sums[key], self._weights.get(key), first)
+                values[key] = divided(entry.reduce, entry.over, self._sums[key], self._weights.get(key), first)
         return Reduced(Message.of(values), self._weights, self._sums, self.clients)
 
     def _likes(self, key: str, first: Tensors) -> Tensors:

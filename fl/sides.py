@@ -39,6 +39,7 @@ class Server:
         state: what the method keeps between rounds; it is checkpointed, and put back if a round fails.
         round: the round being prepared or run, from 1; 0 while the method starts.
         drawn: the clients drawn in this round, ascending.
+        present: of these, whose answers to all exchanges of the round so far can be used.
         notes: numbers and strings that a method adds to this round's line of the history, by name.
         device: where the server computes; what messages hold lies there already.
         stop: is set when the run is being stopped; see `check_running`.
@@ -55,6 +56,7 @@ class Server:
     state: Message = field(default_factory=Message)
     round: int = 0
     drawn: list[int] = field(default_factory=list)
+    present: list[int] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     stop: threading.Event = field(default_factory=threading.Event)

@@ -35,6 +35,7 @@ DIFFERENT = {
     "size": "pixels or records; a generator's layers begin at 4x4; a plan also takes an expected number of records",
     "std": "what divides is positive; noise may be none",
     "steps": OFF,
+    "threshold": "of an entropy; or how many shares give a secret back, where a sum over one client would be that one",
     "width": LAYERS,
 }  # fmt: skip
 """Options that have several bounds, and why that is right."""

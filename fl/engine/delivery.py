@@ -61,7 +61,7 @@ class Post:
         """Ask clients, and yield their answers in order.
 
         Args:
-            verb: what is called there, by name: "answer", "local" or "evaluate".
+            verb: what is called there, by name: "answer", "local", "evaluate", or a further exchange of the method's.
             numbers: which clients.
             keeps: whether what they write into their memories is kept.
 
@@ -78,7 +78,7 @@ class Post:
 
         def tell(number: int) -> Letter:
             try:
-                sent[number] = letter = self.thread.run(lambda: self._letter(number))
+                sent[number] = letter = self.thread.run(lambda: self._letter(verb, number))
             except (Interrupted, BudgetExhausted):
                 raise
             except Exception as error:  # it may concern this client alone, as an architecture that it has not got
@@ -108,8 +108,9 @@ class Post:
             self.known.restore(changes)
         self.cohort.restore(found.facts if found is not None else {}, self.known.versions())
 
-    def _letter(self, client: int) -> Letter:
-        message = self.method.send(self.server, client)
+    def _letter(self, verb: str, client: int) -> Letter:
+        further = verb in self.method.exchanges and verb != "local"
+        message = self.method.send_in(self.server, verb, client) if further else self.method.send(self.server, client)
         unknown = [key for key, _ in message.items() if key not in self.entries]
         if unknown:
             raise ValueError(

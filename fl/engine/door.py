@@ -172,19 +172,19 @@ def drawn_count(participation: float | int, clients: int, min_replies: int, *, d
     return wanted
 
 
-def panel(evaluate: object, clients: int, *, private: bool) -> str | list[int]:
+def panel(evaluate: object, clients: int, *, hidden: bool) -> str | list[int]:
     """Whose own test images are used: "drawn", "all", "none", or clients' numbers.
 
     Args:
-        evaluate: as it was given to `simulate`; None is the default: "drawn", and "none" in a private run.
+        evaluate: as it was given to `simulate`; None is the default: "drawn", and "none" where clients are hidden.
         clients: how many there are.
-        private: whether the method is private.
+        hidden: whether the method is private or sealed, so that a single client's numbers are to stay with it.
 
     Raises:
         TypeError, ValueError: another word, or numbers of clients that do not exist, or twice.
     """
     if evaluate is None:
-        return "none" if private else "drawn"
+        return "none" if hidden else "drawn"
     if isinstance(evaluate, str):
         return check.one_of(evaluate, "evaluate", ("drawn", "all", "none"))
     wanted = "evaluate must be 'drawn', 'all', 'none' or a list of clients' numbers"

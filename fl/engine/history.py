@@ -57,7 +57,9 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
-        if isinstance(value, list | tuple) or (name in _BY_CLIENT and isinstance(value, Mapping)):
+        if name == "failed_after":
+            yield from ((f"{prefix}{name}.{verb}", len(who)) for verb, who in value.items())
+        elif isinstance(value, list | tuple) or (name in _BY_CLIENT and isinstance(value, Mapping)):
             yield prefix + name, len(value)
         elif isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -65,12 +67,18 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
+def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
+    return {f"#{i + 1}": why for i, why in enumerate(sorted(reasons.values()))}
+
+
 def masked(row: Row) -> dict[str, Any]:
     """The `row` of a round whose clients were drawn in secret: nobody is named, how many failed and why stays."""
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):
         if key in row:
-            hidden[key] = {f"#{i + 1}": why for i, why in enumerate(sorted(row[key].values()))}
+            hidden[key] = _numbered(row[key])
+    if "failed_after" in row:
+        hidden["failed_after"] = {verb: _numbered(who) for verb, who in row["failed_after"].items()}
     return hidden | ({"noted": None} if "noted" in row else {})
 
 

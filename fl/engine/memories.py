@@ -54,13 +54,20 @@ class Memories:
             if other != version:
                 self._delete(client, other)
 
-    def load(self, client: int, version: str) -> Message:
-        """A client's memory of this version ("" is none yet), as a copy that may be changed; all others are deleted.
+    def load(self, client: int, version: str, *, tidy: bool = True) -> Message:
+        """A client's memory of this version ("" is none yet), as a copy that may be changed.
+
+        Args:
+            client: whose it is.
+            version: its name, as the server gives it.
+            tidy: whether all others are deleted, which are of rounds that failed. Not where the exchange only reads:
+                what it is given may be pending, and then the committed one is needed again if the round fails.
 
         Raises:
             CheckpointError: it is lost or damaged; that must not look like a client that remembers nothing.
         """
-        self._keep(client, version)
+        if tidy:
+            self._keep(client, version)
         if not version:
             return Message()
         if self._folder is not None:

@@ -127,7 +127,7 @@ def play(
     test = door.test_set(plan.test, first, progress)
     server_data = door.server_sets(plan.server_data, first, progress)
     device = door.device_at(plan.device)
-    panel = door.panel(plan.evaluate, clients, private=method.private)
+    panel = door.panel(plan.evaluate, clients, hidden=method.private or method.sealed)
     door.require_ledger(method, plan.ledger, plan.secret, plan.out)
     ledger = plan.ledger
     if method.private and ledger is None:
@@ -153,7 +153,7 @@ def play(
         method.check_run(server, rounds)
         config: dict[str, Any] = {}
         if store is not None:
-            key = store.key() if method.private else b""
+            key = store.key() if method.private or method.sealed else b""
             found = data(key)
             config = config_of(
                 method, clients, found, server, share, plan.min_replies, panel, server_threads, test, rounds, key

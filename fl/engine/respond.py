@@ -71,10 +71,10 @@ def respond(site: Site, head: Head, number: int, letter: Callable[[], Letter]) -
         train, test = held.read()
         client = Client(
             number, placed(train, site.device), placed(test, site.device), site.task, head.round, head.seed,
-            memory=placed(site.memories.load(number, told.memory), site.device), stop=site.stop, device=site.device,
-            ledger=site.ledger, secret=noise_of(head.secret, head.round, number),
+            memory=placed(site.memories.load(number, told.memory, tidy=head.keeps), site.device), stop=site.stop,
+            device=site.device, ledger=site.ledger, secret=noise_of(head.secret, head.round, number),
         )  # fmt: skip
-        reply = getattr(site.method, head.verb)(client, placed(told.message, site.device))
+        reply = site.method.act(head.verb, client, placed(told.message, site.device))
         remembers = head.keeps and len(client.memory) > 0
         if remembers:
             site.memories.stage(number, head.version, client.memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from fl.engine.delivery import Post, weight
 from fl.engine.placement import placed
 from fl.engine.seam import Answer
 from fl.engine.store import Store
+from fl.engine.tally import Tally
 from fl.message import Entry, Message, Tensors, sizes
 from fl.method import Method, NoUsableReply
 from fl.reduce import BadReply, Like, Reduced, Reducer, Schema, check_reply
@@ -91,23 +92,28 @@ class Engine:
         for answer, _, _ in self.post.exchange("answer", numbers, keeps=False):
             if answer.absent:
                 continue
-            reason = answer.error or self._fold(reducer, answer, setup=True)
+            reason = answer.error or self._fold(reducer, answer, "answer")
             if reason is not None:
                 failed[str(answer.client)] = reason
             elif answer.reply is not None:
                 bytes_up.update({key: bytes_up.get(key, 0) + n for key, n in sizes(answer.reply).items()})
-        self._enough(reducer, failed, min_replies)
+        why = "; ".join(f"client {k} {reason}" for k, reason in list(failed.items())[:5])
+        self._enough(reducer, why, min_replies)
         self._act(lambda: self.method.answered(self.server, reducer.result()))
         self.server.notes["setup"] = {"bytes_up": sum(bytes_up.values()), "up": bytes_up, "failed": failed}
 
-    def _fold(self, reducer: Reducer, answer: Answer, setup: bool = False) -> str | None:
+    def _fold(self, reducer: Reducer, answer: Answer, verb: str) -> str | None:
         """Check and fold one reply; return why it cannot be used, if so. Nothing of such a reply counts."""
 
         def work() -> str | None:
             method, server, number = self.method, self.server, answer.client
-            schema = method.expect_answer(server, number) if setup else method.expect(server, number)
+            if verb == "answer":
+                schema = method.expect_answer(server, number)
+            else:
+                local = verb == "local"
+                schema = method.expect(server, number) if local else method.expect_in(server, verb, number)
             try:
-                reply = self._usable(answer, schema, setup)
+                reply = self._usable(answer, schema, verb)
                 reducer.require(reply)
             except BadReply as error:
                 return str(error)[:300]
@@ -120,27 +126,26 @@ class Engine:
 
         return self.thread.run(work)
 
-    def _usable(self, answer: Answer, schema: Schema, setup: bool) -> Message:
+    def _usable(self, answer: Answer, schema: Schema, verb: str) -> Message:
         """The reply, and what the server derives from it, once all of it is checked."""
         entries = self.post.entries
         wrong = [k for k, n in answer.notes.items() if not isinstance(n, int | float) or not math.isfinite(n)]
         if wrong:
             raise BadReply(f"its note {wrong[0]!r} is no finite number")
         reply = check_reply(placed(answer.reply, self.server.device), entries, schema)
-        further = Message() if setup else self.method.read_reply(self.server, reply)
+        further = self.method.read_reply(self.server, reply) if verb == "local" else Message()
         if not len(further):
             return reply
         derived = {key: Like(value) for key, value in further.items()}
         reply = Message.of({**dict(reply.items()), **dict(further.items())})
         return check_reply(reply, entries, {**schema, **derived})
 
-    def _enough(self, reducer: Reducer, failed: Mapping[str, str], min_replies: int) -> None:
+    def _enough(self, reducer: Reducer, why: str, min_replies: int) -> None:
         if len(reducer.clients) >= min_replies:
             return
-        why = "; ".join(f"client {k} {reason}" for k, reason in list(failed.items())[:5]) or "no client had images"
         raise NoUsableReply(
-            f"round {self.server.round}: {len(reducer.clients)} usable replies, {min_replies} are needed ({why}); "
-            f"the state after round {self.committed} is kept"
+            f"round {self.server.round}: {len(reducer.clients)} usable replies, {min_replies} are needed "
+            f"({why or 'no client had images'}); the state after round {self.committed} is kept"
         )
 
     def _draw(self, participation: float | int) -> list[int]:
@@ -181,7 +186,7 @@ class Engine:
         try:
             hidden = self.method.draws_clients
             server.drawn = self.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
-            replies, row = self._exchange(0 if hidden else min_replies)
+            replies, row = self._exchanges(0 if hidden else min_replies)
             row["server_seconds"] = self._act(partial(self.method.receive, server, replies))
             del replies
             row |= evaluation.on_server(self.post, self.test)
@@ -225,55 +230,62 @@ class Engine:
         self.post.settle()
         self.committed = number
 
-    def _exchange(self, min_replies: int) -> tuple[Reduced, dict[str, Any]]:
-        """Ask the drawn clients, check and fold their replies in order: the reduced replies, and the round's row."""
-        server, post = self.server, self.post
-        up: dict[str, int] = {}
-        down: dict[str, int] = {}
-        by_client: dict[str, list[int]] = {}
-        failed: dict[str, str] = {}
-        noted: dict[str, float] = {}
-        empty: list[int] = []
-        reducer, seconds = Reducer(post.entries), 0.0
-        for i, (answer, letter, memory) in enumerate(post.exchange("local", server.drawn, keeps=True), start=1):
+    def _exchanges(self, min_replies: int) -> tuple[Reduced, dict[str, Any]]:
+        """Play the round's exchanges with the drawn clients: the reduced replies of `local`, and the round's row."""
+        method, server, tally = self.method, self.server, Tally()
+        server.present, replies = list(server.drawn), None
+        for verb in method.exchanges:
+            reducer = self._ask(verb, tally, folded=replies is not None)
+            server.present, found = list(reducer.clients), reducer.result()
+            if verb == "local":
+                self._enough(reducer, tally.reasons(), min_replies)
+                replies = found
+            if len(method.exchanges) > 1:
+                self._receive_in(verb, found, tally, folded=replies is not None)
+        if replies is None:
+            raise ValueError(f"{type(method).__name__}.exchanges must hold 'local', got {method.exchanges}")
+        return replies, tally.row(server.drawn)
+
+    def _receive_in(self, verb: str, found: Reduced, tally: Tally, *, folded: bool) -> None:
+        """Let the method take the answers of one exchange; whom it rejects is asked nothing more."""
+        rejected: dict[int, str] = {}
+        try:
+            self._act(lambda: rejected.update(self.method.receive_in(self.server, verb, found)))
+        except NoUsableReply as error:
+            why = f" ({tally.reasons()})" if tally.reasons() else ""
+            raise NoUsableReply(
+                f"round {self.server.round}: {error}{why}; the state after round {self.committed} is kept"
+            ) from error
+        for client, reason in rejected.items():
+            tally.fail(verb, client, reason, folded=folded)
+        self.server.present = [client for client in self.server.present if client not in rejected]
+
+    def _ask(self, verb: str, tally: Tally, *, folded: bool) -> Reducer:
+        """Ask the clients that are present, check and fold their replies in order, and count what it cost."""
+        server, post, reducer = self.server, self.post, Reducer(self.post.entries)
+        asked = list(server.present)
+        for i, (answer, letter, memory) in enumerate(post.exchange(verb, asked, keeps=verb == "local"), start=1):
             number = answer.client
             if not self.method.draws_clients:
-                self.say(f"client {i} of {len(server.drawn)}")
+                self.say(f"client {i} of {len(asked)}" + ("" if verb == "local" else f", {verb}"))
             if answer.absent:
-                empty.append(number)
+                tally.empty.append(number)
                 continue
-            seconds += answer.seconds
+            tally.seconds += answer.seconds
             if self.transcript is not None and letter is not None:
-                self.transcript.record(server.round, number, "down", letter.message)
-            reason, cost = answer.error or self._fold(reducer, answer), weight(letter)
-            sent = sizes(answer.reply) if reason is None and answer.reply is not None else {}
-            for total, part in ((down, cost), (up, sent)):
-                for key, count in part.items():
-                    total[key] = total.get(key, 0) + count
-            by_client[str(number)] = [sum(sent.values()), sum(cost.values())]
+                self.transcript.record(server.round, number, "down", letter.message, verb)
+            reason = answer.error or self._fold(reducer, answer, verb)
+            tally.count(
+                number, sizes(answer.reply) if reason is None and answer.reply is not None else {}, weight(letter)
+            )
             if reason is not None:
-                failed[str(number)] = reason
+                tally.fail(verb, number, reason, folded=folded)
                 continue
-            for key, count in answer.notes.items():
-                noted[key] = noted.get(key, 0) + count
+            tally.note(answer.notes)
             if self.transcript is not None and answer.reply is not None:
-                self.transcript.record(server.round, number, "up", answer.reply)
+                self.transcript.record(server.round, number, "up", answer.reply, verb)
             post.known.told(number, letter, memory)
-        self._enough(reducer, failed, min_replies)
-        row = {
-            "bytes_up": sum(up.values()),
-            "bytes_down": sum(down.values()),
-            "up": up,
-            "down": down,
-            "bytes_by_client": by_client,
-            "drawn": server.drawn,
-            "failed": failed,
-            "empty": empty,
-            **({"noted": noted} if noted else {}),
-            "client_seconds": seconds,
-            "server_seconds": 0.0,
-        }
-        return reducer.result(), row
+        return reducer
 
     def _spent(self) -> dict[str, Any]:
         """What the ledger guarantees so far: epsilon for whoever paid most, and all that belongs to it."""

@@ -73,8 +73,8 @@ def simulate(
         min_replies: fewer usable replies than this end the run with `NoUsableReply` (the last round is kept). Neither
             is for a method that draws its clients itself: that is done in secret, and may draw nobody.
         evaluate: whose own test images are used after a round: the drawn clients', all clients', nobody's, or a fixed
-            panel's. Default: the drawn clients', and nobody's in a private run, because these are exact numbers: if
-            they are asked for, the ledger and every row say that epsilon does not cover them.
+            panel's. Default: the drawn clients', and nobody's in a private run or under secure sums, because these are
+            exact numbers: if they are asked for, the ledger and every row say that epsilon does not cover them.
         seed: everything random follows from it, but for the noise of a private method.
         ledger: what a private method charges, with its delta and budget. Default: `out`'s ledger.jsonl (in memory
             without `out`), delta 1e-5, no budget. It is never rolled back: a round that is run again is charged again.

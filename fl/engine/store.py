@@ -306,7 +306,7 @@ class Store:
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
-    def record(self, round_number: int, client: int, direction: str, message: Message) -> None:
+    def record(self, round_number: int, client: int, direction: str, message: Message, verb: str = "local") -> None:
         """Keep a message that the server saw, in the transcript.
 
         Args:
@@ -314,8 +314,10 @@ class Store:
             client: who got or sent it.
             direction: "down" or "up".
             message: as it travelled.
+            verb: of the exchange; one that is not `local` stands in the file's name.
         """
-        path = self.out / "transcript" / str(round_number) / f"{client}-{direction}.safetensors"
+        name = direction if verb == "local" else f"{verb}-{direction}"
+        path = self.out / "transcript" / str(round_number) / f"{client}-{name}.safetensors"
         write_atomically(path, encode(message, {"client": str(client), "round": str(round_number)}))
 
 

@@ -2,5 +2,6 @@
 
 from fl.filters.client_dp import Adaptive, ClientDP
 from fl.filters.filter import Filter, Filtered
+from fl.filters.secure import Keyring, Registry, SecureSums
 
-__all__ = ["Adaptive", "ClientDP", "Filter", "Filtered"]
+__all__ = ["Adaptive", "ClientDP", "Filter", "Filtered", "Keyring", "Registry", "SecureSums"]

@@ -135,7 +135,7 @@ class ClientDP(Filter):
         """Refuse a method of whose replies a part is bounded by no clip, or read without noise."""
         require_sums(method, self.clips)
 
-    def start(self, server: Server, expected: Schema) -> None:
+    def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
         """Refuse replies without a fixed shape, and a delta that is too large; keep the norms to begin with.
 
         Raises:

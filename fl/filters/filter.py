@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from distillkit.privacy import PrivacyError
-from fl.message import Message
+from fl.message import Entry, Message
 from fl.method import Method, Predictor, require_method
 from fl.parts import Keyed, Part, require_own_entries, require_plain_options
 from fl.reduce import Reduced, Schema
@@ -25,9 +25,14 @@ class Filter(Part):
     Attributes:
         exact: whether `out` and `back` together leave every sum over clients as it was, number for number, as the masks
             of a secure sum do. Nothing else may change replies once a private filter has bounded them.
+        before, after: what drawn clients are asked for in every round besides the training, by the names of methods of
+            this filter: called as `Method.local`, where the client is; see `Method.exchanges`. Its verbs are `send_in`,
+            `expect_in` and `receive_in`.
     """
 
     exact: ClassVar[bool] = False
+    before: ClassVar[tuple[str, ...]] = ()
+    after: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def in_a_method(cls, part: str) -> str:
@@ -37,6 +42,11 @@ class Filter(Part):
     @property
     def private(self) -> bool:
         """Whether it noises what the clients release and charges a ledger for it; see `Method.private`."""
+        return False
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the server learns sums alone of what leaves `out`; it must be the last; see `Method.sealed`."""
         return False
 
     @property
@@ -54,12 +64,13 @@ class Filter(Part):
         Called when `Filtered(method, ...)` is built.
         """
 
-    def start(self, server: Server, expected: Schema) -> None:
+    def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
         """Prepare the filter's own state, after the method's. Called on the server, once, before round 1.
 
         Args:
             server: its state holds what the method put there.
-            expected: what the method's own replies hold, before any filter (client 0's).
+            expected: what a reply holds before this filter (client 0's).
+            entries: what the method and the filters declare, by key: the rules by which replies combine.
         """
 
     def send(self, server: Server, client: int, message: Message) -> None:
@@ -73,6 +84,27 @@ class Filter(Part):
             client: whose reply it is.
             schema: what the reply holds before this filter; to change in place.
         """
+
+    def send_in(self, server: Server, verb: str, client: int) -> Message:
+        """What the `client` is told in one of the filter's own exchanges, named by its `verb`.
+
+        Called on the `server`; pure, as `Method.send_in`.
+        """
+        return Message()
+
+    def expect_in(self, server: Server, verb: str, client: int) -> Schema:
+        """How the `client` answers in one of the filter's own exchanges, by its `verb`. Called on the `server`."""
+        return {}
+
+    def receive_in(self, server: Server, verb: str, replies: Reduced) -> Mapping[int, str]:
+        """Take the answers of one of the filter's own exchanges, or of "local"; see `Method.receive_in`.
+
+        Args:
+            server: its state holds what the method and the filters keep.
+            verb: of the exchange.
+            replies: combined as their entries say; those of "local" as they arrived, before any `back`.
+        """
+        return {}
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         """The client half: the reply as it goes on, to the next filter or to the wire. Called once a training.
@@ -90,7 +122,7 @@ class Filter(Part):
         Args:
             server: its state holds what the method and the filters keep.
             replies: combined as their entries say, or as the filter after this one gives them.
-            expected: what the method's own replies hold, before any filter (client 0's).
+            expected: what a reply holds before this filter (client 0's).
 
         Returns:
             The replies as the filter before this one, or the method, receives them.
@@ -111,7 +143,7 @@ class Filtered(Method):
 
     Raises:
         ValueError: a filter given twice, two that draw the clients, or a method that a filter refuses.
-        PrivacyError: a filter that changes replies after a private one has bounded them.
+        PrivacyError: a filter that changes replies after a private one has bounded them, or after one that seals them.
     """
 
     key = "Filtered"
@@ -143,6 +175,7 @@ class Filtered(Method):
         for one in filters:
             one.check(method)
         _require_bounds_kept(filters)
+        _require_sealed_last(filters)
         require_own_entries(self.parts)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -158,6 +191,44 @@ class Filtered(Method):
     def private(self) -> bool:
         """Whether the method noises what is released and charges a ledger for it, or a filter does."""
         return any(x.private for x in self._links)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the server learns sums alone, by the method or by a filter."""
+        return any(x.sealed for x in self._links)
+
+    @property
+    def exchanges(self) -> tuple[str, ...]:
+        """Those of the method, between those of the filters."""
+        before = [verb for one in self.filters for verb in one.before]
+        return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
+
+    def _whose(self, verb: str) -> Method | Filter:
+        """Who plays a further exchange."""
+        return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
+
+    def send_in(self, server: Server, verb: str, client: int) -> Message:
+        """What the client is told in a further exchange, by whose it is."""
+        return self._whose(verb).send_in(server, verb, client)
+
+    def expect_in(self, server: Server, verb: str, client: int) -> Schema:
+        """What the answer in a further exchange must look like, by whose it is."""
+        return self._whose(verb).expect_in(server, verb, client)
+
+    def receive_in(self, server: Server, verb: str, replies: Reduced) -> Mapping[int, str]:
+        """Give the answers of a further exchange to whose it is; those of the training to all."""
+        links = self._links if verb == "local" else (self._whose(verb),)
+        found: dict[int, str] = {}
+        for one in links:
+            found |= one.receive_in(server, verb, replies)
+        return found
+
+    def act(self, verb: str, client: Client, message: Message) -> Message:
+        """What the method answers, or a filter in an exchange of its own."""
+        whose = self._whose(verb)
+        return (
+            getattr(whose, verb)(client, message) if isinstance(whose, Filter) else super().act(verb, client, message)
+        )
 
     @property
     def draws_clients(self) -> bool:
@@ -180,8 +251,10 @@ class Filtered(Method):
     def start(self, server: Server) -> None:
         """Prepare the state of the method first, then that of the filters in their order."""
         self.method.start(server)
+        entries, schema = {e.key: e for e in self.entries()}, self.method.expect(server, 0)
         for one in self.filters:
-            one.start(server, self.method.expect(server, 0))
+            one.start(server, dict(schema), entries)
+            one.expect(server, 0, schema)
 
     def send(self, server: Server, client: int) -> Message:
         """What the method tells the client, and what the filters add."""
@@ -206,8 +279,12 @@ class Filtered(Method):
 
     def receive(self, server: Server, replies: Reduced) -> None:
         """Give the method the replies, through the filters' server halves (`back`) in reverse order."""
-        for one in reversed(self.filters):
-            replies = one.back(server, replies, self.method.expect(server, 0))
+        schema, before = self.method.expect(server, 0), list[Schema]()
+        for one in self.filters:
+            before.append(dict(schema))
+            one.expect(server, 0, schema)
+        for one, expected in zip(reversed(self.filters), reversed(before)):
+            replies = one.back(server, replies, expected)
         self.method.receive(server, replies)
 
     @property
@@ -255,3 +332,21 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
                 f"cover what arrives: give {later.name} first. (The masks of a secure sum, which leave every sum as it "
                 "was, say `exact = True`.)"
             )
+
+
+def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
+    """Refuse what would have to look at sealed replies, and a secret draw, of which nobody may know the others."""
+    sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
+    if sealed is None:
+        return
+    for other in filters:
+        if other.draws_clients:
+            raise PrivacyError(
+                f"{other.name} draws its clients in secret, and may draw nobody; {filters[sealed].name} is over "
+                "clients that know of each other: take either"
+            )
+    if filters[sealed + 1 :]:
+        raise PrivacyError(
+            f"{filters[sealed].name} seals replies, so that {filters[-1].name} behind it could not read them: give "
+            f"{filters[sealed].name} last"
+        )

@@ -34,7 +34,7 @@ class SummedFedDM(PrivateFedDM):
 
     `noise="full"`: every client adds the whole noise; epsilon holds against the server too. `noise="shares"`: each of
     M drawn clients adds sigma / sqrt(M), so that the sum is the central release on the pooled records. Its epsilon
-    rests on a secure sum, which this engine does not provide, and on every reply: a round that lacks one is unusable.
+    rests on a secure sum (`fl.SecureSums`) and on every reply: a round that lacks one is unusable.
     The ledger says so in a remark.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Scale(Filter):
     now = Entry[float]("first")
     count = Entry[float]("sum")
 
-    def start(self, server: Server, expected: Schema) -> None:
+    def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
         server.state[self.now] = self.factor
 
     def send(self, server: Server, client: int, message: Message) -> None:

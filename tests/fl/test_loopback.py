@@ -390,6 +390,7 @@ class Dealing(FedAvg):
     """Has a verb of its own: counts in its memory how often it was asked, and says so."""
 
     times = Entry[float]("first")
+    exchanges = ("deal", "local")
 
     def deal(self, client: Client, message: Message) -> Message:
         client.memory[self.times] = client.memory.get(self.times, 0.0) + 1.0

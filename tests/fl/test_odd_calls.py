@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +25,13 @@ from fl import (
     FedDM,
     Filtered,
     Holding,
+    Keyring,
     Loopback,
     Message,
     MultiLabel,
     Real,
+    Registry,
+    SecureSums,
     simulate,
 )
 from fl.addons import RobustMean
@@ -131,6 +136,18 @@ def message(values: Any) -> str:
 
 def private(**options: Any) -> Filtered:
     return Filtered(plain(weights="uniform"), ClientDP(**{"sigma": 1.0, "rate": 1.0, "clip": 1.0, **options}))
+
+
+@cache
+def ring() -> tuple[Keyring, tempfile.TemporaryDirectory[str]]:
+    """A keyring of all clients, in a folder that lasts as long as this process."""
+    folder = tempfile.TemporaryDirectory()
+    return Keyring(folder.name), folder
+
+
+def secured(sums: SecureSums) -> str | None:
+    """A run of the one that says where the clients' keys are: a server's own has no keyring."""
+    return played(Filtered(plain(most_samples=100), sums)) if sums.keyring is not None else None
 
 
 CALLS: dict[str, Call] = {
@@ -295,6 +312,19 @@ CALLS: dict[str, Call] = {
     "ClippedCrossEntropy": Call(fl.methods.ClippedCrossEntropy, dict, lambda loss: played(plain(objective=loss))),
     "ClientDP": Call(private, lambda: {"sigma": 1.0, "rate": 1.0, "clip": 1.0}, played),
     "ClientDP clips": Call(private, lambda: {"clip": {FedAvg.update: 1.0}, "adaptive": Adaptive(sigma=2.0)}, played),
+    "SecureSums": Call(
+        SecureSums,
+        lambda: {
+            "registry": ring()[0].registry(3),
+            "keyring": ring()[0],
+            "threshold": 2,
+            "most": {FedAvg.update: 8.0},
+            "bits": 40,
+        },
+        secured,
+    ),
+    "Registry": Call(Registry, lambda: {"keys": {k: f"{k:064x}" for k in range(3)}}),
+    "Keyring": Call(Keyring, lambda: {"folder": Path("keys")}),
     "Adaptive": Call(Adaptive, lambda: {"sigma": 2.0}, lambda adaptive: played(private(adaptive=adaptive))),
     "Filtered": Call(filtered, lambda: {"method": plain(weights="uniform"), "one": ClientDP(1.0, 1.0, 1.0)}, played),
     "Holding": Call(
@@ -395,6 +425,8 @@ ACCEPTED: Listed = {
     ("SummedFedDM", "least", "None"): DEFAULT,
     ("ClientDP clips", "adaptive", "None"): DEFAULT,
     ("ClientDP clips", "clip", "number"): "the norm of `FedAvg.update`",
+    ("SecureSums", "keyring", "None"): DEFAULT,
+    ("Keyring", "folder", "string"): "a path",
     ("Message", "values", "None"): DEFAULT,
     ("shuffled", "count", "zero"): "a set without images has batches without images",
     ("shuffled", "epochs", "zero"): "no pass",

@@ -1,0 +1,360 @@
+"""The protocol of secure sums by itself: laws of its parts, and what a client answers to a server that lies."""
+
+from __future__ import annotations
+
+import itertools
+import stat
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl import Keyring, NoUsableReply, Registry
+from fl.filters.secure import MissingCryptography, NotAuthentic, Refused, SecureSums, library, shamir
+from fl.filters.secure.statements import Bundle, announced
+from tests.fl.sealed import Table, plain
+
+FEW = settings(max_examples=20, deadline=None)
+
+
+# Secret sharing.
+
+
+@given(st.data(), st.integers(0, shamir.PRIME - 1), st.integers(1, 9))
+@FEW
+def test_any_t_shares_give_the_secret_back(data: st.DataObject, secret: int, count: int) -> None:
+    threshold = data.draw(st.integers(1, count))
+    points = data.draw(st.lists(st.integers(1, 2**40), min_size=count, max_size=count, unique=True))
+    shares = dict(zip(points, shamir.split(secret, points, threshold)))
+    some = data.draw(st.permutations(points))[:threshold]
+    assert shamir.recover({x: shares[x] for x in some}) == secret
+
+
+@pytest.mark.parametrize(("prime", "count", "threshold"), [(5, 4, 3), (7, 4, 2), (5, 3, 3)])
+def test_fewer_shares_are_the_same_draw_whatever_the_secret_is(prime: int, count: int, threshold: int) -> None:
+    """Every polynomial of a tiny field: t - 1 shares take every value equally often, for every secret."""
+    points = list(range(1, count + 1))
+    for some in itertools.combinations(range(count), threshold - 1):
+        seen = []
+        for secret in range(prime):
+            found: Counter[tuple[int, ...]] = Counter()
+            for coefficients in itertools.product(range(prime), repeat=threshold - 1):
+                draws = iter(coefficients)
+                shares = shamir.split(secret, points, threshold, prime=prime, draw=lambda _, draws=draws: next(draws))
+                found[tuple(shares[i] for i in some)] += 1
+            seen.append(found)
+        assert all(found == dict.fromkeys(itertools.product(range(prime), repeat=threshold - 1), 1) for found in seen)
+
+
+def test_the_field_holds_every_key_and_its_size_is_prime() -> None:
+    """Miller and Rabin's test with forty bases; below it and above 2^256 nothing passes Fermat's."""
+    odd, twos = shamir.PRIME - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+
+    def passes(base: int) -> bool:
+        x = pow(base, odd, shamir.PRIME)
+        return x in (1, shamir.PRIME - 1) or any(pow(x, 2**i, shamir.PRIME) == shamir.PRIME - 1 for i in range(twos))
+
+    assert all(passes(base) for base in range(2, 42))
+    assert not [n for n in range(2**256 + 1, shamir.PRIME, 2) if pow(3, n - 1, n) == 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((1, [1, 2], 3), "threshold"), ((1, [1, 1], 1), "points"), ((1, [0, 1], 1), "points"), ((-1, [1], 1), "secret"),
+        ((shamir.PRIME, [1], 1), "secret"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_is_refused(arguments: tuple[int, list[int], int], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        shamir.split(*arguments)
+
+
+# The sum.
+
+
+@given(st.data())
+@FEW
+def test_the_masks_cancel_to_the_last_bit_whoever_drops_out(data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(st.integers(0, 30), min_size=2, max_size=5, unique=True))
+    threshold = data.draw(st.integers(len(numbers) // 2 + 1, len(numbers)))
+
+    def some(of: list[int]) -> list[int]:
+        return data.draw(st.permutations(of))[: data.draw(st.integers(threshold, len(of)))]
+
+    word = st.integers(-(2**63), 2**63 - 1)
+    length = data.draw(st.integers(0, 9))
+    vectors = {
+        k: torch.tensor(data.draw(st.lists(word, min_size=length, max_size=length)), dtype=torch.int64) for k in numbers
+    }
+    table = Table(numbers, threshold)
+    table.announce()
+    dealt = some(numbers)
+    table.deal(dealt)
+    survivors = some(dealt)
+    table.cover(vectors, survivors)
+    signed = some(survivors)
+    table.assent(survivors)
+    table.signatures = {k: table.signatures[k] for k in signed}
+    table.disclose(some(signed))
+    wanted = torch.stack([vectors[k] for k in survivors]).sum(0)
+    assert torch.equal(table.sum(), wanted)
+
+
+def test_a_mask_is_one_stream_however_long_the_vector_is() -> None:
+    long, short = torch.zeros(2 * library._WORDS + 5, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)
+    library.add_mask(long, bytes(range(32)), 1)
+    library.add_mask(short, bytes(range(32)), 1)
+    assert torch.equal(long[:7], short)
+    assert len(set(long[:: library._WORDS // 4].tolist())) == len(long[:: library._WORDS // 4])
+    library.add_mask(long, bytes(range(32)), -1)
+    assert not long.any()
+
+
+def test_chacha20_is_the_published_one() -> None:
+    """RFC 8439, appendix A.1, test vector 1: the key stream of a zero key, nonce and counter begins so."""
+    first = torch.zeros(2, dtype=torch.int64)
+    library.add_mask(first, bytes(32), 1)
+    assert (
+        b"".join(w.to_bytes(8, "little", signed=True) for w in first.tolist()).hex()
+        == "76b8e0ada0f13d90405d6ae55386bd28"
+    )
+
+
+# What the server sees.
+
+
+def test_single_vectors_pairs_and_triples_say_nothing_of_the_values() -> None:
+    """With all that a server ever learns, opened seeds included: only the sum over all of them is without a mask."""
+    vectors = plain(range(4))
+    table = Table(range(4), 3).upto("disclose", vectors)
+    opened = {k: table.masked[k].clone() for k in range(4)}
+    counts = shamir.coefficients([k + 1 for k in range(3)])
+    for place, k in enumerate(range(4)):  # everybody's own mask, which the server does recover
+        share = [int.from_bytes(table.shares[j][place]) for j in range(3)]
+        seed = (sum(s * c for s, c in zip(share, counts)) % shamir.PRIME).to_bytes(32)
+        library.add_mask(opened[k], seed, -1)
+    for seen in (table.masked, opened):
+        for size in (1, 2, 3):
+            for some in itertools.combinations(range(4), size):
+                for signs in itertools.product((1, -1), repeat=size):
+                    total = sum(s * seen[k] for k, s in zip(some, signs))
+                    true = sum(s * vectors[k] for k, s in zip(some, signs))
+                    assert not (total == true).any()
+                    assert abs(correlation(total, true)) < 5 / len(true) ** 0.5
+    assert torch.equal(sum(opened[k] for k in range(4)), sum(vectors[k] for k in range(4)))
+
+
+def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([one.double(), other.double()]))[0, 1])
+
+
+def test_one_who_is_only_late_keeps_its_values_though_its_mask_key_was_recovered() -> None:
+    """Why there are two masks: its vector comes after the others have opened its mask key."""
+    vectors = plain(range(4))
+    table = Table(range(4), 3).upto("deal")
+    table.cover(vectors, range(3))
+    late = table.sessions[3].cover(vectors[3], table.told(3))
+    table.assent()
+    table.disclose(range(3))
+    assert torch.equal(table.sum(), vectors[0] + vectors[1] + vectors[2])
+    share = [int.from_bytes(table.shares[j][3]) for j in range(3)]
+    key = (sum(s * c for s, c in zip(share, shamir.coefficients([1, 2, 3]))) % shamir.PRIME).to_bytes(32)
+    assert library.public_of(key) == table.bundles[3].mask
+    for other in range(3):
+        mask = library.mask_key(key, table.bundles[other].mask, table.about.transcript(table.bundles))
+        library.add_mask(late, mask, 1)  # client 3 has subtracted those with smaller numbers
+    assert not (late == vectors[3]).any()
+    assert abs(correlation(late, vectors[3])) < 5 / len(late) ** 0.5
+
+
+def test_words_of_a_masked_vector_are_spread_over_all_of_64_bits() -> None:
+    masked = Table(range(3), 2).upto("cover", plain(range(3), 20000)).masked[1]
+    counts = torch.bincount((masked >> 56) + 128, minlength=256).double()
+    expected = len(masked) / 256
+    assert float(((counts - expected) ** 2 / expected).sum()) < 255 + 5 * (2 * 255) ** 0.5
+
+
+# A server that lies.
+
+
+def test_forged_keys_are_refused_by_name() -> None:
+    table = Table(range(4), 3).upto("announce")
+    stranger = library.new_identity()
+    keys = [library.new_pair()[1] for _ in range(2)]
+    table.bundles[2] = announced(table.about, 2, stranger, keys[0], keys[1], bytes(32))
+    with pytest.raises(NotAuthentic, match="the keys of client 2 are not signed for this round"):
+        table.deal([0])
+    table.bundles[2] = Bundle(keys[0] + table.sessions[2].announce()[32:])  # one key exchanged, the signature left
+    with pytest.raises(NotAuthentic, match="client 2"):
+        table.deal([1])
+
+
+def test_keys_of_another_round_are_refused() -> None:
+    first = Table(range(4), 3).upto("announce")
+    second = Table(range(4), 3, number=2, before=first).upto("announce")
+    second.bundles[1] = first.bundles[1]
+    with pytest.raises(NotAuthentic, match="client 1.*of another round"):
+        second.deal([0])
+
+
+def test_ones_own_old_keys_are_noticed() -> None:
+    table = Table(range(3), 2).upto("announce")
+    before = dict(table.bundles)
+    table.announce()  # the round is run again
+    table.bundles[0] = before[0]
+    with pytest.raises(Refused, match="passes on other keys of client 0"):
+        table.deal([0])
+
+
+def test_a_stranger_and_a_small_circle_are_refused() -> None:
+    table = Table(range(5), 3).upto("announce")
+    with pytest.raises(Refused, match="2 clients take part, and the threshold is 3"):
+        table.sessions[0].deal({k: table.bundles[k] for k in (0, 1)})
+    six = Table(range(6), 3).upto("announce")
+    with pytest.raises(Refused, match="more than half"):
+        six.deal([0])
+    with pytest.raises(NotAuthentic, match="client 9 are in no registry"):
+        table.sessions[0].deal({**{k: table.bundles[k] for k in range(3)}, 9: table.bundles[4]})
+
+
+def test_boxes_that_were_changed_or_are_others_or_older_are_refused() -> None:
+    first = Table(range(4), 3).upto("deal")
+    second = Table(range(4), 3, number=2, before=first).upto("deal")
+    honest = second.told(0)
+    for box in (first.boxes[1][0], second.boxes[1][2], second.boxes[2][0], honest[1][:-1] + bytes([honest[1][-1] ^ 1])):
+        with pytest.raises(NotAuthentic, match="client 1: a box does not open"):
+            second.sessions[0].cover(plain([0])[0], {**honest, 1: box})
+    with pytest.raises(Refused, match="2 clients are left"):
+        second.sessions[0].cover(plain([0])[0], {k: honest[k] for k in (0, 1)})
+
+
+def test_a_vector_is_masked_once_with_the_same_masks() -> None:
+    """Else the difference of two would be that of their values."""
+    table = Table(range(3), 2).upto("cover")
+    with pytest.raises(Refused, match="the last that it did is 'masked' of round 1"):
+        table.sessions[1].cover(plain([1])[1], table.told(1))
+
+
+def test_a_client_signs_for_one_sum_and_opens_once() -> None:
+    """So nobody ever opens both shares of a client: not when asked again, and not for another set of survivors."""
+    table = Table(range(4), 3).upto("assent")
+    with pytest.raises(Refused, match="'assent' of round 1: a step is taken once"):
+        table.sessions[0].assent([0, 1, 2])
+    table.disclose(range(4))
+    with pytest.raises(Refused, match="the last that it did is nothing"):
+        table.sessions[0].open(table.signatures)
+    with pytest.raises(Refused):
+        table.sessions[0].assent([0, 1, 2])
+    assert not table.keyring.sessions
+
+
+def test_two_views_of_who_is_there_never_open_a_sum() -> None:
+    """The server tells two clients that client 3 is in the sum, and two that it is not: no one opens anything."""
+    table = Table(range(4), 3).upto("cover")
+    signatures = {k: table.sessions[k].assent([0, 1, 2, 3] if k < 2 else [0, 1, 2]) for k in range(3)}
+    for k in range(3):
+        with pytest.raises(NotAuthentic, match="for another sum than this client's"):
+            table.sessions[k].open(signatures)
+        with pytest.raises(Refused, match="clients are left"):
+            table.sessions[k].open({j: signatures[j] for j in range(3) if (j < 2) == (k < 2)})
+
+
+def test_of_each_client_one_kind_of_share_is_opened() -> None:
+    table = Table(range(5), 3).upto("deal")
+    vectors = plain(range(5))
+    held = {k: dict(table.keyring.sessions[k]) for k in range(5)}
+    table.cover(vectors, range(3))
+    table.assent()
+    table.disclose(range(3))
+    counts = shamir.coefficients([1, 2, 3])
+    for k in range(5):
+        share = [int.from_bytes(table.shares[j][k]) for j in range(3)]
+        found = (sum(s * c for s, c in zip(share, counts)) % shamir.PRIME).to_bytes(32).hex()
+        assert found == held[k]["seed" if k < 3 else "mask"]
+        assert found != held[k]["mask" if k < 3 else "seed"]
+
+
+def test_too_few_or_foreign_survivors_are_refused() -> None:
+    for survivors, said in (
+        ([0, 1], "2 clients are left"),
+        ([1, 2, 3], "client 0 is not one"),
+        ([0, 1, 7], "client 7"),
+    ):
+        table = Table(range(4), 3).upto("cover")
+        with pytest.raises(Refused, match=said):
+            table.sessions[0].assent(survivors)
+
+
+def test_a_step_of_another_round_or_run_is_refused() -> None:
+    first = Table(range(3), 2).upto("cover")
+    later = Table(range(3), 2, number=2, before=first)
+    with pytest.raises(Refused, match="of round 2, and the last that it did is 'masked' of round 1"):
+        later.sessions[0].assent([0, 1, 2])
+
+
+def test_a_false_share_is_found_out() -> None:
+    table = Table(range(4), 3).upto("disclose")
+    table.shares[1][2] = bytes(32) + b"\1"
+    with pytest.raises(NoUsableReply, match=r"clients \[0, 1, 2\] opened of client 2 is not what it announced"):
+        table.sum()
+
+
+def test_a_client_with_another_key_than_the_registrys_says_nothing() -> None:
+    table = Table(range(3), 2)
+    table.keyring.identities[1] = library.new_identity()
+    with pytest.raises(Refused, match="keyring's key of client 1 is not the one that the registry names"):
+        table.announce()
+
+
+def test_keys_of_small_order_are_refused() -> None:
+    with pytest.raises(NotAuthentic, match="none that a client could have drawn"):
+        library.mask_key(library.new_pair()[0], bytes(32), b"")
+
+
+# Keys on disk.
+
+
+def test_a_keyring_keeps_secrets_to_its_owner_and_past_a_restart(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "ring")
+    registry = ring.registry(3)
+    assert registry == Keyring(tmp_path / "ring").registry([0, 1, 2])
+    assert ring.enroll(1) == registry.of(1).hex()
+    registry.write(tmp_path / "registry.json")
+    assert Registry.read(tmp_path / "registry.json") == registry
+    ring.begin(1, {"step": "keys"})
+    assert Keyring(tmp_path / "ring").session(1) == {"step": "keys"}
+    files = [p for p in (tmp_path / "ring").rglob("*") if p.is_file()]
+    assert {p.name for p in files} == {"identity", "session"}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "ring").iterdir()} == {0o700}
+    ring.end(1)
+    assert ring.session(1) is None
+    assert registry.of(1).hex() not in repr(registry)
+
+
+def test_registries_that_are_none_are_refused(tmp_path: Path) -> None:
+    key, other = "ab" * 32, "cd" * 32
+    for keys, said in (({0: key}, "at least two"), ({0: key, 1: key}, "one key twice"), ({0: key, 1: "x"}, "64 hexa")):
+        with pytest.raises(ValueError, match=said):
+            Registry(keys)
+    with pytest.raises(TypeError, match="clients' numbers"):
+        Registry([key, other])  # type: ignore[arg-type]
+    (tmp_path / "x").write_text("[1]")
+    with pytest.raises(ValueError, match="is no registry"):
+        Registry.read(tmp_path / "x")
+    with pytest.raises(LookupError, match=r"client 7 is not in the registry, which has 2 clients \(0, 1\)"):
+        Registry({0: key, 1: other}).of(7)
+    with pytest.raises(LookupError, match="client 3 has no key in its keyring"):
+        Keyring(tmp_path).identity(3)
+
+
+def test_without_the_library_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.asymmetric.x25519", None)
+    with pytest.raises(MissingCryptography, match=r'pip install "distillkit\[secure\]"'):
+        SecureSums(Registry({0: "ab" * 32, 1: "cd" * 32}), threshold=2)

@@ -1,0 +1,590 @@
+"""Secure sums around methods: the plain result, whoever drops out; what is refused; and a server that sees nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attacks import transcript
+from distillkit.privacy import PrivacyError
+from fl import (
+    Client,
+    ClientDP,
+    Entry,
+    FedAvg,
+    FedDM,
+    Filter,
+    Filtered,
+    Holding,
+    Keyring,
+    Message,
+    Method,
+    NoUsableReply,
+    Registry,
+    Run,
+    SecureSums,
+    simulate,
+)
+from fl.addons import MOON, SCAFFOLD, VHL, FedCOG, SharedImage
+from fl.filters.secure.coding import Layout, TooLarge
+from fl.methods import SummedFedDM
+from fl.reduce import Like, Reduced, Reducer, Schema, check_reply
+from tests.fl.laws import assert_same
+from tests.fl.small import Tiny, federation, images
+from tests.fl.test_grid import PICTURE, SHARED
+
+FEW = settings(max_examples=25, deadline=None)
+FAST: dict[str, Any] = {"factory": Tiny, "lr": 0.05, "batch": 8, "most_samples": 100}
+NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Keyring:
+    return Keyring(tmp_path / "ring")
+
+
+def sealed(method: Method, ring: Keyring, kind: type[SecureSums] = SecureSums, **options: Any) -> Filtered:
+    most = options.pop("most", {})
+    most = {FedAvg.update: 8.0, **most} if isinstance(method, FedAvg) else most
+    return Filtered(method, kind(ring.registry(4), most=most, **{"threshold": 3, "keyring": ring, **options}))
+
+
+def held() -> list[Holding]:
+    return [Holding(data, images(6, seed=20 + k)) for k, data in enumerate(federation()[:4])]
+
+
+def play(method: Method, **how: Any) -> Run:
+    return simulate(method, held(), test=images(30, 99), progress=False, **{"rounds": 2, **how})
+
+
+def apart(one: Run, other: Run) -> float:
+    """The largest difference of a weight."""
+    first, second = (dict(r.models[""].state_dict()) for r in (one, other))
+    return max(float((first[n] - second[n]).abs().max()) for n in first)
+
+
+# The whole numbers.
+
+
+class Every:
+    key = "Every"
+    weight = Entry[float]("sum")
+    rows = Entry[torch.Tensor]("sum")
+    plain = Entry[dict[str, torch.Tensor]]("mean")
+    weighted = Entry[dict[str, torch.Tensor]]("mean", by=weight)
+    by_rows = Entry[torch.Tensor]("mean", by=rows)
+    over = Entry[torch.Tensor]("mean", over=7.0)
+    total = Entry[torch.Tensor]("sum")
+    count = Entry[torch.Tensor]("sum")
+
+
+ENTRIES = {e.key: e for e in vars(Every).values() if isinstance(e, Entry)}
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+MOST = {"Every.weight": 50.0, "Every.rows": 20.0, "Every.count": 100.0}
+
+
+@given(st.integers(0, 2**30), st.sampled_from(FLOATS), st.sampled_from(WHOLE), st.integers(1, 4), st.integers(8, 52))
+@FEW
+def test_a_sum_of_whole_numbers_is_the_reduction_within_half_a_unit_a_client(
+    seed: int, dtype: torch.dtype, whole: torch.dtype, clients: int, bits: int
+) -> None:
+    g = torch.Generator().manual_seed(seed)
+
+    def values(*shape: int) -> torch.Tensor:
+        return (6 * torch.rand(shape, generator=g, dtype=torch.float64) - 3).to(dtype)
+
+    def reply() -> Message:
+        return Message(
+            {
+                Every.weight: float(torch.randint(0, 51, (), generator=g)),
+                Every.rows: torch.randint(0, 21, (3,), generator=g).double(),
+                Every.plain: {"b": values(2, 3), "a": values()},
+                Every.weighted: {"x": values(4)},
+                Every.by_rows: values(3, 2),
+                Every.over: values(5),
+                Every.total: values(0),
+                Every.count: torch.randint(0, 101, (2, 2), generator=g).to(whole),
+            }
+        )
+
+    replies = [reply() for _ in range(clients)]
+    schema: Schema = {key: Like(value) for key, value in replies[0].items()}
+    layout = Layout.of(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **MOST}, bits, 6)
+    assert Layout.read(layout.text()) == layout
+    assert layout.fits(schema)
+    reducer = Reducer(ENTRIES)
+    for k, one in enumerate(replies):
+        reducer.fold(k, check_reply(one, ENTRIES, schema))
+    want = reducer.result()
+    vectors = [layout.encode(one) for one in replies]
+    assert all(len(v) == layout.length and v.dtype == torch.int64 for v in vectors)
+    got = layout.decode(torch.stack(vectors).sum(0), list(range(clients)), schema)
+    assert got.clients == want.clients
+    for line in layout.lines:
+        entry = ENTRIES[line.key]
+        off = clients * layout.unit(line) / 2
+        for name, theirs, ours in each(want.sum(entry), got.sum(entry)):
+            if theirs.numel():
+                assert float((theirs.double() - ours.double()).abs().max()) <= off * (1 + 1e-9) + 1e-12, name
+        for _, theirs, ours in each(want[entry], got[entry]):
+            assert theirs.dtype == ours.dtype
+            assert theirs.shape == ours.shape
+        if line.whole:
+            assert torch.equal(want[entry], got[entry])
+
+
+def each(one: Any, other: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert set(one) == set(other)
+        yield from ((n, one[n], other[n]) for n in one)
+    else:
+        yield "", torch.as_tensor(one), torch.as_tensor(other)
+
+
+def test_a_sum_that_could_leave_64_bits_is_refused_when_built() -> None:
+    crowd = Registry({k: k.to_bytes(32, "big").hex() for k in range(2048)})
+    with pytest.raises(ValueError, match="bits must be smaller.*over 2048 clients could leave 64 bits"):
+        SecureSums(crowd, threshold=1500, bits=52)
+    SecureSums(crowd, threshold=1500, bits=51)
+
+
+def test_the_largest_values_of_all_clients_do_not_wrap() -> None:
+    schema: Schema = {Every.total.key: Like(torch.zeros(2, dtype=torch.float64))}
+    layout = Layout.of(schema, ENTRIES, {Every.total.key: 3.0}, 52, 2047)
+    vector = layout.encode(Message({Every.total: torch.tensor([3.0, -3.0], dtype=torch.float64)}))
+    total = layout.decode(2047 * vector, list(range(2047)), schema)[Every.total]
+    assert total.tolist() == [3.0 * 2047, -3.0 * 2047]
+
+
+# The plain result.
+
+
+def feddm() -> Method:
+    return SummedFedDM(
+        sigma=1.0, sigma_sizes=1.0, factory=Tiny, ipc=1, steps=2, server_epochs=1, server_batch=4, draws=2,
+        noise="shares", public_statistics=True,
+    )  # fmt: skip
+
+
+METHODS: dict[str, Any] = {
+    "FedAvg": (lambda: FedAvg(**FAST), {}),
+    "SCAFFOLD": (lambda: FedAvg(SCAFFOLD(), **FAST), {SCAFFOLD.drift: 40.0}),
+    "VHL": (lambda: FedAvg(VHL(**NOISE), **FAST), {}),
+    "SummedFedDM": (feddm, {SummedFedDM.sums: 1e4, SummedFedDM.total: 1e4}),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: Keyring) -> None:
+    """The weights within float32's own rounding; the accuracies of all rounds alike."""
+    make, most = METHODS[name]
+    how: dict[str, Any] = {"rounds": 10, "evaluate": "none"} | ({"secret": 7} if name == "SummedFedDM" else {})
+    plain, secure = play(make(), **how), play(sealed(make(), ring, most=most), **how)
+    assert [row["accuracy"] for row in plain.rows] == [row["accuracy"] for row in secure.rows]
+    assert apart(plain, secure) < 2e-5
+    assert secure.rows[-1]["secure_sum"] == {"clients": 4, "recovered": 0}
+    assert secure.rows[-1]["epsilon"] == plain.rows[-1]["epsilon"]
+
+
+def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: Keyring) -> None:
+    shared = SharedImage(PICTURE, **{**SHARED, "warm_rounds": 1, "rate": 0.0})
+    how: dict[str, Any] = {"rounds": 2, "evaluate": "none"}
+    method = FedAvg(shared, **FAST)
+    plain, secure = play(method, **how), play(sealed(method, ring, most={SharedImage.logits: 1e3}), **how)
+    assert apart(plain, secure) < 1e-5
+    assert ["FedAvg.update" in row["up"] for row in plain.rows] == [True, False]
+    assert secure.rows[0]["up"]["SecureSums.masked"] > secure.rows[1]["up"]["SecureSums.masked"]
+
+
+@pytest.mark.parametrize("where", ["threads", "loopback"])
+def test_runs_have_other_masks_and_the_same_bits(where: Any, ring: Keyring, tmp_path: Path) -> None:
+    """Over bytes too; and what the server saw was not the same twice."""
+    method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, most={SCAFFOLD.drift: 40.0}), [], []
+    for i, place in enumerate(("threads", where)):
+        runs.append(play(method, where=place, out=tmp_path / str(i), transcript=True))
+        ups = [m for m in transcript.read(tmp_path / str(i)) if (m.direction, m.exchange) == ("up", "local")]
+        seen.append({(m.round, m.client): m.values for m in ups})
+    assert_same(*runs)
+    assert len(seen[0]) == 8
+    for key, values in seen[0].items():
+        assert not (values["SecureSums.masked"] == seen[1][key]["SecureSums.masked"]).any()
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(ring: Keyring, tmp_path: Path) -> None:
+    method = sealed(FedAvg(MOON(), **FAST), ring)
+    whole = play(method, rounds=3)
+    play(method, rounds=2, out=tmp_path / "run")
+    ring.begin(1, {"step": "assent", "seed_of_run": 0, "round": 3, "shares": {}})  # killed in the middle of round 3
+    assert_same(whole, play(method, rounds=3, out=tmp_path / "run", resume=True))
+
+
+# Clients that drop out.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropping(SecureSums):
+    """Some clients fail in a step of round 2: after they have done its work, so that others count on them."""
+
+    key = "SecureSums"
+    step: str = ""
+    lost: tuple[int, ...] = ()
+
+    def _lose(self, step: str, client: Client, reply: Message) -> Message:
+        if step == self.step and client.round == 2 and client.id in self.lost:
+            raise ConnectionError("the line went dead")
+        return reply
+
+    def announce(self, client: Client, message: Message) -> Message:
+        return self._lose("announce", client, super().announce(client, message))
+
+    def deal(self, client: Client, message: Message) -> Message:
+        return self._lose("deal", client, super().deal(client, message))
+
+    def out(self, client: Client, message: Message, reply: Message) -> Message:
+        return self._lose("local", client, super().out(client, message, reply))
+
+    def assent(self, client: Client, message: Message) -> Message:
+        return self._lose("assent", client, super().assent(client, message))
+
+    def disclose(self, client: Client, message: Message) -> Message:
+        return self._lose("disclose", client, super().disclose(client, message))
+
+
+class Absent(FedAvg):
+    """In round 2 client 3 answers nothing."""
+
+    def local(self, client: Client, message: Message) -> Message:
+        if client.round == 2 and client.id == 3:
+            raise ConnectionError
+        return super().local(client, message)
+
+
+STEPS = ("announce", "deal", "local", "assent", "disclose")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(step: str, ring: Keyring) -> None:
+    run = play(sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(3,)), rounds=3, evaluate="none")
+    inside = step in ("assent", "disclose")
+    plain = play((FedAvg if inside else Absent)(**FAST), rounds=3, evaluate="none")
+    assert apart(run, plain) < 1e-6
+    assert [row["accuracy"] for row in run.rows] == [row["accuracy"] for row in plain.rows]
+    row = run.rows[1]
+    assert list(row["failed"]) == ([] if inside else ["3"])
+    assert ("failed_after" in row) == inside
+    where = row["failed_after"][step]["3"] if inside else row["failed"]["3"]
+    assert "the line went dead" in where
+    assert row["secure_sum"] == {"clients": 4 if inside else 3, "recovered": 1 if step == "local" else 0}
+    assert run.rows[2]["secure_sum"] == {"clients": 4, "recovered": 0}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_two_of_four_are_below_the_threshold_and_end_the_round_with_the_reason(
+    step: str, ring: Keyring, tmp_path: Path
+) -> None:
+    method = sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(1, 3))
+    said = (
+        rf"round 2: after '{step}' 2 clients are left and a sum must be over 3 .*"
+        r"clients \[1, 3\] dropped out.*line went dead"
+    )
+    with pytest.raises(NoUsableReply, match=said):
+        play(method, out=tmp_path / "run")
+    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 1
+
+
+# What the server sees.
+
+
+def test_the_servers_transcript_holds_no_single_clients_values(
+    ring: Keyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every message that the server sees, alone and in pairs and triples, against what each client really had."""
+    true: dict[tuple[int, ...], torch.Tensor] = {}
+    encode = Layout.encode
+
+    def watched(self: Layout, reply: Message) -> torch.Tensor:
+        vector = encode(self, reply)
+        true[len(true) // 4 + 1, len(true) % 4] = vector
+        return vector
+
+    monkeypatch.setattr(Layout, "encode", watched)
+    method = sealed(FedAvg(SCAFFOLD(), **FAST), ring, most={SCAFFOLD.drift: 40.0})
+    play(method, out=tmp_path / "run", transcript=True)
+    seen = list(transcript.read(tmp_path / "run"))
+    ups = [m for m in seen if m.direction == "up"]
+    assert {m.exchange for m in seen} == {"announce", "deal", "local", "assent", "disclose"}
+    assert len(ups) == 2 * 4 * 5
+    assert {k for m in ups for k in m.values} == {
+        f"SecureSums.{n}" for n in ("bundles", "boxes", "masked", "signatures", "shares")
+    }
+    for message in seen:  # as bytes: eight in a row of a client's numbers, or a value as it was trained, nowhere
+        for key, value in message.values.items():
+            if isinstance(value, torch.Tensor) and message.direction == "up":
+                raw = value.numpy().tobytes()
+                for vector in true.values():
+                    assert not any(w.numpy().tobytes() in raw for w in vector[vector.abs() > 2**20][:40]), key
+    masked = {(m.round, m.client): m.values["SecureSums.masked"] for m in ups if m.exchange == "local"}
+    length = len(masked[1, 0])
+    for r in (1, 2):
+        for size in (1, 2, 3):
+            for some in itertools.combinations(range(4), size):
+                for signs in itertools.product((1, -1), repeat=size):
+                    got = sum(s * masked[r, k] for k, s in zip(some, signs))
+                    want = sum(s * true[r, k] for k, s in zip(some, signs))
+                    assert isinstance(got, torch.Tensor)
+                    assert isinstance(want, torch.Tensor)
+                    assert not (got == want)[want != 0].any()
+                    pair = torch.stack([got.double(), want.double()])
+                    assert abs(float(torch.corrcoef(pair)[0, 1])) < 5 / length**0.5
+    for k in range(4):  # nor does the difference of two rounds
+        both, real = masked[2, k] - masked[1, k], true[2, k] - true[1, k]
+        assert abs(float(torch.corrcoef(torch.stack([both.double(), real.double()]))[0, 1])) < 5 / length**0.5
+
+
+def test_nothing_else_of_a_client_is_in_clear(ring: Keyring) -> None:
+    """No weights, no notes, no tests on its own images, no value in an error."""
+    run = play(sealed(FedAvg(FedCOG(start_round=1, images=3, steps=1), **FAST), ring))
+    assert not [row for row in run.rows if "noted" in row or "accuracy_clients" in row]
+    assert {k.split(".")[0] for row in run.rows for k in row["up"]} == {"SecureSums"}
+    tight = sealed(FedAvg(**FAST), ring, most={FedAvg.update: 1e-6})
+    with pytest.raises(
+        NoUsableReply, match=r"FedAvg.update\[body.0.weight\] is beyond its public maximum 1e-06"
+    ) as said:
+        play(tight)
+    assert not any(
+        c.isdigit() for c in str(said.value).split("beyond its public maximum 1e-06")[1].split("train with")[0]
+    )
+
+
+def test_a_value_beyond_its_maximum_is_refused_and_not_clipped() -> None:
+    schema: Schema = {Every.total.key: Like(torch.zeros(2))}
+    layout = Layout.of(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
+    for bad in (1.0001, float("nan"), float("inf")):
+        with pytest.raises(TooLarge, match=r"Every.total is beyond its public maximum 1\b"):
+            layout.encode(Message({Every.total: torch.tensor([0.0, bad])}))
+
+
+def test_a_client_with_a_strangers_key_is_left_out_by_name_and_the_others_go_on(ring: Keyring) -> None:
+    method = sealed(FedAvg(**FAST), ring)
+    (ring.folder / "2" / "identity").write_bytes(bytes(range(32)))
+    run = play(method, rounds=1)
+    assert "not the one that the registry names" in run.rows[0]["failed"]["2"]
+    assert run.rows[0]["secure_sum"] == {"clients": 3, "recovered": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forging(SecureSums):
+    """Client 2 announces keys that it did not sign."""
+
+    key = "SecureSums"
+
+    def announce(self, client: Client, message: Message) -> Message:
+        reply = super().announce(client, message)
+        if client.id == 2:
+            reply[self.bundles][0, 0] ^= 1
+        return reply
+
+    def assent(self, client: Client, message: Message) -> Message:
+        reply = super().assent(client, message)
+        if client.id == 1 and client.round == 2:
+            reply[self.signatures][0, 0] ^= 1
+        return reply
+
+
+def test_forged_keys_and_signatures_are_left_out_by_name(ring: Keyring) -> None:
+    run = play(sealed(FedAvg(**FAST), ring, Forging, threshold=2 + 1), rounds=1)
+    assert "the keys of client 2 are not signed for this round" in run.rows[0]["failed"]["2"]
+    with pytest.raises(NoUsableReply, match="client 1: has signed for another sum"):
+        play(sealed(FedAvg(**FAST), ring, Forging), rounds=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(SecureSums):
+    """A server that says in round 2 that client 3 has dropped out, to some of the others."""
+
+    key = "SecureSums"
+
+    def send_in(self, server: Any, verb: str, client: int) -> Message:
+        message = super().send_in(server, verb, client)
+        if verb == "assent" and server.round == 2 and client < 2:
+            message[self.survivors] = message[self.survivors][:3]
+        return message
+
+
+def test_a_server_that_tells_two_stories_gets_no_share(ring: Keyring) -> None:
+    with pytest.raises(NoUsableReply, match=r"after 'assent' 2 clients are left"):
+        play(sealed(FedAvg(**FAST), ring, Greedy))
+
+
+# What is refused.
+
+
+class Maximum(FedAvg):
+    largest = Entry[float]("max")
+
+    def expect(self, server: Any, client: int) -> Schema:
+        return {**super().expect(server, client), self.largest.key: Like(0.0)}
+
+
+class Reading(FedAvg):
+    def read_reply(self, server: Any, reply: Message) -> Message:
+        return Message()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "union": (lambda: FedDM(factory=Tiny, ipc=1), "FedDM.images holds each client's rows apart"),
+    "batch norm": (lambda: FedAvg(**{**FAST, "factory": lambda n: Tiny(n, norm=True)}), "FedAvg.counters counts"),
+    "max": (lambda: Maximum(**FAST), "Maximum.largest combines by 'max'"),
+    "reads": (lambda: Reading(**FAST), "Reading reads each single reply"),
+    "architectures": (lambda: FedAvg(factory={"a": Tiny, "b": Tiny}, assign=lambda k: "ab"[k % 2]), "several forms"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_sum_is_refused_by_name(name: str, ring: Keyring) -> None:
+    make, said = REFUSED[name]
+    with pytest.raises(PrivacyError, match=said):
+        play(sealed(make(), ring, most={FedAvg.buffers: 5.0} if name == "batch norm" else {}))
+
+
+def test_batch_norm_without_counters_is_summed(ring: Keyring) -> None:
+    method = sealed(FedAvg(**{**FAST, "factory": lambda n: Tiny(n, norm=True), "buffers": "drop"}), ring)
+    assert play(method, rounds=1).rows[0]["secure_sum"]["clients"] == 4
+
+
+@dataclass(frozen=True)
+class Rounding(Filter):
+    def out(self, client: Client, message: Message, reply: Message) -> Message:
+        return reply
+
+
+@dataclass(frozen=True)
+class Doubling(Filter):
+    """A filter before secure sums, with an entry of its own."""
+
+    extra = Entry[float]("sum", bound=1.0)
+
+    def expect(self, server: Any, client: int, schema: Schema) -> None:
+        schema[self.extra.key] = Like(1.0)
+
+    def out(self, client: Client, message: Message, reply: Message) -> Message:
+        other = reply.copy()
+        other[FedAvg.update] = {n: 2 * t for n, t in reply[FedAvg.update].items()}
+        other[self.extra] = 1.0
+        return other
+
+    def back(self, server: Any, replies: Reduced, expected: Schema) -> Reduced:
+        assert replies[self.extra] == pytest.approx(4.0)
+        return replies.replace(FedAvg.update, {n: t / 2 for n, t in replies[FedAvg.update].items()})
+
+
+def test_filters_stand_before_secure_sums_and_not_behind(ring: Keyring) -> None:
+    secure = SecureSums(ring.registry(4), keyring=ring, threshold=3, most={FedAvg.update: 8.0})
+    with pytest.raises(PrivacyError, match="Rounding behind it could not read them: give SecureSums last"):
+        Filtered(FedAvg(**FAST), secure, Rounding())
+    averaging = FedAvg(**{**FAST, "weights": "uniform"})
+    for chain in ((ClientDP(1.0, 0.5, 1.0), secure), (secure, ClientDP(1.0, 0.5, 1.0))):
+        with pytest.raises(PrivacyError, match="ClientDP|SecureSums"):
+            Filtered(averaging, *chain)
+    assert apart(play(Filtered(FedAvg(**FAST), Doubling(), secure)), play(FedAvg(**FAST))) < 1e-6
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"threshold": 2}, "threshold must be more than half of the 4 clients of a round, got 2"),
+    ({"most": {Every.total: 1.0}}, "most names Every.total, which replies do not hold"),
+    ({"keyring": None}, "SecureSums has no keyring where the client is"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), BAD, ids=["threshold", "most", "keyring"])
+def test_what_cannot_be_run_says_why(options: dict[str, Any], said: str, ring: Keyring) -> None:
+    with pytest.raises((ValueError, NoUsableReply), match=said):
+        play(sealed(FedAvg(**FAST), ring, **options))
+
+
+def test_an_entry_without_a_maximum_and_a_client_without_a_key_are_named(ring: Keyring) -> None:
+    with pytest.raises(ValueError, match="FedAvg.update has no public maximum.*most={FedAvg.update: B}"):
+        play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(4), keyring=ring, threshold=3)))
+    with pytest.raises(ValueError, match="client 3 is not in the registry"):
+        play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(3), keyring=ring, threshold=3)))
+
+
+# The engine's part: exchanges of a method's own.
+
+
+class Twice(FedAvg):
+    """Asks before and after the training; client 1 is rejected after the first, client 2 fails in the last."""
+
+    said = Entry[float]("sum")
+    exchanges = ("greet", "local", "part")
+
+    def greet(self, client: Client, message: Message) -> Message:
+        return Message({self.said: message[self.said] + client.id})
+
+    def part(self, client: Client, message: Message) -> Message:
+        if client.id == 2:
+            raise ValueError("slept")
+        return Message({self.said: 1.0})
+
+    def send_in(self, server: Any, verb: str, client: int) -> Message:
+        return Message({self.said: 10.0 * len(server.present)})
+
+    def expect_in(self, server: Any, verb: str, client: int) -> Schema:
+        return {self.said.key: Like(0.0)}
+
+    def receive_in(self, server: Any, verb: str, replies: Reduced) -> Mapping[int, str]:
+        server.notes[verb] = [replies.clients, replies.get(self.said)]
+        return {1: "was not polite"} if verb == "greet" else {}
+
+
+@pytest.mark.parametrize("where", ["threads", "loopback"])
+def test_a_round_has_the_exchanges_that_a_method_asks_for(where: Any) -> None:
+    (row,) = play(Twice(**FAST), rounds=1, where=where).rows
+    assert row["greet"] == [[0, 1, 2, 3], 40.0 * 4 + 6]
+    assert row["local"] == [[0, 2, 3], None]
+    assert row["part"] == [[0, 3], 2.0]
+    assert row["failed"] == {"1": "greet: was not polite"}
+    assert list(row["failed_after"]["part"]) == ["2"]
+    assert row["up"]["Twice.said"] == 8 * 6
+    assert row["drawn"] == [0, 1, 2, 3]
+
+
+def test_a_client_does_not_answer_what_is_no_exchange_of_the_method() -> None:
+    with pytest.raises(LookupError, match="FedAvg has no exchange 'receive'"):
+        FedAvg(**FAST).act("receive", None, Message())  # type: ignore[arg-type]
+
+
+class Killed(RuntimeError):
+    pass
+
+
+def test_a_run_killed_after_its_tests_still_has_the_memories_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What clients read in a test is the pending memory; the committed one is needed if the round is not committed."""
+    from fl.engine.rounds import Engine
+
+    method, commit = FedAvg(SCAFFOLD(), **FAST), Engine._commit
+    whole = play(method, rounds=3)
+
+    def killed(self: Engine, number: int, row: Any) -> None:
+        if number == 2:
+            raise Killed
+        commit(self, number, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "_commit", killed)
+        patch.setattr("fl.engine.memories.Memories.drop", lambda self: None)  # a kill drops nothing
+        with pytest.raises(Killed):
+            play(method, rounds=3, out=tmp_path)
+    assert_same(whole, play(method, rounds=3, out=tmp_path, resume=True))

@@ -1,0 +1,97 @@
+"""Which methods secure sums stand around: the table of the page is what the declared entries say.
+
+`python -m tests.fl.test_secure_table` prints it anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fl.addons
+import fl.methods
+from distillkit.privacy import PrivacyError
+from fl import Classification, FedAvg, FedDM, Method, Real, Server
+from fl.filters.secure.coding import Layout
+from fl.filters.secure.summable import require_sums
+from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
+from fl.reduce import Schema
+from tests.fl.test_grid import OPTIONS, PICTURE, SHARED, Net, digits, normed
+
+PAGE = Path(__file__).parents[2] / "docs" / "components" / "secure_sums.md"
+DM: dict[str, Any] = {"factory": Net, "ipc": 1}
+NOISED: dict[str, Any] = {**DM, "sigma": 1.0, "sigma_sizes": 1.0, "public_statistics": True}
+METHODS: dict[str, Callable[[], Method]] = {
+    "FedAvg": lambda: FedAvg(factory=Net),
+    "FedAvg, batch norm": lambda: FedAvg(factory=normed),
+    'FedAvg, batch norm, buffers="drop"': lambda: FedAvg(factory=normed, buffers="drop"),
+    "FedAvg, several architectures": lambda: FedAvg(factory={"a": Net, "b": Net}, assign=lambda k: "ab"[k % 2]),
+    "FedDM": lambda: FedDM(**DM),
+    "FedLGD": lambda: FedLGD(factory=Net, ipc=1),
+    "FedProto": lambda: FedProto(factory=Net),
+    "FedRep": lambda: FedRep(factory=Net),
+    "PrivateFedDM": lambda: PrivateFedDM(**NOISED),
+    "Real": lambda: Real(**DM),
+    "SingleImage": lambda: SingleImage(factory=Net, image=PICTURE, shared=SHARED),
+    "SummedFedDM": lambda: SummedFedDM(**NOISED, draws=2),
+}
+WITHOUT = ("ClippedCrossEntropy",)
+"""What is no method."""
+
+
+def everything() -> Iterator[tuple[str, Callable[[], Method]]]:
+    """Every public method and add-on, and what makes it, in a small setting."""
+    yield from METHODS.items()
+    for name, options in sorted(OPTIONS.items()):
+        yield name, partial(_with, name, options)
+
+
+def _with(name: str, options: dict[str, Any]) -> Method:
+    weights = {"weights": "uniform"} if name in ("DPSGD", "RobustMean") else {}
+    return FedAvg(getattr(fl.addons, name)(**options), factory=Net, **weights)  # type: ignore[arg-type]
+
+
+def verdict(make: Callable[[], Method]) -> tuple[list[str], str]:
+    """The entries that are summed; or why not."""
+    method = make()
+    try:
+        require_sums(method)
+        schema = replies(method)
+        entries = {e.key: e for e in method.entries()}
+        Layout.of(schema, entries, dict.fromkeys(schema, 1.0), 40, 4)
+    except PrivacyError as error:
+        return [], str(error)
+    return sorted(entries[key].name for key in schema), ""
+
+
+def replies(method: Method) -> Schema:
+    data = digits()
+    server = Server(Classification(3), data.shape, data.normalization, 4, 0, data={"proxy": data, "validation": data})
+    method.start(server)
+    server.round, server.drawn = 1, list(range(4))
+    return method.expect(server, 0)
+
+
+def table() -> list[str]:
+    rows = ["| method, or add-on to `FedAvg` | replies are summed | or why not |", "|---|---|---|"]
+    for name, make in everything():
+        summed, why = verdict(make)
+        said = re.sub(r"^(\S+\.\S+)", r"`\1`", why)
+        title, *more = name.split(", ")
+        rows.append(f"| `{title}`{''.join(', ' + m for m in more)} | {', '.join(f'`{s}`' for s in summed)} | {said} |")
+    return rows
+
+
+def test_the_page_has_every_public_method_and_add_on_and_says_what_the_declarations_say() -> None:
+    known = {name.split(", ")[0] for name, _ in everything()}
+    assert known == {"FedAvg", "FedDM", *fl.addons.__all__, *fl.methods.__all__} - set(WITHOUT)
+    lines = PAGE.read_text().splitlines()
+    start = lines.index("| method, or add-on to `FedAvg` | replies are summed | or why not |")
+    assert lines[start : start + len(table())] == table()
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
