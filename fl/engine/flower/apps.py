@@ -15,7 +15,7 @@ from fl.engine.flower.hello import Roll
 from fl.engine.flower.library import flower
 from fl.engine.flower.mail import Mail
 from fl.engine.flower.node import LoadClient, Node
-from fl.engine.flower.records import to_records
+from fl.engine.flower.records import LARGEST, to_records
 from fl.engine.play import Place, Plan, play
 from fl.engine.private_door import remark_on
 from fl.engine.run import Run
@@ -56,6 +56,7 @@ def client_app(
     device: str = "cpu",
     policy: str | Path | None = None,
     code: str | Path | None = None,
+    largest_message: int = LARGEST,
 ) -> Any:
     """Flower's app of a node: does what a server app of the same method asks, with the data of its partition.
 
@@ -66,7 +67,9 @@ def client_app(
         method: as the server app has it; nodes with another are refused when they say hello.
         load_client: called with the partition's number; gives what `fl.simulate` takes as one client: a
             `LabeledImages`, a `Holding` of training and test images, a `Dataset`, a pair of images and labels, a
-            `StoredImages`. Called for every message, because on a real node every message is a new process.
+            `StoredImages`. Or the path of a folder of pictures, a `Split`, what a study's task deals, a table of
+            flwr-datasets; docs/flower.md has them all. Called for every message, because on a real node every message
+            is a new process.
         folder: where the node keeps what outlasts a message: its key, what its client remembers, bodies that the
             server sends once, and the ledger of its data. It must be there again for the next message. Nothing in it is
             sent, but for the ledger's lines.
@@ -75,6 +78,7 @@ def client_app(
         policy: a file of what the node's owner allows, see `read_policy`; None: whatever the methods ask, all of it
             charged to the ledger. It is read for every message.
         code: the folder of the app's code, `Path(__file__).parent`, for a policy that pins it.
+        largest_message: bytes of a message beyond which the node reads nothing of it, and says so.
 
     Returns:
         A `flwr.clientapp.ClientApp`.
@@ -83,7 +87,7 @@ def client_app(
         MissingFlower: Flower is not installed.
         TypeError, ValueError: bad arguments, or a policy that cannot be used.
     """
-    node = Node(require_method(method), load_client, folder, task, device, policy, code)
+    node = Node(require_method(method), load_client, folder, task, device, policy, code, largest_message)
     app = flower("clientapp").ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
@@ -106,6 +110,7 @@ def reply_to(
     device: str = "cpu",
     policy: str | Path | None = None,
     code: str | Path | None = None,
+    largest_message: int = LARGEST,
 ) -> Any:
     """Answer one message of the server, in a client app of one's own; see `client_app` for a ready one.
 
@@ -115,7 +120,7 @@ def reply_to(
 
     Args:
         message, context: what Flower calls a client app's function with.
-        method, load_client, folder, task, device, policy, code: see `client_app`.
+        method, load_client, folder, task, device, policy, code, largest_message: see `client_app`.
 
     Returns:
         The `flwr.app.Message` to return. Whatever fails while a client works is an answer that says so.
@@ -124,7 +129,8 @@ def reply_to(
         MissingFlower: Flower is not installed.
         TypeError, ValueError: bad arguments, or a policy that cannot be used.
     """
-    return _replied(Node(require_method(method), load_client, folder, task, device, policy, code), message, context)
+    node = Node(require_method(method), load_client, folder, task, device, policy, code, largest_message)
+    return _replied(node, message, context)
 
 
 def _replied(node: Node, message: Any, context: Any) -> Any:
@@ -145,6 +151,7 @@ def serve(
     deadline: float = 3600.0,
     at_once: int = 64,
     poll: float = 0.2,
+    largest_message: int = LARGEST,
     **options: Unpack[Options],
 ) -> Run:
     """Run a federated method over Flower's grid; for a server app of one's own, see `server_app` for a ready one.
@@ -162,6 +169,8 @@ def serve(
             the time that it waits for its turn on its node counts. Then it is stopped, and is an error in the history.
         at_once: how many clients have a message at a time.
         poll: seconds between two looks for answers.
+        largest_message: bytes of an answer beyond which nothing of it is read, and its client has failed. (Flower holds
+            the answer by then; it has no limit of its own.)
         options: those of `fl.simulate`, see `Options`.
 
     Raises:
@@ -177,16 +186,17 @@ def serve(
     for name, seconds in {"wait": wait, "deadline": deadline, "poll": poll}.items():
         check.real_number(seconds, name, above=0.0)
     check.positive_int(at_once, "at_once")
+    check.positive_int(largest_message, "largest_message")
     flower("app")
     task = options.get("task")
-    mail, roll, met = Mail(grid, poll), Roll(method, task), Met()
+    mail, roll, met = Mail(grid, poll, largest_message), Roll(method, task), Met()
     gather(mail, roll, met, clients, wait)
     first = roll.first(task)
     terms = Terms(first.num_classes, deadline, at_once)
     plan = Plan(method=method, first=first, clients=len(roll.guests), progress=False, **options)
 
     def cohort(place: Place) -> GridCohort:
-        return GridCohort(mail, roll, met, terms, place.ledger)
+        return GridCohort(mail, roll, met, terms, place.ledger, place.memories)
 
     return play(plan, roll.fingerprint, cohort, remark_on)
 
@@ -199,6 +209,7 @@ def server_app(
     deadline: float = 3600.0,
     at_once: int = 64,
     poll: float = 0.2,
+    largest_message: int = LARGEST,
     **options: Unpack[Options],
 ) -> Any:
     """Flower's app of the server: plays a method with the nodes that run `client_app`.
@@ -208,7 +219,7 @@ def server_app(
     `flwr run`.
 
     Args:
-        method, clients, wait, deadline, at_once, poll, options: see `serve`.
+        method, clients, wait, deadline, at_once, poll, largest_message, options: see `serve`.
 
     Returns:
         A `flwr.serverapp.ServerApp`.
@@ -221,7 +232,10 @@ def server_app(
     app = flower("serverapp").ServerApp()
 
     def main(grid: Any, context: Any) -> None:
-        serve(grid, method, clients=clients, wait=wait, deadline=deadline, at_once=at_once, poll=poll, **options)
+        serve(
+            grid, method, clients=clients, wait=wait, deadline=deadline, at_once=at_once, poll=poll,
+            largest_message=largest_message, **options,
+        )  # fmt: skip
 
     app.main()(main)
     return app

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from fl.codec import to_parts
 from fl.engine.flower.hello import Hello, Misfit, Roll
 from fl.engine.flower.mail import Mail, unanswered
-from fl.engine.flower.records import from_records
 from fl.message import Message
 from fl.method import NoUsableReply
 
@@ -57,7 +56,7 @@ def call_roll(mail: Mail, roll: Roll, met: Met, seconds: float) -> list[Misfit]:
             met.nodes.add(node)
             met.silent.pop(node, None)
             try:
-                heard.append(Hello.of(from_records(message.content), node))
+                heard.append(Hello.of(mail.read(message), node))
             except ValueError as error:
                 wrong.append(Misfit(f"node {node} cannot take part: {error}"))
     heard.sort(key=lambda hello: (hello.partition, hello.node))

@@ -8,6 +8,7 @@ import secrets
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from distillkit.plausible import warn
@@ -19,8 +20,8 @@ from fl.engine.flower.arrivals import Met, call_roll
 from fl.engine.flower.books import asked_of, enter, exhausted
 from fl.engine.flower.hello import Roll
 from fl.engine.flower.mail import Mail, unanswered
-from fl.engine.flower.records import from_records
 from fl.engine.seam import Answer, Head, Tell
+from fl.engine.store import write_atomically
 from fl.engine.wire import Job, job_parts, read_answer
 from fl.message import Message, sizes
 from fl.method import NoUsableReply
@@ -62,12 +63,21 @@ class GridCohort:
         met: the nodes that have said who they are.
         terms: how clients are asked.
         ledger: of a private run, which mirrors those of the nodes.
+        out: a folder that the run keeps, for its name; None for a run that cannot go on.
     """
 
-    def __init__(self, mail: Mail, roll: Roll, met: Met, terms: Terms, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        mail: Mail,
+        roll: Roll,
+        met: Met,
+        terms: Terms,
+        ledger: Ledger | None = None,
+        out: Path | None = None,
+    ) -> None:
         self._mail, self._roll, self._met, self._terms, self._ledger = mail, roll, met, terms, ledger
         self._unsaid: set[int] = set()
-        self._run = secrets.token_hex(8)
+        self._run = _name(out)
         self._asked: dict[int, Job] = {}
         self._done: dict[int, Answer | BudgetExhausted] = {}
         self._resent: dict[int, int] = {}
@@ -128,7 +138,7 @@ class GridCohort:
                 self._end(client, unanswered(message, self._terms.deadline + _GRACE))
             else:
                 try:
-                    self._hear(job, *from_parts(*from_records(message.content)))
+                    self._hear(job, *from_parts(*self._mail.read(message)))
                 except ValueError as error:
                     self._end(client, f"sent what cannot be read: {error}")
 
@@ -172,7 +182,7 @@ class GridCohort:
                 left.discard(client)
                 if message is not None and not message.has_error():
                     with contextlib.suppress(ValueError):  # it is still unsaid
-                        _, facts = from_parts(*from_records(message.content))
+                        _, facts = from_parts(*self._mail.read(message))
                         enter(self._ledger, self._roll.guests[client], facts)
                         self._unsaid.discard(client)
 
@@ -213,3 +223,14 @@ class GridCohort:
     def __exit__(self, *_: Any) -> None:
         """Wait for nothing any more."""
         self.drop()
+
+
+def _name(out: Path | None) -> str:
+    """A new name for a run, or that of the run in a folder that died before its first commit: it takes its place."""
+    drawn = secrets.token_hex(8)
+    if out is None:
+        return drawn
+    path = out / "flower.run"
+    if not path.exists():
+        write_atomically(path, drawn.encode())
+    return path.read_text()

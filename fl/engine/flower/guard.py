@@ -40,7 +40,7 @@ class Guard:
         self._strict = policy is not None and policy.budget is not None
 
     def require_request(self, job: Job, app: str | None) -> None:
-        """Refuse what the policy does not allow, before any data are touched.
+        """Refuse what the policy does not allow, before the client computes anything.
 
         Args:
             job: what is asked.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import distillkit
@@ -71,6 +71,7 @@ class Hello:
         method, task: what it runs, in words (`identity_of`).
         fingerprint: of its data, with its own key.
         ledger: the name of its ledger, in a private run.
+        classes: the names of its classes as JSON, "" if it was not told any.
         empty: whether it holds no training images; in a private run nobody says so.
         untested: whether it holds no test images.
         version: of distillkit there.
@@ -84,6 +85,7 @@ class Hello:
     task: str
     fingerprint: str
     ledger: str
+    classes: str
     empty: bool
     untested: bool
     version: str
@@ -133,6 +135,7 @@ def said_of(
     roster: Roster,
     fingerprint: str,
     ledger: str,
+    names: Sequence[str] = (),
 ) -> Hello:
     """What a node says of itself.
 
@@ -142,6 +145,7 @@ def said_of(
         roster: its data, as the only client of a roster.
         fingerprint: of its data, with its own key.
         ledger: the name of its ledger.
+        names: of its classes, if it was told any.
 
     Raises:
         PrivacyError: the method is private, and what is said would be measured on the data (see `door.require_public`).
@@ -150,8 +154,8 @@ def said_of(
     require_public(method, roster.first, task)
     empty = not method.private and not len(held.train)
     return Hello(
-        number, count, identity_of(method), identity_of(task), fingerprint, ledger if method.private else "", empty,
-        held.test is None, distillkit.__version__, roster.first,
+        number, count, identity_of(method), identity_of(task), fingerprint, ledger if method.private else "",
+        json.dumps(list(names)) if names else "", empty, held.test is None, distillkit.__version__, roster.first,
     )  # fmt: skip
 
 
@@ -182,6 +186,11 @@ class Roll:
                 raise Misfit(
                     f"{who} knows of {hello.partitions} partitions, partition {other.partition} of {other.partitions}: "
                     "start all nodes with one num-partitions"
+                )
+            if other.classes and hello.classes and other.classes != hello.classes:
+                raise Misfit(
+                    f"{who} has the classes {hello.classes}, partition {other.partition} {other.classes}: a label must "
+                    "mean one thing on all nodes; let load_client number the classes alike, and return a LabeledImages"
                 )
         before = self.guests.get(hello.partition)
         if before is not None and before.fingerprint != hello.fingerprint:

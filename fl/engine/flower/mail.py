@@ -8,7 +8,7 @@ from typing import Any
 
 from fl.codec import Parts
 from fl.engine.flower.library import flower
-from fl.engine.flower.records import to_records
+from fl.engine.flower.records import LARGEST, from_records, to_records
 
 __all__ = ["Mail", "unanswered"]
 
@@ -19,10 +19,11 @@ class Mail:
     Args:
         grid: Flower's.
         poll: seconds between two looks for answers.
+        largest: bytes of the largest answer that is read.
     """
 
-    def __init__(self, grid: Any, poll: float) -> None:
-        self.grid, self.poll = grid, poll
+    def __init__(self, grid: Any, poll: float, largest: int = LARGEST) -> None:
+        self.grid, self.poll, self._largest = grid, poll, largest
         self._open: dict[str, tuple[int, float]] = {}
 
     def send(self, kind: str, to: Mapping[int, tuple[int, Parts]], group: str, seconds: float) -> list[int]:
@@ -62,6 +63,17 @@ class Mail:
         if not found:
             time.sleep(self.poll)
         return found
+
+    def read(self, message: Any) -> Parts:
+        """The parts of an answer.
+
+        Args:
+            message: one that has come, and is no error.
+
+        Raises:
+            ValueError: it is too large, or none of ours; see `from_records`.
+        """
+        return from_records(message.content, self._largest)
 
     def forget(self) -> None:
         """Nothing is waited for any more."""

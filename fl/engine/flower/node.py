@@ -5,7 +5,7 @@ On Flower's real nodes every message is a new process, so nothing may live in me
     key                                        of the fingerprint of its data; it never leaves the node
     <data>/<run>/memory/<client>/<version>     what the client remembers, see `fl.engine.memories`
     <data>/<run>/bodies/<client>/<entry>       the body of a kept entry that came last
-
+    <data>/<run>/committed                     once a letter has named a version
     ledgers/<name>.jsonl                       what private runs have charged to a training set, see `account`
 
 where <data> is that fingerprint, <run> a name that the server's run keeps across its resumptions, and <name> a
@@ -15,12 +15,9 @@ fingerprint of the training set alone.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -33,57 +30,33 @@ import torch
 from distillkit import check
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.privacy import BudgetExhausted, PrivacyError
-from distillkit.sets import Images, StoredImages
-from fl.codec import Parts, encode, from_parts, to_parts
+from fl.codec import Parts, from_parts, to_parts
 from fl.engine import door
 from fl.engine.blame import reason_of
 from fl.engine.flower.account import Account
+from fl.engine.flower.folder import Bodies, key_of, remove_orphans
+from fl.engine.flower.forms import holding_of
 from fl.engine.flower.guard import WITHHELD, Guard
 from fl.engine.flower.hello import require_partition, said_of
 from fl.engine.flower.policy import ANY, PolicyRefusal, app_hash, read_policy
-from fl.engine.flower.records import from_records
-from fl.engine.holding import Holding
+from fl.engine.flower.records import LARGEST, from_records
 from fl.engine.memories import Memories
 from fl.engine.respond import Site, respond
 from fl.engine.roster import Roster
 from fl.engine.seam import Answer
-from fl.engine.store import CheckpointError, read_message, write_atomically
 from fl.engine.wire import Job, Lacking, read_job
-from fl.message import Message, Value
+from fl.message import Message
 from fl.method import Method
 from fl.sides import Interrupted
 from fl.task import LabelTask
 
 __all__ = ["LoadClient", "Node"]
 
-LoadClient = Callable[[int], Images | StoredImages | Holding]
-"""Gives what one client holds, by its partition's number."""
+LoadClient = Callable[[int], Any]
+"""Gives what one client holds, by its partition's number, in one of the forms of `fl.engine.flower.forms`."""
 
 _GRACE = 2.0
 """Seconds that a client has to stop at its deadline before it is left behind."""
-
-
-class _Bodies:
-    """The bodies of kept entries, one file a client and entry."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def _file(self, client: int, key: str) -> Path:
-        return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
-
-    def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        write_atomically(self._file(client, key), encode(Message.of({key: value}), {"digest": digest}))
-        return value
-
-    def of(self, client: int, key: str, digest: str) -> Value:
-        try:
-            message, facts = read_message(self._file(client, key))
-        except CheckpointError as error:  # the server sends it once more
-            raise Lacking(client) from error
-        if facts.get("digest") != digest:
-            raise Lacking(client)
-        return dict(message.items())[key]
 
 
 class Node:
@@ -97,6 +70,7 @@ class Node:
         device: where the client computes.
         policy: the file of what its owner allows; None: everything.
         code: the folder of the app's code.
+        largest: bytes of a message beyond which nothing of it is read.
 
     Raises:
         TypeError, ValueError: bad arguments.
@@ -111,37 +85,27 @@ class Node:
         device: str,
         policy: str | Path | None = None,
         code: str | Path | None = None,
+        largest: int = LARGEST,
     ) -> None:
         check.callable_with(load_client, "load_client", ["partition"], "a function of the partition's number")
         self.method, self.load_client, self.task = method, load_client, task
         self.folder, self.device = Path(folder), door.device_at(device)
+        self.largest = check.positive_int(largest, "largest_message")
         self.policy, self.app = policy, None if code is None else app_hash(code)
         if policy is not None and read_policy(policy).app != ANY and code is None:
             raise ValueError(f"the policy {policy} pins the app's code: say code=Path(__file__).parent")
 
-    def _key(self) -> bytes:
-        """The node's key; drawn when it is first asked for, by whichever process is first."""
-        path = self.folder / "key"
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            mine = self.folder / f"key.{secrets.token_hex(8)}"
-            descriptor = os.open(mine, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(32))
-            with contextlib.suppress(FileExistsError):
-                os.link(mine, path)
-            mine.unlink()
-        return path.read_bytes()
-
     def _held(self, number: int, classes: int | None) -> _Held:
         """The data of a client, with so many classes at least."""
-        roster, key = Roster([self.load_client(number)], None, False), self._key()
+        given, names = holding_of(self.load_client(number), number)
+        roster, key = Roster([given], None, False), key_of(self.folder)
         held = roster[0]
         train, test = ("" if d is None else set_fingerprint(d, key=key) for d in (held.train, held.test))
         return _Held(
             roster if classes is None else Roster([held], classes, False),
             tensor_fingerprint([str(number), train, test], key=key),
             tensor_fingerprint(["ledger", train], key=key),
+            names,
         )
 
     def _failed(self, error: Exception) -> Parts:
@@ -166,7 +130,8 @@ class Node:
         try:
             number, count = require_partition(config)
             held = self._held(number, None)
-            return said_of(number, count, self.method, self.task, held.roster, held.fingerprint, held.ledger).parts()
+            what = (held.roster, held.fingerprint, held.ledger, held.names)
+            return said_of(number, count, self.method, self.task, *what).parts()
         except Exception as error:  # the data are read by anybody's code
             return self._failed(error)
 
@@ -187,7 +152,7 @@ class Node:
             config: Flower's `context.node_config`.
         """
         try:
-            _, facts = from_parts(*from_records(content))
+            _, facts = from_parts(*from_records(content, self.largest))
             number, _ = require_partition(config)
             guard = self._guard(number, self._held(number, None))
             return to_parts(Message(), guard.said(json.loads(facts["ledger"])))
@@ -203,18 +168,19 @@ class Node:
             created: when the message was made, in seconds since 1970 by the server's clock.
         """
         try:
-            message, facts = from_parts(*from_records(content))
+            message, facts = from_parts(*from_records(content, self.largest))
             place = json.loads(facts["place"])
             number, _ = require_partition(config)
             if not re.fullmatch("[0-9a-f]{16}", place["run"]):
                 raise ValueError(f"a run's name is 16 hex digits, got {place['run']!r:.40}")
             held = self._held(number, place["classes"])
             folder = self.folder / held.fingerprint / place["run"]
-            job = read_job(message, facts, _Bodies(folder / "bodies"))
+            job = read_job(message, facts, Bodies(folder))
             if job.client != number:
                 raise ValueError(f"this node is partition {number}, and was asked as {job.client}")
             guard = self._guard(number, held)
             guard.require_request(job, self.app)
+            remove_orphans(folder, job.letter.memory)
             site = Site(
                 self.method, door.task_at(self.task, held.roster.first), {number: held.roster[0]},
                 Memories(folder / "memory"), self.device, ledger=guard.branch(job),
@@ -231,11 +197,12 @@ class Node:
 
 @dataclass(frozen=True)
 class _Held:
-    """What a node holds: as the only client of a roster, and the names that are made of it with the node's key."""
+    """What a node holds, as the only client of a roster; what its key makes of it; the names of classes, if told."""
 
     roster: Roster
     fingerprint: str
     ledger: str
+    names: tuple[str, ...]
 
 
 def _refused(why: str) -> Parts:

@@ -95,7 +95,7 @@ class Policy:
         return None if self.epsilon == math.inf else self.epsilon
 
     def require_request(self, method: Method, verb: str, app: str | None) -> None:
-        """Refuse what can be told before any data are touched.
+        """Refuse what can be told before the client computes anything.
 
         Args:
             method: which the node would run.

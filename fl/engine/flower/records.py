@@ -18,7 +18,10 @@ from fl.codec import Parts
 from fl.engine.flower.library import flower
 from fl.message import DTYPES
 
-__all__ = ["from_records", "to_records"]
+__all__ = ["LARGEST", "from_records", "to_records"]
+
+LARGEST = 2**30
+"""Bytes of the largest message that is read, where nobody says otherwise."""
 
 _RAW = "distillkit.raw/1"
 _NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
@@ -46,21 +49,26 @@ def to_records(parts: Parts) -> Any:
     return app.RecordDict({"tensors": app.ArrayRecord(arrays), "strings": app.ConfigRecord(dict(strings))})
 
 
-def from_records(content: Any) -> Parts:
+def from_records(content: Any, largest: int = LARGEST) -> Parts:
     """The parts of a message again, from the content of a Flower message, which may come from anywhere.
 
     Args:
         content: a `flwr.app.RecordDict`.
+        largest: bytes of names, strings and tensors beyond which nothing of it is read.
 
     Raises:
-        ValueError: it is not what `to_records` writes; what is wrong is named. Whether the parts are a message is for
-            `fl.codec.from_parts` to say.
+        ValueError: it is too large, or not what `to_records` writes; what is wrong is named. Whether the parts are a
+            message is for `fl.codec.from_parts` to say.
     """
     if set(content) != {"tensors", "strings"}:
         raise ValueError(f"not a message of distillkit: its records are {sorted(content)[:5]}")
     strings = dict(content["strings"])
     if not all(isinstance(value, str) for value in strings.values()):
         raise ValueError("not a message of distillkit: its strings hold something else")
+    size = sum(len(name) + len(value) for name, value in strings.items())
+    size += sum(len(name) + len(array.data) for name, array in content["tensors"].items())
+    if size > largest:
+        raise ValueError(f"its message has {size} bytes, more than largest_message={largest}: nothing of it was read")
     return {name: _tensor(name, array) for name, array in content["tensors"].items()}, strings
 
 

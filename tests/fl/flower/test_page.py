@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from distillkit.data import Split
 from distillkit.privacy import Event, Ledger
 from distillkit.privacy.branch import known_of
-from fl import Holding, Method
+from fl import Method
 from fl.engine.flower import Policy, app_hash, read_policy
 from fl.engine.flower.account import Account
 from fl.engine.flower.policy import PolicyRefusal
 from tests.fl.flower import double
+from tests.fl.flower.test_forms import pictures
 from tests.fl.flower.test_runs import held
 from tests.fl.small import Tiny, images
 
@@ -35,6 +37,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_app").mkdir()
     (tmp_path / "my_app" / "client_app.py").write_text("")
+    for partition in ("0", "1"):
+        pictures(tmp_path / "pictures" / partition)
     text = PAGE.read_text()
     (policy,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "policy.toml").write_text(policy)
@@ -48,7 +52,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_pages_private_run_is_answered_under_its_policy(told: dict[str, Any]) -> None:
-    assert isinstance(told["load_client"](0), Holding)
+    assert isinstance(told["load_client"](0), Split)
     nodes = {100 + k: double.context(100 + k, k, 2) for k in range(2)}
     told["app"](double.Grid(told["node"], nodes), double.context(0, None, 0))
     history = Path("runs/private/history.jsonl").read_text().splitlines()

@@ -1,0 +1,181 @@
+"""What `load_client` may return: each gives the client that its images are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pictures
+
+from distillkit import LabeledImages
+from distillkit.data import Split, load_folder, open_folder
+from distillkit.data.partition import iid
+from distillkit.normalization import IDENTITY
+from distillkit.study import Task
+from fl import FedAvg, Holding
+from fl.engine.flower import Misfit, client_app
+from fl.engine.flower.forms import holding_of
+from fl.engine.roster import Roster
+from tests.fl.flower import double
+from tests.fl.flower.test_runs import FAST, OPTIONS, over
+from tests.fl.small import images
+
+
+class Image:
+    """Stands in for the feature of `datasets` for pictures."""
+
+
+class ClassLabel:
+    """Stands in for the feature of `datasets` for labels."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+
+class Table:
+    """Stands in for a `datasets.Dataset`: named columns with features, rows as maps, formats as views."""
+
+    def __init__(self, rows: list[dict[str, Any]], features: dict[str, Any], kind: str | None = None) -> None:
+        self._rows, self.features, self.format = rows, features, {"type": kind}
+        self.column_names = list(features)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.format["type"] == "torch":
+            return {k: torch.as_tensor(np.asarray(v)) for k, v in self._rows[index].items()}
+        return self._rows[index]
+
+    def with_format(self, kind: str | None) -> Table:
+        return Table(self._rows, self.features, kind)
+
+
+PIXELS = torch.randint(256, (6, 1, 4, 4), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+LABELS = [0, 1, 2, 0, 1, 1]
+NAMES = ["ape", "bat", "cat"]
+
+
+def table(kind: str | None = None, **more: Any) -> Table:
+    rows = [
+        {"id": f"{i}", "img": Pictures.fromarray(x[0].numpy()), "animal": y}
+        for i, (x, y) in enumerate(zip(PIXELS, LABELS))
+    ]
+    return Table(rows, {"id": None, "img": Image(), "animal": ClassLabel(NAMES), **more}, kind)
+
+
+def held(given: Any, partition: int = 0) -> tuple[Holding, tuple[str, ...]]:
+    found, names = holding_of(given, partition)
+    return Roster([found], None, False)[0], names
+
+
+def assert_pixels(data: Any, which: list[int] | None = None) -> None:
+    assert isinstance(data, LabeledImages)
+    which = list(range(6)) if which is None else which
+    assert torch.equal(data.images, PIXELS[which].float() / 255)
+    assert data.labels.tolist() == [LABELS[i] for i in which]
+    assert (data.num_classes, data.classes_given, data.normalization) == (3, True, IDENTITY)
+
+
+@pytest.mark.parametrize("kind", [None, "torch"])
+def test_a_table_of_flwr_datasets(kind: str | None) -> None:
+    found, names = held(table(kind))
+    assert_pixels(found.train)
+    assert names == tuple(NAMES)
+
+
+def test_a_table_with_its_train_and_test_rows() -> None:
+    found, names = held({"train": table(), "test": table("torch")})
+    assert_pixels(found.train)
+    assert_pixels(found.test)
+    assert names == tuple(NAMES)
+
+
+def test_a_tables_own_transform_is_kept() -> None:
+    rows = [{"image": x.float() / 255 - 1, "label": y} for x, y in zip(PIXELS, LABELS)]
+    found, names = held(Table(rows, {"image": None, "label": None}, "custom"))
+    assert torch.equal(found.read()[0].images, PIXELS.float() / 255 - 1)
+    assert names == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda: table(coarse=ClassLabel(["a", "b"])), "one column of labels.*animal, coarse among id, img, animal"),
+        (lambda: Table([], {"pixels": None, "label": None}), "one column of pictures.*none among pixels, label"),
+        (lambda: {"validation": table()}, "must hold train"),
+        (lambda: {"train": table(), "test": table(animal=ClassLabel(["bat", "ape", "cat"]))}, "same classes"),
+    ],
+    ids=["two of a kind", "no pictures", "no train", "other order"],
+)
+def test_tables_that_do_not_say_what_is_meant_are_refused(given: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        held(given())
+
+
+def pictures(folder: Path, names: list[str] = NAMES) -> Path:
+    """A folder of pictures, whose last class says what its others are not."""
+    for i, (x, y) in enumerate(zip(PIXELS, LABELS)):
+        for part in ("train", "test"):
+            path = folder / part / names[y] / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Pictures.fromarray(x[0].numpy()).save(path)
+    return folder
+
+
+@pytest.mark.parametrize("form", [str, Path])
+def test_a_folder_of_pictures(form: Any, tmp_path: Path) -> None:
+    found, names = held(form(pictures(tmp_path / "animals")))
+    assert_pixels(found.train, [0, 3, 1, 4, 5, 2])
+    assert_pixels(found.test, [0, 3, 1, 4, 5, 2])
+    assert names == tuple(NAMES)
+
+
+def test_what_loaders_of_folders_give(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "animals")
+    read, names = held(load_folder(folder, normalization=IDENTITY, progress=False))
+    stored, _ = held(open_folder(folder, normalization=IDENTITY, cache=tmp_path / "cache", progress=False))
+    assert_pixels(read.train, [0, 3, 1, 4, 5, 2])
+    assert stored.stored
+    assert_pixels(stored.read()[0], [0, 3, 1, 4, 5, 2])
+    assert names == tuple(NAMES)
+    whole = images(6, seed=1)
+    assert held(Split(whole, whole[:0], ("a", "b", "c")))[0].test is None
+
+
+def test_a_tasks_part() -> None:
+    whole = Split(images(12, seed=1), images(4, seed=2), ("a", "b", "c"))
+    task = Task("t", data=whole, partition=iid_of_three, factory=FAST["factory"], own_tests=0.25)
+    dealt = task.deal(task.load(), 5)
+    for k in range(3):
+        found, _ = held(task.deal(task.load(), 5), k)
+        assert isinstance(found.train, LabeledImages)
+        assert torch.equal(found.train.images, dealt.clients[k].images)
+        assert found.test is not None
+    with pytest.raises(ValueError, match="deals to 3 clients, and this node is partition 3"):
+        held(dealt, 3)
+
+
+def iid_of_three(labels: torch.Tensor, generator: torch.Generator) -> Any:
+    return iid(labels, 3, generator=generator)
+
+
+@pytest.fixture
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+@pytest.mark.usefixtures("flower")
+def test_nodes_whose_classes_are_called_otherwise_are_refused_by_name(tmp_path: Path) -> None:
+    for k, names in enumerate((NAMES, ["ape", "bat", "dog"])):
+        pictures(tmp_path / str(k), names)
+    method = FedAvg(**FAST)
+    app = client_app(method, lambda k: tmp_path / str(k), folder=tmp_path / "nodes")
+    there = double.Grid(app, {100 + k: double.context(100 + k, k, 2) for k in range(2)})
+    with pytest.raises(Misfit, match=r'partition 1\) has the classes \["ape", "bat", "dog"\], partition 0 .*"cat"'):
+        over(there, method, **{**OPTIONS, "participation": 1.0})

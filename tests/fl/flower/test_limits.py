@@ -1,0 +1,99 @@
+"""What is too large is not read, and what dead runs left on nodes goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl import Entry, Message
+from fl.codec import to_parts
+from fl.engine.flower import client_app
+from fl.engine.flower.folder import remove_orphans
+from fl.engine.flower.records import from_records, to_records
+from tests.fl.flower import double
+from tests.fl.flower.test_runs import METHODS, Killed, assert_equal, beside, grid, held, over
+
+
+class Things:
+    floats = Entry[torch.Tensor]("first")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+def test_nothing_of_an_oversized_message_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = to_records(to_parts(Message({Things.floats: torch.zeros(1000)}), {"job": "x" * 100}))
+    tensors, strings = from_records(content)
+    size = sum(len(n) + 4000 for n in tensors) + sum(len(n) + len(v) for n, v in strings.items())
+    assert from_records(content, size)[1] == strings
+    monkeypatch.setattr("fl.engine.flower.records._tensor", lambda *_: pytest.fail("a tensor was read"))
+    with pytest.raises(ValueError, match=f"{size} bytes, more than largest_message={size - 1}"):
+        from_records(content, size - 1)
+
+
+def test_an_oversized_message_is_named_on_both_sides(tmp_path: Path) -> None:
+    method = METHODS["FedAvg"]()
+    app = client_app(method, held, folder=tmp_path)
+    narrow = client_app(method, held, folder=tmp_path, largest_message=700)
+
+    def swollen(message: Any, context: Any) -> Any:
+        answer = app(message, context)
+        if message.metadata.message_type != "query.hello":
+            answer.content["strings"]["more"] = " " * 300_000
+        return answer
+
+    nodes = {100 + k: double.context(100 + k, k, 5) for k in range(5)}
+    there = double.Grid({**dict.fromkeys(nodes, app), 101: swollen, 102: narrow}, nodes)
+    run = over(there, method, rounds=1, participation=1.0, evaluate="none", largest_message=200_000)
+    assert run.rows[0]["failed"].keys() == {"1", "2"}
+    assert "more than largest_message=200000: nothing of it was read" in run.rows[0]["failed"]["1"]
+    assert "refused" in run.rows[0]["failed"]["2"]
+    assert "more than largest_message=700" in run.rows[0]["failed"]["2"]
+
+
+def pending(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("memory/*/*.safetensors"))
+
+
+def test_a_run_that_died_before_its_first_commit_leaves_nothing_when_it_begins_again(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def die(node: int, kind: str, group: str) -> str | None:
+        seen.append(node)
+        if len(seen) == 9:  # after five hellos, in the fourth job of round 1
+            raise Killed
+        return None
+
+    method, whole = METHODS["SCAFFOLD"](), {"participation": 1.0}
+    with pytest.raises(Killed):
+        over(grid(method, tmp_path / "nodes", die), method, out=tmp_path / "run", **whole)
+    dead = pending(tmp_path / "nodes")
+    assert len(dead) == 3
+    again = grid(METHODS["SCAFFOLD"](), tmp_path / "nodes")
+    run = over(again, method, out=tmp_path / "run", resume=True, **whole)
+    assert_equal(run, beside(METHODS["SCAFFOLD"](), **whole))
+    assert not set(dead) & set(pending(tmp_path / "nodes"))
+    names = {path.parents[2].name for path in pending(tmp_path / "nodes")}
+    assert len(names) == 1
+
+
+def test_what_was_never_committed_goes_after_a_month_and_nothing_else(tmp_path: Path) -> None:
+    ages = {"dead": 40, "young": 20, "resting": 40}
+    for name in ages:
+        remove_orphans(tmp_path / name, "1-abc" if name == "resting" else "")
+        (tmp_path / name / "memory").mkdir()
+    for name, days in ages.items():
+        os.utime(tmp_path / name, (time.time() - days * 86400,) * 2)
+    remove_orphans(tmp_path / "here", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "resting", "young"]
+    remove_orphans(tmp_path / "young", "")
+    assert time.time() - (tmp_path / "young").stat().st_mtime < 60  # it goes on, so it has a month again
