@@ -71,18 +71,19 @@ class Bodies:
         return dict(message.items())[key]
 
 
-def remove_orphans(folder: Path, version: str) -> None:
+def remove_orphans(folder: Path, version: str, round_number: int) -> None:
     """Remove what runs have left that died before their first commit, after a month; this one's has just gone on.
 
-    Such a run leaves memories that no letter ever names. A letter that names a version says that the run has committed
+    Such a run leaves memories that no letter of a later round ever names. One that does says that the run has committed
     a round, so that it may come back at any time.
 
     Args:
         folder: of the run that a letter has come for, beside those of other runs with the same data.
         version: of the memory that the letter names, or "".
+        round_number: of the letter.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if version:
+    if version and int(version.split("-")[0]) < round_number:
         (folder / _COMMITTED).touch()
     os.utime(folder)
     for other in folder.parent.iterdir():

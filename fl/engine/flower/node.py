@@ -180,7 +180,7 @@ class Node:
                 raise ValueError(f"this node is partition {number}, and was asked as {job.client}")
             guard = self._guard(number, held)
             guard.require_request(job, self.app)
-            remove_orphans(folder, job.letter.memory)
+            remove_orphans(folder, job.letter.memory, job.head.round)
             site = Site(
                 self.method, door.task_at(self.task, held.roster.first), {number: held.roster[0]},
                 Memories(folder / "memory"), self.device, ledger=guard.branch(job),
