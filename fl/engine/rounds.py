@@ -187,7 +187,7 @@ class Engine:
             hidden = self.method.draws_clients
             server.drawn = self.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
             replies, row = self._exchanges(0 if hidden else min_replies)
-            row["server_seconds"] = self._act(partial(self.method.receive, server, replies))
+            row["server_seconds"] += self._act(partial(self.method.receive, server, replies))
             del replies
             row |= evaluation.on_server(self.post, self.test)
             row |= evaluation.on_clients(self.post, evaluate) | self._spent()
@@ -250,7 +250,8 @@ class Engine:
         """Let the method take the answers of one exchange; whom it rejects is asked nothing more."""
         rejected: dict[int, str] = {}
         try:
-            self._act(lambda: rejected.update(self.method.receive_in(self.server, verb, found)))
+            work = partial(self.method.receive_in, self.server, verb, found)
+            tally.server_seconds += self._act(lambda: rejected.update(work()))
         except NoUsableReply as error:
             why = f" ({tally.reasons()})" if tally.reasons() else ""
             raise NoUsableReply(

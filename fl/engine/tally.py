@@ -20,7 +20,7 @@ class Tally:
         failed_after: why a client whose reply is in the round failed in an exchange after it, by verb and client.
         noted: what clients counted, summed.
         empty: clients that hold no images.
-        seconds: CPU seconds of the clients.
+        seconds, server_seconds: CPU seconds of the clients, and of the server between the exchanges.
     """
 
     up: dict[str, int] = field(default_factory=dict)
@@ -31,6 +31,7 @@ class Tally:
     noted: dict[str, float] = field(default_factory=dict)
     empty: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    server_seconds: float = 0.0
 
     def count(self, client: int, sent: Mapping[str, int], told: Mapping[str, int]) -> None:
         """Add the bytes of one exchange with a client.
@@ -83,5 +84,5 @@ class Tally:
             "empty": self.empty,
             **({"noted": self.noted} if self.noted else {}),
             "client_seconds": self.seconds,
-            "server_seconds": 0.0,
+            "server_seconds": self.server_seconds,
         }

@@ -18,7 +18,21 @@ from torch import Tensor
 
 import fl
 from distillkit.augment import DSA
-from fl import AddOn, ClientDP, Entry, FedAvg, FedDM, Filter, Filtered, Like, Phase, simulate
+from fl import (
+    AddOn,
+    ClientDP,
+    Entry,
+    FedAvg,
+    FedDM,
+    Filter,
+    Filtered,
+    Keyring,
+    Like,
+    Phase,
+    Registry,
+    SecureSums,
+    simulate,
+)
 from fl.addons import (
     DPSGD,
     MOON,
@@ -82,6 +96,13 @@ MADE = {
         FedAvg(FedProx(), factory=Tiny, weights="uniform"),
         ClientDP(sigma=1.0, rate=0.5, clip=1.0, adaptive=Adaptive()),
     ),
+    "secure": lambda: Filtered(
+        FedAvg(factory=Tiny),
+        SecureSums(
+            Registry({k: f"{k:064x}" for k in range(3)}), keyring=Keyring("keys"), threshold=2,
+            most={FedAvg.update: 8.0},
+        ),
+    ),
     "feddm": lambda: FedDM(factory=Tiny, augment=DSA()),
     "real": lambda: Real(factory=Tiny),
     "private": lambda: PrivateFedDM(factory=Tiny, sigma=1.0, sizes=[3, 4]),
@@ -91,14 +112,17 @@ MADE = {
 
 KEYS = """
     Anchors Condensed DPSGD Ditto FedAvg FedCOG FedDF FedDM FedDecorr FedExP FedGen FedProto FedReg Filtered FineTune
-    ClientDP LocalAccuracy MOON NaiveVHL Nova PrivateFedDM Proximal Real RobustMean SAM Scaffold ServerAdagrad
-    ServerAdam ServerAdaptive ServerMomentum ServerYogi Shared SharedImage SharedPool SummedFedDM VFA VFTL VHL
+    ClientDP LocalAccuracy MOON NaiveVHL Nova PrivateFedDM Proximal Real RobustMean SAM Scaffold SecureSums
+    ServerAdagrad ServerAdam ServerAdaptive ServerMomentum ServerYogi Shared SharedImage SharedPool SummedFedDM VFA
+    VFTL VHL
 """
 
 ENTRIES = """
     Anchors.anchors Anchors.owned Anchors.statistics Condensed.own Ditto.own FedDF.logits FedExP.norm FedExP.before
     FedGen.generator FedGen.seen FedGen.optimizer FedGen.counts FedGen.head LocalAccuracy.accuracies Nova.tau
-    RobustMean.updates Scaffold.control Scaffold.own Scaffold.drift ServerAdaptive.m ServerAdaptive.v
+    RobustMean.updates Scaffold.control Scaffold.own Scaffold.drift SecureSums.layout SecureSums.clients
+    SecureSums.partners SecureSums.survivors SecureSums.signers SecureSums.openers SecureSums.bundles SecureSums.boxes
+    SecureSums.masked SecureSums.signatures SecureSums.shares ServerAdaptive.m ServerAdaptive.v
     ServerMomentum.velocity
     SharedImage.picture SharedImage.index SharedImage.logits SharedPool.picture SharedPool.index SharedPool.logits
     VFA.means VHL.noise FedAvg.model FedAvg.samples FedAvg.update FedAvg.buffers FedAvg.counters FedAvg.last FedAvg.own

@@ -1,0 +1,57 @@
+"""Secure sums over a grid in memory: the same filter, the same bits, and nodes that fall silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl import FedAvg, Filtered, Keyring, Method, NoUsableReply, SecureSums
+from fl.addons import SCAFFOLD
+from fl.engine.flower import Misfit
+from tests.fl.flower.test_runs import FAST, assert_equal, beside, flower, grid, over
+
+__all__ = ["flower"]  # the stand-in for Flower
+
+MOST: dict[Any, float] = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
+
+
+def sealed(ring: Keyring, *, node: bool, **options: Any) -> Method:
+    """The method as a node has it, or as the server has it: without a keyring."""
+    given = {"threshold": 2, "most": MOST, "keyring": ring if node else None, **options}
+    return Filtered(FedAvg(SCAFFOLD(), **FAST), SecureSums(ring.registry(5), **given))
+
+
+def test_the_sums_are_those_of_threads_and_the_server_has_no_keys(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "rings")
+    there = grid(sealed(ring, node=True), tmp_path / "nodes")
+    assert_equal(
+        over(there, sealed(ring, node=False), evaluate="none"), beside(sealed(ring, node=True), evaluate="none")
+    )
+
+
+def test_a_node_that_falls_silent_after_it_has_masked_is_recovered(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "rings")
+    lost = {101}
+
+    def fault(node: int, kind: str, group: str) -> str | None:
+        return "error" if kind == "train.job" and node in lost and group == "2" else None
+
+    how: dict[str, Any] = {"participation": 1.0, "rounds": 2, "evaluate": "none"}
+    method = {"threshold": 4}
+    there = grid(sealed(ring, node=True, **method), tmp_path / "nodes", fault)
+    run = over(there, sealed(ring, node=False, **method), **how)
+    assert [row["secure_sum"] for row in run.rows] == [{"clients": 5, "recovered": 0}, {"clients": 4, "recovered": 1}]
+    assert list(run.rows[1]["failed"]) == ["1"]
+    lost.add(103)
+    there = grid(sealed(ring, node=True, **method), tmp_path / "others", fault)
+    with pytest.raises(NoUsableReply, match=r"after 'local' 3 clients are left and a sum must be over 4.*\[1, 3\]"):
+        over(there, sealed(ring, node=False, **method), **how)
+
+
+def test_a_node_with_another_registry_or_threshold_is_refused(tmp_path: Path) -> None:
+    ring, other = Keyring(tmp_path / "rings"), Keyring(tmp_path / "others")
+    for theirs in (sealed(other, node=True), sealed(ring, node=True, threshold=3)):
+        with pytest.raises(Misfit, match="another method than the server"):
+            over(grid(theirs, tmp_path / "nodes"), sealed(ring, node=False))
