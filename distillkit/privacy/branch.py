@@ -29,10 +29,11 @@ def known_of(ledger: Ledger, client: int | str) -> dict[str, Any]:
         ledger: the run's.
         client: whose records will be charged.
     """
-    owners, counts = (identity(client), EVERYONE), Counter[Event]()
-    for event in ledger.events:
-        if not ledger.disjoint or event.client in owners:
-            counts[replace(event, count=1, round=0)] += event.count
+    owners, counts = dict.fromkeys((identity(client), EVERYONE)), Counter[Event]()
+    with ledger._current():
+        touching = [e for k in owners for e in ledger._of.get(k, ())] if ledger.disjoint else list(ledger._events)
+    for event in touching:
+        counts[replace(event, count=1, round=0)] += event.count
     lines: list[Line] = [{"void": reason, "client": owner} for owner, reason in ledger._reasons.items()]
     lines += [{"remark": remark} for remark in ledger._remarks]
     lines += [{"assumed": list(facts), "by": entry} for entry, facts in ledger._assumed.items()]

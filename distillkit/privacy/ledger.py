@@ -68,6 +68,7 @@ class Ledger:
         self._journal = Journal(self.path)
         self._lock = threading.Lock()
         self._events: list[Event] = []
+        self._of: dict[int | str, list[Event]] = {}
         self._totals: dict[int | str, dict[tuple[float, float], int]] = {}
         self._reasons: dict[int | str, str] = {}
         self._remarks: list[str] = []
@@ -225,6 +226,7 @@ class Ledger:
 
     def _add(self, event: Event) -> None:
         self._events.append(event)
+        self._of.setdefault(event.client, []).append(event)
         totals = self._totals.setdefault(event.client, {})
         totals[event.sigma, event.rate] = totals.get((event.sigma, event.rate), 0) + event.count
         if event.sigma == 0:

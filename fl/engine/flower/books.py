@@ -12,6 +12,9 @@ from fl.engine.flower.hello import Hello
 
 __all__ = ["asked_of", "enter", "exhausted"]
 
+_MOST = 100_000
+"""Lines that one answer may have charged: a thousand rounds of a hundred releases each, of which no server was told."""
+
 
 def asked_of(ledger: Ledger | None, hello: Hello) -> dict[str, Any] | None:
     """What a node is told of its ledger: its name, and how many of its lines the server has seen.
@@ -41,6 +44,8 @@ def enter(ledger: Ledger, hello: Hello, facts: Mapping[str, str]) -> None:
         raise ValueError(f"it does not say what it charged: {type(error).__name__}: {error}") from error
     if name != hello.ledger:
         raise ValueError("it charged another ledger than it had when it said hello")
+    if len(lines) > _MOST:
+        raise ValueError(f"it says that it charged {len(lines)} releases, more than {_MOST}")
     numbers = [number for number, _ in lines]
     ordered = all(type(n) is int and n > 0 for n in numbers) and numbers == sorted(set(numbers))
     if type(since) is not int or not ordered:

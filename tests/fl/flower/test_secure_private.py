@@ -1,0 +1,39 @@
+"""Noised updates in secure sums over a grid, under a policy: charged as in process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl import FedAvg, Filtered, Keyring, Registry, SecureSums
+from fl.engine.flower import client_app
+from tests.fl.flower import double
+from tests.fl.flower.test_policy import written
+from tests.fl.flower.test_private import METHODS as PRIVATE
+from tests.fl.flower.test_runs import beside, held, over
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+def secure(inner: FedAvg, registry: Registry, ring: Keyring | None) -> Filtered:
+    return Filtered(inner, SecureSums(registry, keyring=ring, threshold=3, most={FedAvg.update: 4.0}))
+
+
+def test_secure_sums_of_noised_updates_are_charged_once_a_round(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path / "keys")
+    registry = ring.registry(5)
+    inner: Any = PRIVATE["DPSGD"]
+    how: dict[str, Any] = {"rounds": 1, "participation": 1.0, "evaluate": None}
+    policy = written(tmp_path / "policy.toml", methods='["Filtered(FedAvg(DPSGD), SecureSums)"]')
+    app = client_app(secure(inner(), registry, ring), held, folder=tmp_path / "nodes", policy=policy)
+    there = double.Grid(app, {100 + k: double.context(100 + k, k, 5) for k in range(5)})
+    far = over(there, secure(inner(), registry, None), **how)
+    assert far.rows[0]["failed"] == {}
+    assert far.rows[0]["privacy"] == beside(inner(), **how).rows[0]["privacy"]
