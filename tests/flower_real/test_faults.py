@@ -24,14 +24,15 @@ def test_a_killed_client_and_one_that_hangs_answer_again_and_a_run_without_answe
         out = flower.folder / "out"
         for partition in range(2):
             flower.start_node(f"node{partition}", partition, 2)
-        number = flower.begin("first", {"methods": "FedAvg Mishaps", "setting": "once faults", "out": str(out), **ONE})
+        number = flower.begin("first", {"methods": "FedDM Mishaps", "setting": "once faults", "out": str(out), **ONE})
         first = flower.end("first", number)
         number = flower.begin("second", {"methods": "Failing", "setting": "once", "out": str(out), **ONE})
         second = flower.end("second", number)
         found, logs = flower.results(out), {name: flower.log(name) for name in ("first", "second")}
     print(json.dumps(found, indent=1), logs["first"][-2000:], logs["second"][-2000:])
     assert first["status"] == "finished:completed"
-    assert found["FedAvg"]["failed"] == [{}]
+    assert found["FedDM"]["failed"] == [{}]
+    assert found["FedDM"]["hash"] == beside("FedDM", "once", 2)
     killed, hung, after = found["Mishaps"]["failed"]
     assert list(killed) == ["0"]
     assert killed["0"].startswith("lost: ")
@@ -78,5 +79,5 @@ def test_a_killed_server_and_a_restarted_superlink_change_no_bit() -> None:
     assert runs[0]["status"] == "finished:completed"
     assert not any(run["status"] == "finished:completed" for run in runs[1:])
     assert found["SCAFFOLD"]["hash"] == beside("SCAFFOLD", "killed", 2)
-    assert found["SCAFFOLD"]["failed"] == [{}] * 4
+    assert found["SCAFFOLD"]["failed"] == [{}] * 3
     assert not left

@@ -49,7 +49,7 @@ OPTIONS: dict[str, Any] = {"rounds": 3, "participation": 3, "evaluate": "all", "
 
 
 def over(there: double.Grid, method: Method, **options: Any) -> Run:
-    given = {"poll": 0.001, "wait": 5.0, "deadline": 60.0, **OPTIONS, "test": images(10, seed=9), **options}
+    given = {"poll": 0.001, "wait": 300.0, "deadline": 900.0, **OPTIONS, "test": images(10, seed=9), **options}
     return serve(there, method, **given)
 
 

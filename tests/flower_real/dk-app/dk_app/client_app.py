@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
+from dk_app.costs import SIZES, Echo, echo_client
 from dk_app.settings import METHODS, load_client
 from fl.engine.flower import reply_to
 
@@ -18,7 +20,17 @@ app = ClientApp()
 @app.train("job")
 def answer(message: Any, context: Any) -> Any:
     """Answer one message."""
-    method = METHODS[message.content.pop("method")["name"]]()
+    name = message.content.pop("method")["name"]
     partition, partitions = context.node_config["partition-id"], context.node_config["num-partitions"]
     folder = Path(context.run_config["out"]) / "nodes" / str(partition)
-    return reply_to(message, context, method, lambda partition: load_client(partition, partitions), folder=folder)
+    if name in SIZES:
+        return reply_to(message, context, Echo(SIZES[name]), lambda partition: echo_client(), folder=folder)
+    return reply_to(
+        message, context, METHODS[name](), lambda partition: load_client(partition, partitions), folder=folder
+    )  # fmt: skip
+
+
+@app.train("bare")
+def bare(message: Any, context: Any) -> Any:
+    """Send back what came, without the adapter."""
+    return Message(message.content, reply_to=message)

@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.serverapp import ServerApp
 
+from dk_app.costs import costs
 from dk_app.settings import METHODS, SETTINGS, Marked, test_set
 from fl.engine.flower import serve
 from fl.study import outcome_hash
@@ -19,14 +20,18 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Any, context: Any) -> None:
-    """Play the methods that the run config names; the deadline is three times the slowest round so far, and 10 s."""
+    """Play the methods that the run config names; the deadline is 1.5 times the slowest round so far, and 10 s."""
     config, slowest = context.run_config, 0.0
     out, names, settings = Path(config["out"]), config["methods"].split(), config["setting"].split()
     out.mkdir(parents=True, exist_ok=True)
     (out / "server.pid").write_text(str(os.getpid()))
+    if names == ["costs"]:
+        for line in costs(grid, lambda name: Marked(grid, name)):
+            write(out, line)
+        return
     for name, setting in zip(names, settings * len(names)):
         began = time.perf_counter()
-        deadline = 3 * slowest + 10 if slowest else 900.0
+        deadline = 1.5 * slowest + 10 if slowest else 900.0
         run = serve(
             Marked(grid, name), METHODS[name](), test=test_set(), out=out / "runs" / name, resume=True, poll=1.0,
             wait=config["wait"], at_once=config["at-once"], deadline=deadline, **SETTINGS[setting],
@@ -37,8 +42,13 @@ def main(grid: Any, context: Any) -> None:
             "failed": [row["failed"] for row in run.rows], "round_seconds": [row["seconds"] for row in run.rows],
             "seconds": time.perf_counter() - began, "distillkit": fl_file(),
         }  # fmt: skip
-        with (out / "results.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        write(out, line)
+
+
+def write(out: Path, line: dict[str, Any]) -> None:
+    """Add a line to what the run has found."""
+    with (out / "results.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def fl_file() -> str:

@@ -60,7 +60,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "simulated": {"rounds": 3, "participation": 0.5, "seed": 3, "evaluate": "all"},
     "deployed": {"rounds": 2, "seed": 3, "evaluate": [0]},
-    "killed": {"rounds": 4, "seed": 3, "evaluate": "none"},
+    "killed": {"rounds": 3, "seed": 3, "evaluate": "none"},
     "faults": {"rounds": 3, "seed": 3, "evaluate": "none"},
     "once": {"rounds": 1, "seed": 3, "evaluate": "none"},
 }

@@ -1,0 +1,95 @@
+"""What a round costs, a client: over Flower's bare messages, over the adapter, and with threads, for one payload."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from distillkit import LabeledImages
+from distillkit.normalization import IDENTITY
+from fl import Entry, Like, Message, Method, simulate
+from fl.engine.flower import serve
+
+POLL, ROUNDS = 0.05, 4
+"""Seconds between two looks for answers, on both ways; rounds, of which the first is not counted."""
+SIZES = {"0.1 MB": 25_000, "10 MB": 2_500_000, "100 MB": 25_000_000}
+"""Numbers of 4 bytes that go each way."""
+
+
+class Echo(Method):
+    """Clients send back what they are sent."""
+
+    value = Entry[torch.Tensor]("mean")
+
+    def __init__(self, numbers: int) -> None:
+        self.numbers = numbers
+
+    def start(self, server: Any) -> None:
+        server.state[self.value] = torch.randn(self.numbers, generator=server.generator("start"))
+
+    def send(self, server: Any, client: int) -> Message:
+        return Message({self.value: server.state[self.value]})
+
+    def expect(self, server: Any, client: int) -> Any:
+        return {self.value.key: Like(server.state[self.value])}
+
+    def local(self, client: Any, message: Message) -> Message:
+        return Message({self.value: message[self.value]})
+
+    def receive(self, server: Any, replies: Any) -> None:
+        server.state[self.value] = replies[self.value]
+
+
+def echo_client() -> LabeledImages:
+    """A client of one image."""
+    return LabeledImages(
+        torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64), num_classes=2, normalization=IDENTITY
+    )
+
+
+def bare(grid: Any, numbers: int) -> Iterator[float]:
+    """Seconds of each round of an app that Flower alone makes: the same array to every node and back."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+    from flwr.app import Message as Letter
+
+    value = torch.randn(numbers, generator=torch.Generator().manual_seed(0)).numpy()
+    for number in range(ROUNDS):
+        began = time.perf_counter()
+        letters = [
+            Letter(
+                RecordDict({"value": ArrayRecord({"value": Array(value)})}), node, "train.bare", group_id=str(number)
+            )
+            for node in grid.get_node_ids()
+        ]
+        waiting, answers = set(grid.push_messages(letters)), []
+        while waiting:
+            came = list(grid.pull_messages(waiting))
+            answers += [answer.content["value"]["value"].numpy() for answer in came]
+            waiting -= {answer.metadata.reply_to_message_id for answer in came}
+            if not came:
+                time.sleep(POLL)
+        value = sum(answers[1:], answers[0]) / len(answers)
+        yield time.perf_counter() - began
+
+
+def costs(grid: Any, marked: Any) -> Iterator[dict[str, Any]]:
+    """A line for each payload: median seconds a round and client."""
+    for name, numbers in SIZES.items():
+        clients = len(list(grid.get_node_ids()))
+        options: dict[str, Any] = {"rounds": ROUNDS, "evaluate": "none"}
+        rows = {
+            "bare": list(bare(grid, numbers)),
+            "adapter": [row["seconds"] for row in serve(marked(name), Echo(numbers), poll=POLL, **options).rows],
+            "threads": [
+                row["seconds"]
+                for row in simulate(Echo(numbers), [echo_client()] * clients, progress=False, **options).rows
+            ],
+        }
+        yield {
+            "method": name, "clients": clients,
+            **{way: statistics.median(seconds[1:]) / clients for way, seconds in rows.items()},
+        }  # fmt: skip
