@@ -73,7 +73,9 @@ def test_snippets_are_shown_and_copied_without_prompts(site: Path, page: Path) -
     found = html_of(site, page)
     assert "content.code.copy" in found
     assert ast.dump(ast.parse(copied(found))) == ast.dump(ast.parse("".join(e.source for e in tested)))
-    assert "&gt;&gt;&gt; " not in re.sub(r"<[^>]+>", "", found)
+    shown = re.sub(r"<[^>]+>", "", found)
+    assert "&gt;&gt;&gt; " not in shown
+    assert "# doctest" not in shown
     outputs = sum(1 for e in tested if e.want)
     assert len(re.findall(r'<span class="output( error)?">', found)) == outputs
 
@@ -113,3 +115,16 @@ def test_the_reference_is_in_the_navigation_and_has_an_anchor_for_every_name(sit
         assert f'href="api/{package}.html"' in start
         ids = set(re.findall(r' id="([^"]+)"', (site / "api" / f"{package}.html").read_text()))
         assert {f"{package}.{n}" for n in api.names(package) if api.homes()[package, n] == package} <= ids
+
+
+def test_numbers_do_not_break_and_marks_leave_no_paragraph() -> None:
+    hook = load_script("docs/scripts/typography.py")
+    assert hook.on_page_markdown("found\n<!-- found: a b c -->1.2 %<!-- end of found -->.") == "found\n1.2 %."
+    text = (
+        '<td title="3 % a">5.0 ± 0.1 (4.9 to 5.1) % of 3 MB, 1 to 2</td><code>7 % 3</code><pre><code>8 % 3</code></pre>'
+    )
+    expected = text.replace(">5.0 ± 0.1 (4.9 to 5.1) % of 3 MB", ">5.0~±~0.1 (4.9~to~5.1)~% of 3~MB").replace(
+        "~", "\u00a0"
+    )
+    assert hook.on_page_content(text) == expected
+    assert hook.on_page_content(f"<code>{'a' * 33}</code>") == f'<code class="long">{"a" * 33}</code>'

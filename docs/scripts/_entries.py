@@ -91,6 +91,8 @@ def signature(label: str, thing: Any) -> str:
     known = not isinstance(thing, type) and found.return_annotation is not found.empty
     after = f" -> {_note(found.return_annotation)}" if known else ""
     parameters = list(_parameters(found))
+    if isinstance(thing, type) and parameters == ["*args: Any", "**options: Any"]:
+        return ""  # of a base that users write subclasses of
     line = f"{label}({', '.join(parameters)}){after}"
     if len(line) <= WIDTH:
         return line

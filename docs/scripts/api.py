@@ -69,9 +69,9 @@ def target(package: str, name: str) -> str:
 
 @functools.cache
 def _sections() -> list[tuple[str, str, str, str]]:
-    """(page, title of the page, heading, text) of every part of a page that has a snippet, components first."""
+    """(page, title of the page, heading, text) of every part of a page that has a snippet."""
     found = []
-    pages = [p for room in ("components", "methods", "") for p in sorted((DOCS / room).glob("*.md"))]
+    pages = [p for room in ("", "components", "methods") for p in sorted((DOCS / room).glob("*.md"))]
     for page in pages:
         title, heading, lines, fenced = "", "", [""], False
         for line in [*page.read_text().splitlines(), "# "]:
@@ -85,11 +85,13 @@ def _sections() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def in_use(name: str) -> str:
+def in_use(package: str, name: str) -> str:
     """A link to the part of the documentation that shows a name: under a heading of its own, or else in a snippet."""
+    near = ("user_methods", "federation", "methods/") if package.startswith("fl") else ("components/",)
+    sections = sorted(_sections(), key=lambda s: not s[0].startswith(near))
     alone, anywhere = (re.compile(rf"(?<!{before}){re.escape(name)}\b") for before in (r"[\w.]", r"\w"))
     tries = ((alone, 2), (alone, 3), (anywhere, 3))
-    places = next((f for word, i in tries if (f := [s for s in _sections() if word.search(s[i])])), [])
+    places = next((f for word, i in tries if (f := [s for s in sections if word.search(s[i])])), [])
     if not places:
         return ""
     page, title, heading, _ = places[0]
@@ -99,11 +101,12 @@ def in_use(name: str) -> str:
 
 def linked(text: str) -> str:
     """The text with each public name that it quotes alone, as code, made a link to its description."""
-    known = {name: target(package, name) for package, name in reversed(homes())}
+    known = {package: f"{package}.md" for group in PACKAGES.values() for package in group}
+    known |= {name: target(package, name) for package, name in reversed(homes()) if name not in known}
 
     def replaced(found: re.Match[str]) -> str:
         place = known.get(found[1].rstrip("()"))
-        telling = re.search(r"[A-Z_(]", found[1])  # a word such as `match` may be an argument
+        telling = re.search(r"[A-Z_(.]", found[1])  # a word such as `match` may be an argument
         return f"[`{found[1]}`]({place})" if place and telling else found[0]
 
     parts = re.split(r"(^#.*$|```.*?```|^ {4,}.*$|\[[^\]]*\]\([^)]*\))", text, flags=re.MULTILINE | re.DOTALL)
@@ -123,7 +126,7 @@ def entry(package: str, name: str, thing: Any, level: str = "##", owner: str = "
     if said:
         yield f"```python\n{said}\n```\n"
     yield described(thing) if callable(thing) else summary(package, name, thing)
-    if not owner and (place := in_use(name)):
+    if not owner and (place := in_use(package, name)):
         yield f"{place}\n"
     if isinstance(thing, type):
         own, overridden = members(thing)

@@ -1,4 +1,4 @@
-"""A hook of the site's build: snippets that are tested are shown, and copied, without prompts; marks of scripts go."""
+"""A hook of the site's build: snippets that are tested are shown, and copied, without prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pygments.lexers import PythonLexer
 _BLOCK = re.compile(
     r'<div class="(?:language-\w+ )?highlight"><pre><span></span><code>(.*?)</code></pre></div>', re.DOTALL
 )
-_MARK = re.compile(r"<!-- (?:end of )?found\b.*?-->")
+_DIRECTIVE = re.compile(r" *# doctest: .*")
 _PARSER = DocTestParser()
 _CODE, _PLAIN = PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
 
@@ -23,7 +23,8 @@ _CODE, _PLAIN = PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
 def _source(examples: list[Example]) -> str:
     """Statements one below the other; what is indented ends with an empty line, as a shell wants it."""
     indented = (e.source.splitlines()[-1][:1] in ("", " ", "\t") for e in examples)
-    return "".join(e.source + "\n" * ends for e, ends in zip(examples, indented))
+    sources = (_DIRECTIVE.sub("", e.source) for e in examples)
+    return "".join(source + "\n" * ends for source, ends in zip(sources, indented))
 
 
 def _output(example: Example) -> str:
@@ -45,11 +46,6 @@ def shown(snippet: str) -> str:
                 parts.append(f'<span class="{kind}">{html.escape(_output(own[-1]))}\n</span>')
     copied = html.escape(_source(examples).rstrip("\n")).replace("\n", "&#10;")
     return f'<div class="highlight" data-copy="{copied}"><pre><code>{"".join(parts)}</code></pre></div>'
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Take out the marks between which scripts write numbers: one that begins a line would begin a paragraph."""
-    return _MARK.sub("", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:

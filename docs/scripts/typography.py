@@ -1,0 +1,24 @@
+"""A hook of the site's build: numbers stay whole with unit, spread and interval; long code in tables may break."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_MARK = re.compile(r"<!--.*?-->")
+_CODE_OR_TAG = re.compile(r"(<(pre|code|math)\b.*?</\2>|<[^>]*>)", re.DOTALL)
+_NUMBER = re.compile(r"(?<=[\d)]) (?=%|±|dB\b|MB\b|GB\b)|(?<=±) (?=\d)|(?<=\d) (?=to [\d.]+\))|(?<=\d to) (?=[\d.]+\))")
+_LONG = re.compile(r"<code>([^<]{33,})</code>")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Take out the marks between which scripts write: one that begins a line would begin a paragraph."""
+    return _MARK.sub("", markdown)
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Put spaces that do not break into numbers, outside of code, and mark code that is long (once a page)."""
+    parts = _CODE_OR_TAG.split(content)
+    texts = (_NUMBER.sub("\u00a0", part) for part in parts[::3])
+    tags = [*parts[1::3], ""]
+    return "".join(text + _LONG.sub(r'<code class="long">\1</code>', tag) for text, tag in zip(texts, tags))
