@@ -38,6 +38,7 @@ from fl.filters.secure.coding import Layout, TooLarge
 from fl.methods import SummedFedDM
 from fl.reduce import Like, Reduced, Reducer, Schema, check_reply
 from tests.fl.laws import assert_same
+from tests.fl.sealed import InMemory
 from tests.fl.small import Tiny, federation, images
 from tests.fl.test_grid import PICTURE, SHARED
 
@@ -47,8 +48,8 @@ NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
 
 
 @pytest.fixture
-def ring(tmp_path: Path) -> Keyring:
-    return Keyring(tmp_path / "ring")
+def ring() -> InMemory:
+    return InMemory()
 
 
 def sealed(method: Method, ring: Keyring, kind: type[SecureSums] = SecureSums, **options: Any) -> Filtered:
@@ -185,7 +186,7 @@ METHODS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: Keyring) -> None:
+def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: InMemory) -> None:
     """The weights within float32's own rounding; the accuracies of all rounds alike."""
     make, most = METHODS[name]
     how: dict[str, Any] = {"rounds": 10, "evaluate": "none"} | ({"secret": 7} if name == "SummedFedDM" else {})
@@ -196,7 +197,7 @@ def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: Keyring) -> Non
     assert secure.rows[-1]["epsilon"] == plain.rows[-1]["epsilon"]
 
 
-def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: Keyring) -> None:
+def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: InMemory) -> None:
     shared = SharedImage(PICTURE, **{**SHARED, "warm_rounds": 1, "rate": 0.0})
     how: dict[str, Any] = {"rounds": 2, "evaluate": "none"}
     method = FedAvg(shared, **FAST)
@@ -206,11 +207,11 @@ def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: Keyring) -> N
     assert secure.rows[0]["up"]["SecureSums.masked"] > secure.rows[1]["up"]["SecureSums.masked"]
 
 
-@pytest.mark.parametrize("where", ["threads", "loopback"])
-def test_runs_have_other_masks_and_the_same_bits(where: Any, ring: Keyring, tmp_path: Path) -> None:
+def test_runs_have_other_masks_and_the_same_bits(tmp_path: Path) -> None:
     """Over bytes too; and what the server saw was not the same twice."""
+    ring = Keyring(tmp_path / "ring")
     method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, most={SCAFFOLD.drift: 40.0}), [], []
-    for i, place in enumerate(("threads", where)):
+    for i, place in enumerate(("threads", "loopback")):
         runs.append(play(method, where=place, out=tmp_path / str(i), transcript=True))
         ups = [m for m in transcript.read(tmp_path / str(i)) if (m.direction, m.exchange) == ("up", "local")]
         seen.append({(m.round, m.client): m.values for m in ups})
@@ -220,7 +221,7 @@ def test_runs_have_other_masks_and_the_same_bits(where: Any, ring: Keyring, tmp_
         assert not (values["SecureSums.masked"] == seen[1][key]["SecureSums.masked"]).any()
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(ring: Keyring, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(ring: InMemory, tmp_path: Path) -> None:
     method = sealed(FedAvg(MOON(), **FAST), ring)
     whole = play(method, rounds=3)
     play(method, rounds=2, out=tmp_path / "run")
@@ -273,7 +274,7 @@ STEPS = ("announce", "deal", "local", "assent", "disclose")
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(step: str, ring: Keyring) -> None:
+def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(step: str, ring: InMemory) -> None:
     run = play(sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(3,)), rounds=3, evaluate="none")
     inside = step in ("assent", "disclose")
     plain = play((FedAvg if inside else Absent)(**FAST), rounds=3, evaluate="none")
@@ -290,7 +291,7 @@ def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(ste
 
 @pytest.mark.parametrize("step", STEPS)
 def test_two_of_four_are_below_the_threshold_and_end_the_round_with_the_reason(
-    step: str, ring: Keyring, tmp_path: Path
+    step: str, ring: InMemory, tmp_path: Path
 ) -> None:
     method = sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(1, 3))
     said = (
@@ -306,7 +307,7 @@ def test_two_of_four_are_below_the_threshold_and_end_the_round_with_the_reason(
 
 
 def test_the_servers_transcript_holds_no_single_clients_values(
-    ring: Keyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ring: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every message that the server sees, alone and in pairs and triples, against what each client really had."""
     true: dict[tuple[int, ...], torch.Tensor] = {}
@@ -351,7 +352,7 @@ def test_the_servers_transcript_holds_no_single_clients_values(
         assert abs(float(torch.corrcoef(torch.stack([both.double(), real.double()]))[0, 1])) < 5 / length**0.5
 
 
-def test_nothing_else_of_a_client_is_in_clear(ring: Keyring) -> None:
+def test_nothing_else_of_a_client_is_in_clear(ring: InMemory) -> None:
     """No weights, no notes, no tests on its own images, no value in an error."""
     run = play(sealed(FedAvg(FedCOG(start_round=1, images=3, steps=1), **FAST), ring))
     assert not [row for row in run.rows if "noted" in row or "accuracy_clients" in row]
@@ -374,9 +375,9 @@ def test_a_value_beyond_its_maximum_is_refused_and_not_clipped() -> None:
             layout.encode(Message({Every.total: torch.tensor([0.0, bad])}))
 
 
-def test_a_client_with_a_strangers_key_is_left_out_by_name_and_the_others_go_on(ring: Keyring) -> None:
+def test_a_client_with_a_strangers_key_is_left_out_by_name_and_the_others_go_on(ring: InMemory) -> None:
     method = sealed(FedAvg(**FAST), ring)
-    (ring.folder / "2" / "identity").write_bytes(bytes(range(32)))
+    ring.identities[2] = bytes(range(32))
     run = play(method, rounds=1)
     assert "not the one that the registry names" in run.rows[0]["failed"]["2"]
     assert run.rows[0]["secure_sum"] == {"clients": 3, "recovered": 0}
@@ -401,7 +402,7 @@ class Forging(SecureSums):
         return reply
 
 
-def test_forged_keys_and_signatures_are_left_out_by_name(ring: Keyring) -> None:
+def test_forged_keys_and_signatures_are_left_out_by_name(ring: InMemory) -> None:
     run = play(sealed(FedAvg(**FAST), ring, Forging, threshold=2 + 1), rounds=1)
     assert "the keys of client 2 are not signed for this round" in run.rows[0]["failed"]["2"]
     with pytest.raises(NoUsableReply, match="client 1: has signed for another sum"):
@@ -421,7 +422,7 @@ class Greedy(SecureSums):
         return message
 
 
-def test_a_server_that_tells_two_stories_gets_no_share(ring: Keyring) -> None:
+def test_a_server_that_tells_two_stories_gets_no_share(ring: InMemory) -> None:
     with pytest.raises(NoUsableReply, match=r"after 'assent' 2 clients are left"):
         play(sealed(FedAvg(**FAST), ring, Greedy))
 
@@ -451,13 +452,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_sum_is_refused_by_name(name: str, ring: Keyring) -> None:
+def test_what_is_no_sum_is_refused_by_name(name: str, ring: InMemory) -> None:
     make, said = REFUSED[name]
     with pytest.raises(PrivacyError, match=said):
         play(sealed(make(), ring, most={FedAvg.buffers: 5.0} if name == "batch norm" else {}))
 
 
-def test_batch_norm_without_counters_is_summed(ring: Keyring) -> None:
+def test_batch_norm_without_counters_is_summed(ring: InMemory) -> None:
     method = sealed(FedAvg(**{**FAST, "factory": lambda n: Tiny(n, norm=True), "buffers": "drop"}), ring)
     assert play(method, rounds=1).rows[0]["secure_sum"]["clients"] == 4
 
@@ -488,7 +489,7 @@ class Doubling(Filter):
         return replies.replace(FedAvg.update, {n: t / 2 for n, t in replies[FedAvg.update].items()})
 
 
-def test_filters_stand_before_secure_sums_and_not_behind(ring: Keyring) -> None:
+def test_filters_stand_before_secure_sums_and_not_behind(ring: InMemory) -> None:
     secure = SecureSums(ring.registry(4), keyring=ring, threshold=3, most={FedAvg.update: 8.0})
     with pytest.raises(PrivacyError, match="Rounding behind it could not read them: give SecureSums last"):
         Filtered(FedAvg(**FAST), secure, Rounding())
@@ -507,12 +508,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "said"), BAD, ids=["threshold", "most", "keyring"])
-def test_what_cannot_be_run_says_why(options: dict[str, Any], said: str, ring: Keyring) -> None:
+def test_what_cannot_be_run_says_why(options: dict[str, Any], said: str, ring: InMemory) -> None:
     with pytest.raises((ValueError, NoUsableReply), match=said):
         play(sealed(FedAvg(**FAST), ring, **options))
 
 
-def test_an_entry_without_a_maximum_and_a_client_without_a_key_are_named(ring: Keyring) -> None:
+def test_an_entry_without_a_maximum_and_a_client_without_a_key_are_named(ring: InMemory) -> None:
     with pytest.raises(ValueError, match="FedAvg.update has no public maximum.*most={FedAvg.update: B}"):
         play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(4), keyring=ring, threshold=3)))
     with pytest.raises(ValueError, match="client 3 is not in the registry"):
