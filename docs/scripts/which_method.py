@@ -47,7 +47,7 @@ class Choice(NamedTuple):
 
 
 SUMMARY = {
-    "privacy": ["seconds_make"],
+    "privacy": ["cpu_seconds_condense"],
     "methods": ["accuracy_own", "bytes_up", "bytes_down", "client_seconds"],
     "feddm_private": ["rounds", "bytes_up", "client_seconds"],
 }
@@ -67,16 +67,16 @@ DM, PRIVATE = "components/distribution_matching.md", "components/privacy.md"
 TABLES = {
     "sets": Choice(
         "privacy", "digits", ("to train on", "made by"),
-        (("last %", "accuracy %"), ("seconds make (s)", "CPU s"), ("ε", "ε")),
+        (("last %", "accuracy %"), ("cpu seconds condense (s)", "CPU s"), ("ε", "ε")),
         (
             Row(("everything", "–"), "all real images", THEMSELVES),
             Row(("a hundred real images", "[coresets](components/coresets.md)"), "random real images", THEMSELVES),
             Row(("a hundred learned images", f"[`distribution_matching`]({DM})"),
                 "distribution matching from real images", (("dm", "nearest", ""),)),
-            Row(("a hundred, with a guarantee", f"[`condense_private`]({PRIVATE})"), "class means, ε 8, 300 updates",
+            Row(("a hundred, with a guarantee", f"[`condense_private`]({PRIVATE})"), "class means, epsilon 8",
                 (("class-means", "nearest", ""),)),
-            Row(("with a stronger guarantee", f"[`condense_private`]({PRIVATE})"), "class means, ε 1, 300 updates"),
-            Row(("the same, step by step", f"[`image_sgd`]({PRIVATE})"), "image SGD, ε 8"),
+            Row(("with a stronger guarantee", f"[`condense_private`]({PRIVATE})"), "class means, epsilon 1"),
+            Row(("the same, step by step", f"[`image_sgd`]({PRIVATE})"), "image SGD, epsilon 8"),
         ), MEMBERS),
     "federated": Choice(
         "methods", "digits", ("method", "a client sends"), (("last %", "accuracy %"), *COSTS),
