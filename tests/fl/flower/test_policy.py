@@ -102,6 +102,15 @@ def test_a_spent_budget_says_no_by_name_and_the_run_goes_on(tmp_path: Path) -> N
     assert of_client_1(one_strict(tmp_path, NoisySum(), epsilon=str(budget)))[0] is not None
 
 
+def test_the_owner_may_change_the_policy_between_two_rounds(tmp_path: Path) -> None:
+    def stricter(row: dict[str, Any]) -> None:
+        written(tmp_path / "policy.toml", smallest_sigma="2.5")
+
+    first, second = of_client_1(one_strict(tmp_path, NoisySum(), rounds=2, on_round=stricter))
+    assert first is None
+    assert second == "refused: its policy says smallest_sigma = 2.5, and pixel_sum has 2"
+
+
 def test_every_node_refusing_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml", smallest_sigma="9.0")
     app = client_app(NoisySum(), held, folder=tmp_path / "nodes", policy=policy)

@@ -14,6 +14,8 @@ from distillkit.privacy import CLIENT, BudgetExhausted, Event, Ledger, compose
 from distillkit.privacy.branch import lines_of, mirror, mirrored
 from fl import ClientDP, FedAvg, Filtered, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
+from fl.engine.flower.books import enter
+from fl.engine.flower.hello import Hello
 from fl.methods import PrivateFedDM
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, beside, grid, held, over
@@ -35,7 +37,10 @@ def flower() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_rehearsed_private_run_has_the_bits_of_threads(name: str, tmp_path: Path) -> None:
-    method, how = METHODS[name](), {"secret": 7, "evaluate": None, "participation": 3 if name != "ClientDP" else 1.0}
+    method, how = (
+        METHODS[name](),
+        {"rounds": 2, "secret": 7, "evaluate": None, "participation": 3 if name != "ClientDP" else 1.0},
+    )
     assert_equal(over(grid(METHODS[name](), tmp_path), method, **how), beside(METHODS[name](), **how))
 
 
@@ -228,3 +233,30 @@ def test_what_is_no_line_of_a_ledger_is_refused_whole(wrong: dict[str, Any], tmp
     run.spend(Event("rounds", SIGMA, relation=CLIENT))
     with pytest.raises(ValueError, match="one epsilon cannot cover"):
         mirror(run, "a", 0, [(1, line())])
+
+
+HELLO = Hello(3, 5, "m", "", "f", "a", "", False, True, "0", images(1, seed=0)[:0])
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("{", "does not say"), ({"name": "a", "since": 0}, "does not say"),
+        ({"name": "b", "since": 0, "lines": []}, "another ledger than"),
+        ({"name": "a", "since": 1, "lines": []}, "lines of its ledger are missing"),
+        ({"name": "a", "since": 0, "lines": [[2, line()], [1, line()]]}, "not in order"),
+        ({"name": "a", "since": 0, "lines": [[0, line()]]}, "not in order"),
+        ({"name": "a", "since": "0", "lines": []}, "not in order"),
+        ({"name": "a", "since": 0, "lines": [[1, "event"]]}, "must be maps"),
+        ({"name": "a", "since": 0, "lines": [[n, line()] for n in range(1, 12)]}, "charged 11 releases, more than 10"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_a_node_says_of_its_ledger_may_be_anything(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl.engine.flower.books._MOST", 10)
+    book = Ledger(None)
+    with pytest.raises(ValueError, match=why):
+        enter(book, HELLO, {"account": said if isinstance(said, str) else json.dumps(said)})
+    assert not book.events
+    enter(book, HELLO, {"account": json.dumps({"name": "a", "since": 0, "lines": [[4, line(client="9")]]})})
+    assert [event.client for event in book.events] == ["3"]
