@@ -135,5 +135,7 @@ def test_constants_show_their_value_and_the_words_below_them() -> None:
 def test_names_that_are_quoted_are_links_where_they_cannot_be_arguments() -> None:
     place = "distillkit.condense.md#distillkit.condense.embedding_means"
     assert API.linked("see `embedding_means`, `match`") == f"see [`embedding_means`]({place}), `match`"
-    assert API.linked("## `embedding_means`") == "## `embedding_means`"
+    assert (
+        API.linked("## `embedding_means`\n`embedding_means`") == f"## `embedding_means`\n[`embedding_means`]({place})"
+    )
     assert API.linked("```python\n`embedding_means`\n```") == "```python\n`embedding_means`\n```"

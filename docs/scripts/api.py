@@ -109,7 +109,7 @@ def linked(text: str) -> str:
         telling = re.search(r"[A-Z_(.]", found[1])  # a word such as `match` may be an argument
         return f"[`{found[1]}`]({place})" if place and telling else found[0]
 
-    parts = re.split(r"(^#.*$|```.*?```|^ {4,}.*$|\[[^\]]*\]\([^)]*\))", text, flags=re.MULTILINE | re.DOTALL)
+    parts = re.split(r"(^#[^\n]*|```.*?```|^ {4,}[^\n]*|\[[^\]]*\]\([^)]*\))", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(re.sub(r"(?<!`)`([\w.()]+)`(?!`)", replaced, p) if i % 2 == 0 else p for i, p in enumerate(parts))
 
 
