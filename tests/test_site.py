@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import html
+import os
 import re
 from doctest import DocTestParser
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.scripts import load_script
 
@@ -18,11 +20,16 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 @pytest.fixture(scope="session")  # of the module alone it is built anew when a process comes back to it
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once for all processes of a run."""
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
-    out = tmp_path_factory.mktemp("site")
-    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(out)))
+    own = tmp_path_factory.getbasetemp()
+    out = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "site"
+    with FileLock(f"{out}.lock"):
+        if not (done := out.with_suffix(".done")).exists():
+            build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(out)))
+            done.touch()
     return out
 
 
