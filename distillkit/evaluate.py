@@ -44,9 +44,9 @@ class Row:
         return statistics.fmean(self.accuracies)
 
     @property
-    def std(self) -> float:
-        """Sample standard deviation of the accuracies (n - 1); 0 for a single network."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+    def std(self) -> float | None:
+        """Sample standard deviation of the accuracies (n - 1); None for a single network, which has no spread."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Evaluation:
     def __str__(self) -> str:
         lines = [f"{'data':<12} {'architecture':<16} {'accuracy %':>12}  draws  seconds"]
         for row in self.rows:
-            shown = f"{100 * row.mean:.1f} ± {100 * row.std:.1f}"
+            shown = f"{100 * row.mean:.1f}" + ("" if row.std is None else f" ± {100 * row.std:.1f}")
             lines.append(
                 f"{row.data:<12} {row.architecture:<16} {shown:>12}  {len(row.accuracies):5}  {row.seconds:7.1f}"
             )

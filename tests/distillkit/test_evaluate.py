@@ -193,7 +193,7 @@ def test_means_and_spreads() -> None:
     row = Row("set", "net", (0.5, 0.7, 0.9), 1.0)
     assert row.mean == pytest.approx(0.7)
     assert row.std == pytest.approx(0.2)
-    assert Row("set", "net", (0.5,), 1.0).std == 0
+    assert Row("set", "net", (0.5,), 1.0).std is None
     assert Evaluation((row,), Protocol(), 3).record()["protocol"]["augment"] is None
     assert "augment" in Evaluation((row,), Protocol(augment=jitter), 3).record()["protocol"]
 
