@@ -20,7 +20,7 @@ from fl.addons import Anchors, Condensed
 from fl.engine.store import Store, read_message
 from fl.study import load as load_run
 
-__all__ = ["DOMAINS", "averages", "digits", "domain_table", "draw"]
+__all__ = ["AVERAGES", "DOMAINS", "digits", "domain_table", "draw"]
 
 DOMAINS = ("mnist", "svhn", "usps", "synthdigits", "mnistm")
 TABLE_1 = {
@@ -32,12 +32,8 @@ TABLE_1 = {
     "VHL": ((95.0, 68.6, 92.2, 60.7, 76.1, 78.5), (96.9, 75.2, 94.4, 72.3, 83.7, 84.5)),
     "FedLGD": ((95.8, 68.2, 92.4, 67.4, 79.4, 80.6), (97.1, 77.3, 94.6, 78.5, 86.1, 86.7)),
 }
+AVERAGES = [{"domains": {name: f"{row[k][-1]:.1f}" for name, row in TABLE_1.items()}} for k in range(2)]
 """Table 1's ConvNet rows: for 10 and 50 images a class, accuracy in per cent on each of `DOMAINS`, and their mean."""
-
-
-def averages(ipc: int) -> dict[str, dict[str, str]]:
-    """Table 1's means over the domains, by task and way: those of 50 images a class for 50, else those of 10."""
-    return {"domains": {name: f"{row[{10: 0, 50: 1}.get(ipc, 0)][-1]:.1f}" for name, row in TABLE_1.items()}}
 
 
 def digits(names: tuple[str, ...], root: str | None, size: int, train: int | None, test: int | None) -> Split:
@@ -80,11 +76,10 @@ def domain_table(records: Records, images: Split, ipc: int) -> list[Table]:
         found.setdefault(record.method, []).append(_by_domain(record, images))
     if not found:
         return []
-    column = {10: 0, 50: 1}.get(ipc)
     cells, rows = [], []
     for method, runs in found.items():
         said = [mean_std([run[name] for run in runs], 100.0) for name in images.domains]
-        known = TABLE_1[method][column] if method in TABLE_1 and column is not None else ()
+        known = TABLE_1[method][ipc == 50] if method in TABLE_1 and ipc in (10, 50) else ()
         paper = dict(zip(DOMAINS, known))
         cells.append((method, *(f"{s} ({paper[n]:.1f})" if n in paper else s for n, s in zip(images.domains, said))))
         rows.append({"method": method, **{n: sum(run[n] for run in runs) / len(runs) for n in images.domains}})

@@ -17,7 +17,7 @@ from functools import cache, partial
 from typing import Any
 
 from _data import own_task
-from _fedlgd import DOMAINS, averages, digits, domain_table, draw
+from _fedlgd import AVERAGES, DOMAINS, digits, domain_table, draw
 from _options import command_line, number, parsed, run_study
 from _paper import beside
 from distillkit.augment import DIGITS, DSA, NATURAL
@@ -137,7 +137,7 @@ def main(words: list[str] | None = None) -> None:
     def tables(records: Records) -> list[object]:
         table = summary_table(records, columns=["bytes_up", "bytes_down", "client_seconds"])
         against = [paired([r for r in records if r.method in TRIES], base) for base in ("FedAvg", "VHL")]
-        return [beside(table, averages(o.ipc), source), *against, *domain_table(records, images(), o.ipc)]
+        return [beside(table, AVERAGES[o.ipc == 50], source), *against, *domain_table(records, images(), o.ipc)]
 
     records = run_study(study, o, tables, by=(), claim=CLAIM)
     for by in ("round", "bytes_down", "client_seconds"):

@@ -423,7 +423,7 @@ def test_the_norm_finds_the_quantile(quantile: float) -> None:
     count, clips = 20, {Sums.vector: 0.1, Sums.group: 100.0}
     dp, method = ClientDP(0.1, 1.0, clips, Adaptive(quantile, 0.25, sigma=1.0)), Sums()
     server = beside(method, clients=count, secret=4)
-    dp.start(server, Bare().expect(server, 0))  # type: ignore[arg-type]
+    dp.start(server, Bare().expect(server, 0), {})  # type: ignore[arg-type]
     server.state[dp.norms] = torch.tensor([30.0, 0.1], dtype=torch.float64)
     replies = []
     for k in range(count):

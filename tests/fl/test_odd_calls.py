@@ -425,7 +425,6 @@ ACCEPTED: Listed = {
     ("SummedFedDM", "least", "None"): DEFAULT,
     ("ClientDP clips", "adaptive", "None"): DEFAULT,
     ("ClientDP clips", "clip", "number"): "the norm of `FedAvg.update`",
-    ("SecureSums", "keyring", "None"): DEFAULT,
     ("Keyring", "folder", "string"): "a path",
     ("Message", "values", "None"): DEFAULT,
     ("shuffled", "count", "zero"): "a set without images has batches without images",
