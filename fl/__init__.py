@@ -1,4 +1,4 @@
-"""A thin federated layer over distillkit: methods as compositions, and an engine that runs them in process.
+"""A thin federated layer over distillkit: methods as compositions, and engines that run them, in process or on Flower.
 
 What it takes to run a method, and to write an add-on, a filter or a method of one's own, is here; the papers' add-ons
 are in `fl.addons`, their methods in `fl.methods`.
