@@ -15,7 +15,20 @@ from fl.message import Entry, declared
 from fl.method import Method
 from fl.reduce import Like, Schema
 
-__all__ = ["require_shapes", "require_sums"]
+__all__ = ["asking", "reading", "require_shapes", "require_sums"]
+
+
+def asking(method: Method) -> str | None:
+    """Which part of a method asks every client before round 1; None if nothing does."""
+    addons = method.addons if isinstance(method, FedAvg) else ()
+    return next((a.name for a in addons if a.asks), type(method).__name__) if method.asks else None
+
+
+def reading(method: Method) -> str | None:
+    """Which part of a method reads single replies on the server; None if nothing does."""
+    addons = method.addons if isinstance(method, FedAvg) else ()
+    itself = type(method).read_reply not in (Method.read_reply, FedAvg.read_reply)
+    return next((a.name for a in addons if fills(a, "read_reply")), type(method).__name__ if itself else None)
 
 
 def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
@@ -39,21 +52,15 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
         raise PrivacyError(
             f"{name} protects single records already; one ledger cannot cover records and whole clients: take either"
         )
-    if method.asks:
-        asking = next((a.name for a in addons if a.asks), name)
-        raise PrivacyError(
-            f"{asking} asks every client before round 1, and the answers would not be noised: leave it out"
-        )
+    if who := asking(method):
+        raise PrivacyError(f"{who} asks every client before round 1, and the answers would not be noised: leave it out")
     if isinstance(method, FedAvg) and len(method.networks.names) > 1:
         raise PrivacyError("clients with several architectures have a public denominator each: take one network")
     if isinstance(method, FedAvg) and method.settings.weights == "samples":
         raise PrivacyError("how many images a client has is private: give weights='uniform', got 'samples'")
-    reads = [a.name for a in addons if fills(a, "read_reply")]
-    if not reads and type(method).read_reply not in (Method.read_reply, FedAvg.read_reply):
-        reads = [name]
-    if reads:
+    if who := reading(method):
         raise PrivacyError(
-            f"{reads[0]} reads single replies on the server (read_reply), where they have no noise: leave it out"
+            f"{who} reads single replies on the server (read_reply), where they have no noise: leave it out"
         )
     for entry in held.values():
         if entry.reduce == "union":

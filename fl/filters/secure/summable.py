@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from distillkit.privacy import PrivacyError
-from fl.averaging.addon import fills
 from fl.averaging.fedavg import FedAvg
+from fl.filters._boundable import asking, reading
 from fl.method import Method
 
 __all__ = ["require_sums"]
@@ -21,27 +21,21 @@ def require_sums(method: Method) -> None:
     Raises:
         PrivacyError: naming what reads single replies.
     """
-    name, addons = type(method).__name__, method.addons if isinstance(method, FedAvg) else ()
     if method.draws_clients:
         raise PrivacyError(
-            f"{name} draws its clients in secret, and may draw nobody; a secure sum is over clients that know of each "
-            "other: take either"
+            f"{type(method).__name__} draws its clients in secret, and may draw nobody; a secure sum is over clients "
+            "that know of each other: take either"
         )
-    if method.asks:
-        asking = next((a.name for a in addons if a.asks), name)
+    if who := asking(method):
         raise PrivacyError(
-            f"{asking} asks every client before round 1, and the server would read each single answer: leave it out"
+            f"{who} asks every client before round 1, and the server would read each single answer: leave it out"
         )
     if isinstance(method, FedAvg) and len(method.networks.names) > 1:
         raise PrivacyError(
             "clients with several architectures send replies of several forms, and which one is whose would show: take "
             "one network"
         )
-    reads = [a.name for a in addons if fills(a, "read_reply")]
-    if not reads and type(method).read_reply not in (Method.read_reply, FedAvg.read_reply):
-        reads = [name]
-    if reads:
+    if who := reading(method):
         raise PrivacyError(
-            f"{reads[0]} reads each single reply on the server (read_reply), and there will be none to read: leave it "
-            "out"
+            f"{who} reads each single reply on the server (read_reply), and there will be none to read: leave it out"
         )
