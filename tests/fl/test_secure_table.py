@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -95,3 +96,11 @@ def test_the_page_has_every_public_method_and_add_on_and_says_what_the_declarati
 
 if __name__ == "__main__":
     print("\n".join(table()))
+
+
+def test_the_costs_on_the_page_are_those_of_the_record() -> None:
+    record = json.loads((PAGE.parents[1] / "results" / "secure_sums.json").read_text())
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    start = shown.index(record["columns"])
+    assert shown[start + 1 : start + 1 + len(record["rows"])] == record["rows"]
