@@ -1,0 +1,251 @@
+"""What grows with what: CPU seconds, bytes and memory of the engine, by clients in a round and by those not drawn.
+
+    python -m tests.benchmarks scaling
+
+Clients do nothing but send back what they are sent, so what is left is the engine: letters, checks, folding, counting.
+Every measurement is a process of its own, and a row of `docs/results/scaling.json` as soon as it is made; rows that are
+there are not measured again, so that an interrupted run goes on. `docs/scripts/scaling.py` makes the page of them.
+
+    drawn        all of 10, 100, 1,000 clients in every round, with networks of 10^4 to 10^6 weights
+    registered   10 drawn among 10 to 10^6, made when asked for
+    listed       10 drawn among 10 to 10,000 in a list, which is checked whole
+    kept         clients that keep a memory as large as the network, in a run that keeps files
+    union        clients that send images, which the server keeps side by side (FedDM's kind)
+    flower       the adapter over a grid in memory, without Flower itself: 10 and 100 nodes
+    start        a process that does nothing but import what a node needs, as Flower starts one for every message
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from distillkit import LabeledImages
+from distillkit.files import write_atomically
+from distillkit.normalization import IDENTITY
+from distillkit.provenance import git_commit
+from fl import Client, FedAvg, FedDM, Message, Method, simulate
+from fl.engine.flower import client_app, serve
+from fl.reduce import Reduced
+from fl.sides import Server
+from tests.fl.flower import double
+
+RECORD = Path(__file__).parents[2] / "docs" / "results" / "scaling.json"
+COMMAND = "python -m tests.benchmarks scaling"
+ROUNDS = {10: 11, 100: 5, 1000: 3}
+"""By how many are drawn; the first, which pays for the start, is counted apart, and of the others the median counts."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: so many clients, of whom so many are drawn, and so many weights."""
+
+    part: str
+    clients: int
+    drawn: int
+    weights: int
+    seed: int
+
+
+def cases() -> Iterator[Case]:
+    """All of them, the cheapest first."""
+    for seed in range(3):
+        yield Case("start", 0, 0, 0, seed)
+        yield from (Case("registered", n, 10, 100_000, seed) for n in (10, 100, 1000, 10_000, 1_000_000))
+        yield from (Case("listed", n, 10, 100_000, seed) for n in (10, 100, 1000, 10_000))
+        yield from (Case("drawn", n, n, w, seed) for n in (10, 100) for w in (10_000, 100_000, 1_000_000))
+        yield from (Case("kept", n, n, 10_000, seed) for n in (10, 100))
+        yield from (Case("union", n, n, 10_000, seed) for n in (10, 100, 1000))
+        yield from (Case("flower", n, n, w, seed) for n in (10, 100) for w in (10_000, 1_000_000))
+    for seed in range(3):
+        yield from (Case("drawn", 1000, 1000, w, seed) for w in (10_000, 100_000))
+        yield Case("kept", 1000, 1000, 10_000, seed)
+    yield from (Case("drawn", 1000, 1000, 1_000_000, seed) for seed in range(3))
+
+
+class Clients(Sequence[LabeledImages]):
+    """Two small images each, made when asked for."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> LabeledImages:  # type: ignore[override]
+        if not 0 <= number < self.count:
+            raise IndexError(number)
+        return LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), num_classes=2, normalization=IDENTITY)
+
+
+class Echo(FedAvg):
+    """Trains nothing: the update is what came, and if it `keeps`, so is the memory."""
+
+    keeps = False
+
+    def local(self, client: Client, message: Message) -> Message:
+        if self.keeps:
+            client.memory[self.last] = message[self.model]
+        return Message({self.samples: 1.0, self.update: message[self.model]})
+
+
+class Pictures(FedDM):
+    """Sends the same ten images of 3x32x32, of which the server learns nothing; it keeps those of all clients."""
+
+    sent = LabeledImages(torch.zeros(10, 3, 32, 32), torch.arange(10), num_classes=10, normalization=IDENTITY)
+
+    def local(self, client: Client, message: Message) -> Message:
+        return Message({self.images: self.sent})
+
+    def receive(self, server: Server, replies: Reduced) -> None:
+        server.state[self.images] = replies[self.images]
+
+
+def network(weights: int, inputs: int, outputs: int) -> nn.Module:
+    """Two layers of so many weights, but for a few."""
+    width = weights // (inputs + 1 + outputs)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+class Space(Clients):
+    """Clients in the space of the images that `Pictures` sends."""
+
+    def __getitem__(self, number: int) -> LabeledImages:  # type: ignore[override]
+        return Pictures.sent[:1]
+
+
+class Split(nn.Module):
+    """What FedDM asks of a network: features, and a classifier."""
+
+    def __init__(self, weights: int, outputs: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.classifier = network(weights, 3, outputs)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return self.body(images)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.body(images))
+
+
+def method_of(case: Case) -> Method:
+    """What runs in a case."""
+    if case.part == "union":
+        return Pictures(factory=lambda outputs: Split(case.weights, outputs), ipc=1)
+    method = Echo(factory=lambda outputs: network(case.weights, 4, outputs))
+    method.keeps = case.part == "kept"
+    return method
+
+
+def play(case: Case, folder: Path, marks: list[float]) -> list[dict[str, Any]]:
+    """The rows of a run, and when its rounds ended, in CPU seconds of this process."""
+
+    def mark(_: object) -> None:
+        marks.append(time.process_time())
+
+    method = method_of(case)
+    options: dict[str, Any] = {"rounds": ROUNDS[case.drawn], "evaluate": "none", "seed": case.seed, "on_round": mark}
+    if case.part == "flower":
+        clients = Clients(case.clients)
+        with double.standing_in():
+            app = client_app(method, lambda k: clients[k], folder=folder)
+            nodes = {100 + k: double.context(100 + k, k, case.clients) for k in range(case.clients)}
+            return serve(double.Grid(app, nodes), method, poll=1e-4, **options).rows
+    clients = (Space if case.part == "union" else Clients)(case.clients)
+    given: Sequence[LabeledImages] = [clients[k] for k in range(len(clients))] if case.part == "listed" else clients
+    marks[0] = time.process_time()
+    out = folder / "run" if case.part == "kept" else None
+    return simulate(method, given, participation=case.drawn, out=out, progress=False, **options).rows
+
+
+def peak() -> float:
+    """The most memory that this process has had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(case: Case, to: Connection) -> None:
+    """Play one case in this process, and send what it cost."""
+    torch.set_num_threads(1)
+    before, marks = peak(), [time.process_time()]
+    with tempfile.TemporaryDirectory() as name:
+        rows = play(case, Path(name), marks)
+        kept = sum(p.stat().st_size for p in Path(name).rglob("*.safetensors") if "clients" in p.parts)
+    if any(row["failed"] or len(row["drawn"]) != case.drawn for row in rows):
+        raise RuntimeError(f"{case}: {rows[-1]['failed'] or 'another number of clients'}")
+    later, spent = rows[1:], [b - a for a, b in itertools.pairwise(marks[1:])]
+    to.send({
+        "rounds": len(rows),
+        "cpu_round": statistics.median(spent),
+        "cpu_client": statistics.median(row["client_seconds"] for row in later) / case.drawn,
+        "cpu_first": marks[1] - marks[0],
+        "bytes_up": later[-1]["bytes_up"] // case.drawn,
+        "bytes_down": later[-1]["bytes_down"] // case.drawn,
+        "bytes_history": len(json.dumps(later[-1])),
+        "bytes_kept": kept // case.drawn,
+        "memory_before": before,
+        "memory_peak": peak(),
+        "seconds": time.process_time(),
+    })  # fmt: skip
+
+
+def start() -> dict[str, Any]:
+    """What a process costs that imports what a node needs, and does nothing; and one that imports PyTorch alone."""
+    found: dict[str, Any] = {}
+    for name, module in (("torch", "torch"), ("node", "fl.engine.flower")):
+        words = f"import {module}, resource; r = resource.getrusage(resource.RUSAGE_SELF)"
+        said = f"{words}; print(r.ru_utime + r.ru_stime, r.ru_maxrss / 1024)"
+        line = subprocess.run([sys.executable, "-c", said], cwd=RECORD.parents[2], capture_output=True, check=True)
+        found[f"cpu_{name}"], found[f"memory_{name}"] = map(float, line.stdout.split())
+    return {**found, "seconds": found["cpu_torch"] + found["cpu_node"]}
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """What a case costs, from a process of its own: a fork of this one, which has imported all and done nothing."""
+    if case.part == "start":
+        return start()
+    here, there = multiprocessing.get_context("fork").Pipe()
+    process = multiprocessing.get_context("fork").Process(target=measure, args=(case, there))
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError:
+        raise RuntimeError(f"{case} failed; see above") from None
+    finally:
+        process.join()
+
+
+def main() -> None:
+    """Measure what has no row yet."""
+    rows: list[dict[str, Any]] = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
+    done = {tuple(row[name] for name in Case.__annotations__) for row in rows}
+    facts = {"commit": git_commit(), "torch": str(torch.__version__), "python": platform.python_version()}
+    for case in cases():
+        if tuple(asdict(case).values()) not in done:
+            rows.append({**asdict(case), **measured(case), **facts})
+            text = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+            write_atomically(RECORD, f'{{"command": "{COMMAND}", "rows": [\n{text}\n]}}\n'.encode())
+            print(json.dumps(rows[-1]), flush=True)
+    print(f"{RECORD} has all {len(rows)} rows; remove one to measure it anew")
+
+
+if __name__ == "__main__":
+    main()
