@@ -9,6 +9,7 @@ there are not measured again, so that an interrupted run goes on. `docs/scripts/
     drawn        all of 10, 100, 1,000 clients in every round, with networks of 10^4 to 10^6 weights
     registered   10 drawn among 10 to 10^6, made when asked for
     listed       10 drawn among 10 to 10,000 in a list, which is checked whole
+    long         the same, but many rounds: what the history takes in memory
     kept         clients that keep a memory as large as the network, in a run that keeps files
     union        clients that send images, which the server keeps side by side (FedDM's kind)
     flower       the adapter over a grid in memory, without Flower itself: 10 and 100 nodes
@@ -52,6 +53,9 @@ COMMAND = "python -m tests.benchmarks scaling"
 ROUNDS = {10: 11, 100: 5, 1000: 3}
 """By how many are drawn; the first, which pays for the start, is counted apart, and of the others the median counts."""
 
+LONG = 41
+"""Rounds of the part `long`."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -78,6 +82,7 @@ def cases() -> Iterator[Case]:
         yield from (Case("drawn", 1000, 1000, w, seed) for w in (10_000, 100_000))
         yield Case("kept", 1000, 1000, 10_000, seed)
     yield from (Case("drawn", 1000, 1000, 1_000_000, seed) for seed in range(3))
+    yield Case("long", 1000, 1000, 10_000, 0)
 
 
 class Clients(Sequence[LabeledImages]):
@@ -162,7 +167,8 @@ def play(case: Case, folder: Path, marks: list[float]) -> list[dict[str, Any]]:
         marks.append(time.process_time())
 
     method = method_of(case)
-    options: dict[str, Any] = {"rounds": ROUNDS[case.drawn], "evaluate": "none", "seed": case.seed, "on_round": mark}
+    rounds = LONG if case.part == "long" else ROUNDS[case.drawn]
+    options: dict[str, Any] = {"rounds": rounds, "evaluate": "none", "seed": case.seed, "on_round": mark}
     if case.part == "flower":
         clients = Clients(case.clients)
         with double.standing_in():
@@ -233,11 +239,19 @@ def measured(case: Case) -> dict[str, Any]:
         process.join()
 
 
+def commit() -> str | None:
+    """The commit, with `+` if anything but the record was changed, which grows with every row."""
+    words = ["git", "status", "--porcelain", "--untracked-files=no"]
+    status = subprocess.run(words, cwd=RECORD.parent, capture_output=True, text=True).stdout
+    found = git_commit()
+    return found.rstrip("+") if found and status.split() == ["M", "docs/results/scaling.json"] else found
+
+
 def main() -> None:
     """Measure what has no row yet."""
     rows: list[dict[str, Any]] = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
     done = {tuple(row[name] for name in Case.__annotations__) for row in rows}
-    facts = {"commit": git_commit(), "torch": str(torch.__version__), "python": platform.python_version()}
+    facts = {"commit": commit(), "torch": str(torch.__version__), "python": platform.python_version()}
     for case in cases():
         if tuple(asdict(case).values()) not in done:
             rows.append({**asdict(case), **measured(case), **facts})
