@@ -18,7 +18,19 @@ import distillkit
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("distillkit", "attacks", "fl")
 HEAVY = ("torchvision", "opacus", "kornia", "sklearn", "matplotlib", "lpips", "flwr", "scipy")
-LEAVES = ("check", "rng", "chunks", "files", "progress", "owner", "sources", "display", "provenance", "recorded")
+LEAVES = (
+    "check",
+    "rng",
+    "chunks",
+    "files",
+    "progress",
+    "owner",
+    "sources",
+    "display",
+    "provenance",
+    "recorded",
+    "threads",
+)
 """Modules of `distillkit` that import nothing of ours but each other."""
 VALUES = ("sets", "normalization")
 """What a set is: the types that components hand to each other."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from typing import Literal, NamedTuple, get_args
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attacks.membership.pipeline import Fitted, Pipeline, fit_once
 from distillkit.owner import end_with_parent
+from distillkit.threads import pool_of
 
 __all__ = ["PLACES", "Job", "Place", "alone", "fitted", "require_sendable"]
 
@@ -102,8 +103,7 @@ def _submitted(pool: Executor, pipeline: Pipeline, job: Job, workers: int, where
 def _pool(pipeline: Pipeline, workers: int, where: Place) -> Executor:
     if where == "processes":
         return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(pipeline,))
-    torch.set_num_threads(torch.get_num_threads())  # else threads to come would inherit the workers' count
-    return ThreadPoolExecutor(workers, "shadow", initializer=torch.set_num_threads, initargs=(1,))
+    return pool_of(workers, "shadow")
 
 
 def _watched(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[Fitted, bool]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.augment import Augmentation, augmented, require_augmentation
+from distillkit.condense.abreast import Abreast, abreast
 from distillkit.condense.descent import Descent
 from distillkit.condense.initialization import initial_images
 from distillkit.condense.means import MATCHES, distance_to_means, embedding_means, groups
@@ -44,11 +45,6 @@ class _Real:
             return images
         return augmented(self.augment, images, derive(self.seed, step, c, "augment"), siamese=True)
 
-    def view(self, step: int) -> Callable[[Tensor, int], Tensor] | None:
-        """`transform` for the synthetic images of the class at a position, as `distance_to_means` calls it."""
-        classes = list(self.rows)
-        return None if self.augment is None else lambda images, k: self.transform(images, step, classes[k])
-
     def batch(self, step: int, c: int, limit: int) -> Tensor:
         """At most `limit` images of class `c`, without replacement."""
         index = self.rows[c]
@@ -56,14 +52,33 @@ class _Real:
             index = index[torch.randperm(len(index), generator=derive(self.seed, step, c, "real"))[:limit]]
         return self.transform(self.images.index_select(0, index.to(self.images.device)), step, c)
 
-    def means(self, network: Network, step: int, limit: int) -> Tensor:
+    def means(self, network: Network, at_once: Abreast, step: int, limit: int) -> Tensor:
         """Mean embedding [K, d] of such a batch of each class."""
         classes, sizes = list(self.rows), [min(len(own), limit) for own in self.rows.values()]
-        means = []
-        for group in groups(network, self.images, sizes, self.chunk):
+
+        def of(network: Network, group: slice) -> Tensor:
             images = torch.cat([self.batch(step, c, limit) for c in classes[group]])
-            means.append(embedding_means(network, images, sizes[group], match=self.match, chunk=self.chunk))
-        return torch.cat(means)
+            return embedding_means(network, images, sizes[group], match=self.match, chunk=self.chunk)
+
+        return torch.cat(at_once(of, list(groups(network, self.images, sizes, self.chunk))))
+
+    def distance(
+        self, network: Network, at_once: Abreast, step: int, targets: Tensor, images: Tensor, counts: list[int]
+    ) -> tuple[Tensor, Tensor]:
+        """How far synthetic images are from the means of all classes, and the gradient for each of them."""
+        classes, parts = list(self.rows), images.split(counts)
+
+        def of(network: Network, group: slice) -> tuple[Tensor, Tensor]:
+            def view(images: Tensor, position: int) -> Tensor:
+                return self.transform(images, step, classes[group][position])
+
+            augment = None if self.augment is None else view
+            own = torch.cat(parts[group])
+            asked = {"match": self.match, "augment": augment, "chunk": self.chunk}
+            return distance_to_means(network, targets[group], own, counts[group], **asked)
+
+        found = at_once(of, list(groups(network, images, counts, self.chunk)))
+        return torch.stack([distance for distance, _ in found]).sum(), torch.cat([gradient for _, gradient in found])
 
 
 def distribution_matching(
@@ -173,18 +188,18 @@ def distribution_matching(
 
     side = _Real(real.images, rows, run.seed, augment, match, chunk)
     loss, cached = None, None
-    with bar(steps, "distribution matching", progress=progress, done=run.done) as shown:
+    at_work = bar(steps, "distribution matching", progress=progress, done=run.done)
+    with at_work as shown, abreast(real.images) as at_once:
         for step in range(run.done, steps):
             network = networks.draw(derive(run.seed, step, "network"))
+            at_once.see(network)
             if loss is None:
                 classes_used = real.num_classes if match == "embedding+logits" else None
                 try_network(network, real.images, classes=classes_used, features=True, name="networks")
                 if cache and networks.fixed and augment is None and not uses_batch_statistics(network):
-                    cached = side.means(network, step, len(real))
-            targets = side.means(network, step, batch_real) if cached is None else cached
-            distance, gradient = distance_to_means(
-                network, targets, run.images, counts, match=match, augment=side.view(step), chunk=chunk
-            )
+                    cached = side.means(network, at_once, step, len(real))
+            targets = side.means(network, at_once, step, batch_real) if cached is None else cached
+            distance, gradient = side.distance(network, at_once, step, targets, run.images, counts)
             loss = run.descend(distance, gradient)
             run.report(callback, loss, shown)
     info = {

@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from distillkit.plausible import warn
 from distillkit.progress import bar
 from distillkit.sets.stored import PixelFile
 from distillkit.sources import in_words
+from distillkit.threads import thread_pool
 
 __all__ = ["BLOCK", "Cache", "Fill", "Unfinished", "as_bytes", "in_threads", "listing_key", "measured", "open_cache"]
 
@@ -241,15 +242,9 @@ def in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fill:
                 cache.write(row, [picture(row)])
             return end - begin
 
-        threads = torch.get_num_threads()
-        torch.set_num_threads(threads)  # or the workers' count would become this thread's too
-        pool = ThreadPoolExecutor(workers, "cache", initializer=torch.set_num_threads, initargs=(1,))
-        try:
+        with thread_pool(workers, "cache") as pool:
             for future in as_completed([pool.submit(block, begin) for begin in range(0, cache.count, BLOCK)]):
                 done(future.result())
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            torch.set_num_threads(threads)
 
     return fill
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from distillkit.check import one_of
 from distillkit.networks.layers import (
+    AveragePool,
     ImageNetwork,
     Shape,
     activation_layer,
@@ -124,7 +125,7 @@ def _convolutional(
             nn.Conv2d(inputs, outputs, kernel, padding=padding),
             norm_layer(norm, outputs, groups=groups),
             activation_layer(activation),
-            nn.AvgPool2d(2) if pooling == "avg" else nn.MaxPool2d(2),
+            AveragePool() if pooling == "avg" else nn.MaxPool2d(2),
         ]
         inputs, rows, columns, padding = outputs, rows // 2, columns // 2, 0
     layers.append(nn.Flatten())

@@ -6,6 +6,7 @@ from torch import nn
 
 from distillkit.check import one_of, positive_int
 from distillkit.networks.layers import (
+    AveragePool,
     ImageNetwork,
     Shape,
     activation_layer,
@@ -75,6 +76,6 @@ class ConvNet(ImageNetwork):
                 activation_layer(activation),
             ]
             if pooling != "none":
-                layers.append(nn.AvgPool2d(2) if pooling == "avg" else nn.MaxPool2d(2))
+                layers.append(AveragePool() if pooling == "avg" else nn.MaxPool2d(2))
                 rows, columns = rows // 2, columns // 2
         super().__init__(shape, num_classes, nn.Sequential(*layers), width * rows * columns)

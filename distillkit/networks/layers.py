@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from distillkit.check import one_of, positive_int
 from distillkit.recorded import Recorded
 
-__all__ = ["ImageNetwork", "activation_layer", "norm_layer"]
+__all__ = ["AveragePool", "ImageNetwork", "InstanceNorm", "activation_layer", "norm_layer"]
 
 Shape = tuple[int, int, int]
 
@@ -21,6 +21,64 @@ class _ReLU(nn.ReLU):
 
     def forward(self, maps: Tensor) -> Tensor:
         return F.relu(maps, inplace=not torch.is_grad_enabled())
+
+
+class InstanceNorm(nn.GroupNorm):
+    """Instance normalisation: a group norm of one channel a group, with its parameters and to its numbers.
+
+    PyTorch's own is slow where maps are small and channels_last, as they are when `chunks.forward_chunks` sends images
+    through a network on a CPU: there, and where no graph is recorded, it is written out, five to twelve times as fast
+    and as exact.
+
+    Args:
+        channels: of the maps [N, channels, H, W].
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The normalised maps, of the shape of `maps` [N, channels, H, W], which stay as they are."""
+        if torch.is_grad_enabled() or not _small_and_channels_last(maps):
+            return super().forward(maps)
+        centred = maps - maps.mean((2, 3), keepdim=True)
+        scale = centred.square().mean((2, 3), keepdim=True).add_(self.eps).rsqrt_().mul_(self.weight.view(-1, 1, 1))
+        return torch.addcmul(self.bias.view(-1, 1, 1), centred, scale)
+
+
+def _small_and_channels_last(maps: Tensor) -> bool:
+    """Whether written out is faster: measured at 8x8 to 28x28; at 32x32 PyTorch takes another way, which is."""
+    plain = maps.device.type == "cpu" and maps.ndim == 4 and not torch.is_autocast_enabled("cpu")
+    return plain and maps.stride(1) == 1 and not maps.is_contiguous() and maps.shape[2] * maps.shape[3] < 1024
+
+
+class AveragePool(nn.AvgPool2d):
+    """2x2 average pooling, on a CPU as a product with a matrix of quarters: twice as fast, forward and back.
+
+    The product takes two rows of a map at once, so an infinite value makes all of its two rows NaN, where
+    `nn.AvgPool2d` has one infinite mean.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The means [..., H // 2, W // 2] of `maps` [..., H, W]."""
+        if not _even_and_narrow(maps):
+            return super().forward(maps)
+        *some, rows, columns = maps.shape
+        half = columns // 2
+        quarters = torch.eye(half, dtype=maps.dtype) / 4
+        quarters = quarters[None, :, None].expand(2, half, 2, half).reshape(2 * columns, half)
+        return (maps.reshape(-1, 2 * columns) @ quarters).view(*some, rows // 2, half)
+
+
+def _even_and_narrow(maps: Tensor) -> bool:
+    """Whether the product is faster and the same: measured up to 64 columns; from 128 on it costs more."""
+    rows, columns = maps.shape[-2:]
+    plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()
+    even = rows % 2 == 0 and columns % 2 == 0 and 0 < columns <= 64
+    return plain and even and maps.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -100,9 +158,9 @@ def image_shape(shape: Shape) -> Shape:
 def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
     """The normalisation layer of that name for maps [N, channels, H, W], with a learned scale and shift a channel.
 
-    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels, and with one. That equals
-    `nn.InstanceNorm2d`, is several times as fast on a CPU, is known to Opacus, and its second derivatives are
-    right under every mode of automatic differentiation (those of `nn.InstanceNorm2d` are not).
+    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels (`InstanceNorm`), and with one. That
+    equals `nn.InstanceNorm2d`, is several times as fast on a CPU, and its second derivatives are right under every mode
+    of automatic differentiation (those of `nn.InstanceNorm2d` are not).
 
     Args:
         kind: "instance" (each channel of each image by itself), "group" (`groups` groups of channels of each
@@ -122,7 +180,9 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
         return nn.BatchNorm2d(channels)
     if kind == "group" and channels % positive_int(groups, "groups"):
         raise ValueError(f"groups must divide the {channels} channels of every layer, got {groups}")
-    return nn.GroupNorm({"instance": channels, "layer": 1, "group": groups}[kind], channels)
+    if kind == "instance":
+        return InstanceNorm(channels)
+    return nn.GroupNorm({"layer": 1, "group": groups}[kind], channels)
 
 
 def activation_layer(kind: str) -> nn.Module:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from distillkit.networks.layers import InstanceNorm
 from distillkit.privacy.errors import NotSeparable, PrivacyError
+
+if TYPE_CHECKING:
+    from opacus.grad_sample import GradSampleModule
 
 __all__ = ["ExampleGradients", "Losses", "Unserved", "folds"]
 
@@ -145,9 +150,7 @@ class ExampleGradients:
 
     def unknown_to_hooks(self) -> str:
         """The name of a trained parameter whose layer Opacus has no rule for, or "" if `by_hooks` may serve all."""
-        from opacus.grad_sample import GradSampleModule
-
-        known = GradSampleModule.GRAD_SAMPLERS
+        known = _opacus().GRAD_SAMPLERS
         ours = {id(p): n for n, p in self.trained.items()}
         for module in self.network.modules():
             for parameter in module.parameters(recurse=False):
@@ -156,10 +159,8 @@ class ExampleGradients:
         return ""
 
     def _begin(self) -> None:
-        from opacus.grad_sample import GradSampleModule
-
         if self._wrapped is None:
-            self._wrapped = GradSampleModule(self.network, loss_reduction="sum", strict=False)
+            self._wrapped = _opacus()(self.network, loss_reduction="sum", strict=False)
         for module in self.network.modules():  # a layer whose output is not used leaves its activations behind
             if "activations" in vars(module):
                 vars(module)["activations"] = []
@@ -180,6 +181,15 @@ class ExampleGradients:
         for parameter in self.network.parameters():
             for name in ("grad_sample", "_forward_counter", "_current_grad_sample"):
                 vars(parameter).pop(name, None)
+
+
+def _opacus() -> type[GradSampleModule]:
+    """Opacus' hooks, which go by a layer's exact type, told that our instance norm is a group norm."""
+    from opacus.grad_sample import GradSampleModule
+
+    rules = GradSampleModule.GRAD_SAMPLERS
+    rules.setdefault(InstanceNorm, rules[nn.GroupNorm])
+    return GradSampleModule
 
 
 class _Call(nn.Module):

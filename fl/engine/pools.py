@@ -1,32 +1,15 @@
-"""Threads with a fixed number of intra-op threads each, and the one that the server works on."""
+"""The thread that the server works on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import torch
+from distillkit.threads import pool_of
 
-__all__ = ["ServerThread", "pool_of"]
+__all__ = ["ServerThread"]
 
 T = TypeVar("T")
-
-
-def pool_of(workers: int, name: str, intra: int) -> ThreadPoolExecutor:
-    """Threads for work on tensors.
-
-    Intra-op thread counts change results by rounding, so each pool fixes its own, and the run records them; the number
-    of workers changes nothing. PyTorch hands the count of whoever set it last to threads that first use it later, so
-    the caller's own count is pinned before a pool starts.
-
-    Args:
-        workers: how many threads.
-        name: what their names begin with.
-        intra: intra-op threads of each.
-    """
-    torch.set_num_threads(torch.get_num_threads())
-    return ThreadPoolExecutor(workers, name, initializer=torch.set_num_threads, initargs=(intra,))
 
 
 class ServerThread:

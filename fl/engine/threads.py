@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Self
 
-from fl.engine.pools import pool_of
+from distillkit.threads import pool_of
 from fl.engine.respond import Site, respond
 from fl.engine.seam import Answer, Head, Letter, Tell
 
@@ -24,7 +24,7 @@ class Threads:
 
     def __init__(self, site: Site, workers: int) -> None:
         self.site, self._window = site, 2 * workers
-        self._pool = pool_of(workers, "client", 1)
+        self._pool = pool_of(workers, "client")
 
     def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
         """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`.

@@ -224,7 +224,7 @@ def _within(seconds: float, site: Site, job: Job) -> Answer | BudgetExhausted:
 
     if seconds <= 0:
         return late
-    torch.set_num_threads(torch.get_num_threads())  # see `fl.engine.pools.pool_of`
+    torch.set_num_threads(torch.get_num_threads())  # see `distillkit.threads.pool_of`
     thread = threading.Thread(target=work, name="client", daemon=True)
     thread.start()
     thread.join(seconds)

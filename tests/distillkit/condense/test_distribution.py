@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
-from distillkit.condense import distance_to_means, distribution_matching, embedding_means, load_state, save_state
+from distillkit.condense import (
+    distance_to_means,
+    distribution,
+    distribution_matching,
+    embedding_means,
+    load_state,
+    save_state,
+)
 from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build, split
 from distillkit.rng import derive
 
@@ -232,6 +239,74 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert all(torch.equal(found[name], images) for name, images in zip(OPTIONS, alone, strict=True))
+
+
+class Overlap(nn.Module):
+    """A network that writes on itself, as one that is not made for threads may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.classifier = convnet(), nn.Linear(32, CLASSES)
+
+    def features(self, images: Tensor) -> Tensor:
+        self.last = self.net.features(images)
+        return self.last
+
+
+class Plain(nn.Module):
+    """A network without the split, which `split` hooks while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = convnet()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.body(images)
+
+
+@pytest.fixture
+def intra_op_threads() -> Any:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("augment", [None, DSA()])
+@pytest.mark.parametrize("make", [convnet, Overlap, Plain])
+@pytest.mark.usefixtures("global_rng_untouched")
+def test_classes_go_side_by_side_to_the_same_bits(
+    make: Any, augment: DSA | None, intra_op_threads: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many intra-op threads there are, each class has one of its own, and networks drawn in place are new."""
+    names: set[str] = set()
+    there = embedding_means
+
+    def watched(*args: Any, **options: Any) -> Tensor:
+        names.add(threading.current_thread().name.split("_")[0])
+        assert torch.get_num_threads() == 1
+        return there(*args, **options)
+
+    monkeypatch.setattr(distribution, "embedding_means", watched)
+    made = []
+    for threads in (1, 2, 3):
+        intra_op_threads(threads)
+        options: dict[str, Any] = {"ipc": 2, "steps": 3, "batch_real": 5, "chunk": 2, "augment": augment}
+        made.append(distribution_matching(data(), networks=RandomNetworks(make), **options))
+        assert torch.get_num_threads() == threads
+    assert names == {"MainThread", "class"}
+    assert all(torch.equal(one.images, made[0].images) and one.info == made[0].info for one in made)
+
+
+def test_an_error_in_one_class_is_the_calls(intra_op_threads: Any) -> None:
+    class Once(Overlap):
+        def features(self, images: Tensor) -> Tensor:
+            if len(images) == 4:
+                raise ArithmeticError("of four")
+            return super().features(images)
+
+    intra_op_threads(2)
+    with pytest.raises(ArithmeticError, match="of four"):
+        distribution_matching(data((3, 4, 3)), networks=RandomNetworks(Once), ipc=2, steps=1, chunk=4)
 
 
 class Counting:

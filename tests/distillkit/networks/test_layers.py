@@ -1,0 +1,126 @@
+"""The layers that are faster on a CPU than PyTorch's: their numbers are PyTorch's, in every layout and mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit.networks.layers import AveragePool, InstanceNorm
+from distillkit.privacy import per_example_gradients
+
+LAYOUTS = {
+    "contiguous": lambda maps: maps,
+    "channels_last": lambda maps: maps.contiguous(memory_format=torch.channels_last),
+    "a view": lambda maps: torch.stack([maps, maps], -1)[..., 0],
+}
+layouts = st.sampled_from(sorted(LAYOUTS))
+sides = st.integers(2, 35)
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype).normal_(generator=torch.Generator().manual_seed(seed))
+
+
+def norm_of(channels: int, dtype: torch.dtype = torch.float32) -> InstanceNorm:
+    layer = InstanceNorm(channels).to(dtype)
+    with torch.no_grad():
+        layer.weight.copy_(drawn(channels, seed=1))
+        layer.bias.copy_(drawn(channels, seed=2))
+    return layer
+
+
+class TestInstanceNorm:
+    @given(st.integers(1, 3), st.integers(2, 9), st.integers(2, 31), st.integers(2, 31), st.floats(-30, 30))
+    def test_written_out_is_exact(self, n: int, channels: int, height: int, width: int, offset: float) -> None:
+        maps = LAYOUTS["channels_last"](drawn(n, channels, height, width) + offset)
+        layer, before = norm_of(channels), maps.clone()
+        exact = F.instance_norm(maps.double(), weight=layer.weight.double(), bias=layer.bias.double(), eps=layer.eps)
+        with torch.no_grad():
+            error = (layer(maps).double() - exact).abs() / (1 + exact.abs())
+        assert error.max() <= 2e-6 * (1 + abs(offset))
+        assert torch.equal(maps, before)
+
+    @given(layouts, st.booleans())
+    def test_is_torchs_where_there_is_a_graph_or_another_layout(self, layout: str, graph: bool) -> None:
+        maps, layer = LAYOUTS[layout](drawn(2, 3, 8, 9)), norm_of(3)
+        with torch.set_grad_enabled(graph):
+            found, torchs = layer(maps), F.group_norm(maps, 3, layer.weight, layer.bias, layer.eps)
+        assert found.requires_grad == graph
+        assert torch.equal(found, torchs) or (layout == "channels_last" and not graph)
+
+    def test_is_written_out_where_maps_are_small_and_channels_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: object) -> Tensor:
+            raise AssertionError("torch's own was taken")
+
+        layer, maps = norm_of(4), LAYOUTS["channels_last"](drawn(2, 4, 8, 8))
+        monkeypatch.setattr(nn.GroupNorm, "forward", refused)
+        with torch.no_grad():
+            layer(maps)
+            for torchs in (maps.contiguous(), LAYOUTS["channels_last"](drawn(2, 4, 32, 32))):
+                with pytest.raises(AssertionError, match="torch's own"):
+                    layer(torchs)
+
+    def test_under_vmap_and_in_inference_mode(self) -> None:
+        layer, maps = norm_of(4), LAYOUTS["channels_last"](drawn(6, 4, 8, 8))
+        with torch.inference_mode():
+            expected = layer(maps)
+        with torch.no_grad():
+            torch.testing.assert_close(torch.vmap(layer)(maps.unflatten(0, (3, 2))).flatten(0, 1), expected)
+            half = F.group_norm(maps.bfloat16(), 4, layer.weight.bfloat16(), layer.bias.bfloat16())
+            torch.testing.assert_close(norm_of(4, torch.bfloat16)(maps.bfloat16()), half, atol=0.1, rtol=0)
+
+    def test_state_and_hooks_of_opacus_are_a_group_norms(self) -> None:
+        group = nn.GroupNorm(4, 4)
+        assert group.state_dict().keys() == norm_of(4).state_dict().keys()
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), norm_of(4), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+        def losses(images: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(net(images), labels, reduction="none")
+
+        public = (drawn(3, 1, 8, 8), torch.tensor([0, 1, 1]))
+        with per_example_gradients(net, losses, public=public, chunk=3) as gradients:
+            assert gradients.engine == "hooks"
+            for row, parameter in zip(gradients(*public), net.parameters(), strict=True):
+                assert row.shape == (3, *parameter.shape)
+
+
+class TestAveragePool:
+    @given(st.integers(0, 3), st.integers(1, 4), sides, sides, layouts, st.sampled_from([torch.float32, torch.float64]))
+    def test_is_torchs_forward_and_back(
+        self, n: int, channels: int, height: int, width: int, layout: str, dtype: torch.dtype
+    ) -> None:
+        maps = LAYOUTS[layout](drawn(n, channels, height, width, dtype=dtype)).requires_grad_()
+        ours, torchs = AveragePool()(maps), F.avg_pool2d(maps, 2)
+        torch.testing.assert_close(ours, torchs)
+        upstream = drawn(*torchs.shape, seed=3, dtype=dtype)
+        there, here = (torch.autograd.grad(out, maps, upstream)[0] for out in (torchs, ours))
+        torch.testing.assert_close(here, there)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_other_types_are_torchs(self, dtype: torch.dtype) -> None:
+        maps = drawn(2, 3, 8, 8).to(dtype)
+        assert torch.equal(AveragePool()(maps), F.avg_pool2d(maps, 2))
+
+    def test_one_map_without_a_batch_wide_maps_and_vmap(self) -> None:
+        layer, maps = AveragePool(), drawn(4, 3, 8, 66)
+        assert torch.equal(layer(maps), F.avg_pool2d(maps, 2))
+        narrow = maps[..., :8].contiguous()
+        torch.testing.assert_close(layer(narrow[0]), F.avg_pool2d(narrow[0], 2))
+        torch.testing.assert_close(torch.vmap(layer)(narrow), F.avg_pool2d(narrow, 2))
+
+    def test_autocast_does_not_round_it(self) -> None:
+        maps = drawn(2, 3, 8, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(AveragePool()(maps), F.avg_pool2d(maps, 2))
+
+    def test_an_infinite_value_spoils_its_two_rows(self) -> None:
+        maps = drawn(1, 2, 4, 4)
+        maps[0, 0, 1, 2] = torch.inf
+        found = AveragePool()(maps)
+        assert found[0, 0, 0].tolist()[1] == torch.inf or found[0, 0, 0].isnan()[1]
+        assert found[0, 0, 0].isnan()[0]
+        assert torch.equal(found.isfinite(), torch.tensor([[[[False] * 2, [True] * 2], [[True] * 2] * 2]]))
