@@ -25,6 +25,16 @@ def test_the_tables_of_a_page_are_of_its_records(path: Path) -> None:
     assert SCRIPT.filled(text, path) == text, f"run python docs/scripts/results.py {path.stem}"
 
 
+def test_the_tables_of_a_card_are_of_the_records_that_it_names() -> None:
+    cards = {card: card.read_text() for card in sorted((RESULTS.parent / "methods").glob("*.md"))}
+    with_tables = [card for card, text in cards.items() if SCRIPT.TABLE.search(text)]
+    assert with_tables
+    for card in with_tables:
+        text = cards[card]
+        assert text.count("<!-- table: ") == text.count(" from="), card
+        assert SCRIPT.filled(text, RESULTS / "none.jsonl") == text, card
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_every_way_of_a_page_had_as_many_tries(path: Path) -> None:
     """Records of before there were studies hold no tries."""

@@ -156,6 +156,9 @@ def distribution_matching(
         TypeError, ValueError: what is wrong with which argument.
         FloatingPointError: the loss is no longer finite.
 
+    On a CPU as many classes as `torch.get_num_threads()` are worked on at once, each on one thread and a copy of the
+    network, so that the result is that of one thread. (A network that cannot be copied takes them in turn.)
+
     Deviations: the released code of DM seeds its augmentation from the clock; ours derives it. It runs
     `steps + 1` steps; we run `steps`. FedLGD's and DM's averages over absent classes are NaN; ours leave them out.
     FedDM's text draws a batch of the synthetic images too; we always use all of them.

@@ -27,8 +27,8 @@ class InstanceNorm(nn.GroupNorm):
     """Instance normalisation: a group norm of one channel a group, with its parameters and to its numbers.
 
     PyTorch's own is slow where maps are small and channels_last, as they are when `chunks.forward_chunks` sends images
-    through a network on a CPU: there, and where no graph is recorded, it is written out, five to twelve times as fast
-    and as exact.
+    through a network on a CPU: there, and where no graph is recorded, it is written out, which is several times as
+    fast and as exact.
 
     Args:
         channels: of the maps [N, channels, H, W].
@@ -53,7 +53,7 @@ def _small_and_channels_last(maps: Tensor) -> bool:
 
 
 class AveragePool(nn.AvgPool2d):
-    """2x2 average pooling, on a CPU as a product with a matrix of quarters: twice as fast, forward and back.
+    """2x2 average pooling, on a CPU as a product with a matrix of quarters, which is faster forward and back.
 
     The product takes two rows of a map at once, so an infinite value makes all of its two rows NaN, where
     `nn.AvgPool2d` has one infinite mean.

@@ -111,7 +111,7 @@ class Table:
         return replace(self, header=(*self.header, name), cells=cells)
 
     def without(self, *names: str) -> Table:
-        """The same table without some of its printed columns; `rows` keeps them.
+        """The same table without some of its printed columns; `rows` keeps them; "*" is explained where one is.
 
         Args:
             names: of the columns, as the header says them.
@@ -124,7 +124,10 @@ class Table:
         kept = [i for i, name in enumerate(self.header) if name not in names]
         cells = tuple(tuple(line[i] for i in kept) for line in self.cells)
         left = sum(i < self.left for i in kept)
-        return replace(self, header=tuple(self.header[i] for i in kept), cells=cells, left=left)
+        header = tuple(self.header[i] for i in kept)
+        starred = any("*" in name for name in header)
+        notes = [note for note in self.notes if starred or not note.startswith("*:")]
+        return replace(self, header=header, cells=cells, notes=tuple(notes), left=left)
 
     def __str__(self) -> str:
         return "\n\n".join([show(self.header, self.cells, left=self.left), *self.notes])

@@ -11,7 +11,8 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
 
 and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
 printed), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column from
-`results/PAGE_published.json`, {task: {way: text}}). Where the page says `<!-- curves: NAME option=value ... -->`, with
+`results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE` may stand on a page of `methods/`: it
+is made of PAGE's records, when PAGE is. Where the page says `<!-- curves: NAME option=value ... -->`, with
 `task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->`
 stands of which commits the records are. New records are held against those before, and what moved is printed;
 accuracies by domain that a script left in a run's folder (`domains.json`) are kept too, as `accuracy_domain.NAME`.
@@ -118,8 +119,9 @@ def options_of(said: str) -> tuple[str, dict[str, Any]]:
 
 
 def table(said: str, path: Path) -> Table:
-    """The table that a page asks for, of the records in a file."""
+    """The table that a page asks for, of the records in a file, or in the file beside it that it names."""
     kind, options = options_of(said)
+    path = path.with_name(f"{options.pop('from', path.stem)}.jsonl")
     task, ways = options.pop("task", None), options.pop("ways", [])
     hide, published = options.pop("hide", []), options.pop("published", "no")
     late = int(options.pop("late", 1))
@@ -139,8 +141,12 @@ def table(said: str, path: Path) -> Table:
 
 def filled(text: str, path: Path) -> str:
     """The text of a page with its tables and its commits made anew from the records in a file."""
-    commits = dict.fromkeys(str(r.line.get("commit")) for r in read_records(path))
-    text = COMMITS.sub(lambda found: f"{found[1]}{', '.join(commits)}{found[2]}", text)
+
+    def commits(found: re.Match[str]) -> str:
+        all_of_them = dict.fromkeys(str(r.line.get("commit")) for r in read_records(path))
+        return f"{found[1]}{', '.join(all_of_them)}{found[2]}"
+
+    text = COMMITS.sub(commits, text)
     return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2], path)}\n\n{found[3]}", text)
 
 
@@ -164,6 +170,10 @@ def main() -> None:
     text = filled(path.with_suffix(".md").read_text(), path)
     path.with_suffix(".md").write_text(text)
     draw(text, path)
+    for card in sorted(DOCS.glob("methods/*.md")):
+        text = card.read_text()
+        if f" from={page} " in text:
+            card.write_text(filled(text, path))
 
 
 if __name__ == "__main__":

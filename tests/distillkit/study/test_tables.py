@@ -14,6 +14,7 @@ from scipy.stats import binom
 
 from distillkit.study import Records, moved, paired, summary_table
 from distillkit.study.differences import interval
+from distillkit.study.tables import CHOSEN_ON_TEST
 from tests.distillkit.study.written import record, write
 
 RUNS = [
@@ -108,6 +109,14 @@ def test_best_rounds_are_printed_where_there_are_rounds() -> None:
     assert "best round" not in str(made)
     assert made.rows[0]["accuracy_best"] is None
     assert "best % *" in summary_table([record([0.5])]).header
+
+
+def test_a_star_is_explained_where_one_is_left() -> None:
+    table = summary_table(RUNS)
+    starred = [name for name in table.header if "*" in name]
+    assert CHOSEN_ON_TEST in table.without(starred[0]).notes
+    bare = table.without(*starred)
+    assert bare.notes == tuple(note for note in table.notes if note != CHOSEN_ON_TEST)
 
 
 def test_rounds_without_a_test_are_passed_over() -> None:
