@@ -59,8 +59,10 @@ def ways(o: argparse.Namespace, last: str) -> dict[str, Federated]:
     def vhl(**options: Any) -> Callable[[float], AddOn]:
         return lambda calibration: VHL(**{"calibration": calibration, **o.noise, **options})
 
-    tries = {name: [{"lr": o.lr}] if o.lr else tries for name, tries in TRIES.items()}
+    tries = {name: o.settled.get(name) or ([{"lr": o.lr}] if o.lr else tries) for name, tries in TRIES.items()}
     found = {name: Federated(averaging(*([vhl()] if "VHL" in name else [])), tries[name]) for name in TRIES}
+    if o.pair:
+        return found
     one: dict[str, Any] = {"seeds": o.seeds[:1]}
     bases: tuple[Callable[[float], AddOn], ...] = (lambda _: FedProx(o.mu), lambda _: SCAFFOLD(), lambda _: FedNova())
     for name, base in zip(BASES, bases, strict=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from _data import own_task
@@ -20,7 +21,8 @@ from _options import command_line, number, parsed, run_study
 from _paper import beside, sets_sent
 from _vhl import BASES, PAPER, SOURCE, TRIES, images, ways
 from distillkit.data import partition
-from distillkit.study import Records, Study, Task, curves, paired, summary_table
+from distillkit.networks import NETWORK_NAMES
+from distillkit.study import Records, Study, Task, curves, paired, read_records, summary_table
 from fl.addons import VHL
 from fl.study import to_target
 
@@ -48,7 +50,7 @@ def tasks(o: argparse.Namespace) -> list[Task]:
     """Ten clients of each data set by Dirichlet 0.1; of several folders of the user's each. Half of them in a round."""
     deal = partial(partition.dirichlet_capped, clients=10, alpha=0.1)
     options: dict[str, Any] = {"rounds": o.rounds, "factory": o.network, "factory_options": o.shape, "partition": deal}
-    options["participation"] = 0.5
+    options["participation"] = o.participation
     if o.pictures:
         return [own_task(o, **options)]
     root = None if o.data is None else str(o.data.expanduser().resolve())
@@ -65,7 +67,21 @@ def main(words: list[str] | None = None) -> None:
     add("--rounds", type=number(1), help="default: the preset's")
     add("--steps", type=number(1), help="of a client in a round, in place of an epoch, to try a preset")
     add("--no-ablations", action="store_true", help="only the methods, without and with VHL")
+    add("--pair", action="store_true", help="only FedAvg, without and with VHL")
+    add("--settings-of", type=Path, metavar="FOLDER", help="those chosen there, and try none: to turn one switch")
+    add("--participation", type=float, default=0.5, help="of the clients, in a round")
+    add("--network", choices=NETWORK_NAMES, help="default: the preset's")
     o = parsed(parser, words)
+    if o.network:
+        o.shape, o.layers = {"norm": "group"}, []
+    o.settled = {}
+    if o.settings_of:
+        if len(o.dataset or ()) != 1:
+            parser.error("--settings-of is for one --dataset, for which settings were chosen there")
+        there = read_records(o.settings_of)
+        o.settled = {r.method: [r.last("settings")] for r in there if r.task == o.dataset[0] and r.method in TRIES}
+        if len(o.settled) < len(TRIES):
+            parser.error(f"--settings-of: no run of {' and '.join(TRIES)} on {o.dataset[0]} in {o.settings_of}")
     for name, value in PRESETS[o.preset].items():
         setattr(o, name, getattr(o, name, None) or value)
     asked = tasks(o)

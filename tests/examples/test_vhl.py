@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from distillkit.recipes import recipe
-from distillkit.study import Study, read_records
+from distillkit.study import Records, Study, read_records, write_records
+from tests.distillkit.study import written
 from tests.scripts import load_script
 
 TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu", "--no-ablations"]
@@ -111,3 +112,20 @@ def test_own_pictures_have_as_many_virtual_classes_as_real_ones(
     record = next(r for r in read_records(tmp_path / "out") if r.method == "FedAvg + VHL")
     assert record.rows[0]["down"]["VHL.noise:labels"] % (8 * 3) == 0
     assert len(record.rows[0]["drawn"]) == 2
+
+
+def test_a_switch_is_turned_with_the_settings_of_another_study(
+    vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [written.record([0.5], name, task="cifar10", settings={"lr": 0.07}) for name in vhl.TRIES]
+    write_records(Records(runs), tmp_path / "there.jsonl")
+    words = ["--pair", "--participation", "1", "--network", "resnet8", "--settings-of", str(tmp_path / "there.jsonl")]
+    study = asked(vhl, monkeypatch, *words, "--dataset", "cifar10")
+    assert [dict(way.tries[0]) for way in study.plan.ways.values()] == [{"lr": 0.07}] * 2
+    assert list(study.plan.ways) == list(vhl.TRIES)
+    [task] = study.plan.tasks.values()
+    assert (task.participation, task.factory) == (1.0, "resnet8")
+    for dataset, said in ((["cifar10", "digits"], "is for one --dataset"), (["digits"], "no run of FedAvg and FedAvg")):
+        with pytest.raises(SystemExit):
+            vhl.main([*words, "--dataset", *dataset])
+        assert said in capsys.readouterr().err
