@@ -73,9 +73,10 @@ class _Real:
                 return self.transform(images, step, classes[group][position])
 
             augment = None if self.augment is None else view
-            own = torch.cat(parts[group])
-            asked = {"match": self.match, "augment": augment, "chunk": self.chunk}
-            return distance_to_means(network, targets[group], own, counts[group], **asked)
+            return distance_to_means(
+                network, targets[group], torch.cat(parts[group]), counts[group],
+                match=self.match, augment=augment, chunk=self.chunk,
+            )  # fmt: skip
 
         found = at_once(of, list(groups(network, images, counts, self.chunk)))
         return torch.stack([distance for distance, _ in found]).sum(), torch.cat([gradient for _, gradient in found])
