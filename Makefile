@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 FLOWER := .venv-flower
 
-.PHONY: demo test test-flower test-flower-faults killed lint bench docs clean
+.PHONY: demo test test-flower test-flower-faults killed lint bench bench-peers docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -34,6 +34,11 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks
+
+# The engine beside Flower's simulation and pfl-research, in Flower's environment.
+bench-peers: $(FLOWER)/.made
+	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --quiet "pfl==0.6.*"
+	$(FLOWER)/bin/python tests/benchmarks/bench_peers.py
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

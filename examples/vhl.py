@@ -18,7 +18,7 @@ from typing import Any
 
 from _data import own_task
 from _options import command_line, number, parsed, run_study
-from _paper import beside, sets_sent
+from _paper import ablation_curves, beside, sets_sent
 from _vhl import BASES, PAPER, SOURCE, TRIES, images, ways
 from distillkit.data import partition
 from distillkit.networks import NETWORK_NAMES
@@ -105,7 +105,9 @@ def main(words: list[str] | None = None) -> None:
 
     records = run_study(study, o, tables, by=(), claim=CLAIM)
     for by in ("round", "bytes", "client_seconds"):
-        curves(table_1(records), by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
+        curves([r for r in records if r.method in TRIES], by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
+    others = [name for name in study.plan.ways if name not in TRIES and name in {r.method for r in table_1(records)}]
+    ablation_curves(records, [], others, study.out / "others_by_round.png")
     kinds = ("FedAvg + VHL", "VHL, upsampled noise", "VHL, noise of a CNN")
     sets_sent([r for r in records if r.method in kinds], VHL.noise, study.out / "noise.png", per_class=5)
 

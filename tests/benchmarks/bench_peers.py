@@ -64,7 +64,8 @@ def train(network: nn.Module, data: LabeledImages, seed: int) -> None:
         loss = F.cross_entropy(network(data.images[index]), data.labels[index])
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
-            torch._foreach_add_(parameters, gradients, alpha=-RATE)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(gradient, alpha=RATE)
 
 
 def timed(work: Callable[[int], int], rounds: int) -> Rounds:
