@@ -226,6 +226,9 @@ class Roc:
         """
         return float(torch.trapezoid(self.tpr, self.fpr))
 
+    def __repr__(self) -> str:
+        return f"Roc({self.members} members, {self.others} others; AUC {self.auc:.3f})"
+
     def at(self, fpr: float, *, confidence: float = 0.95) -> Point:
         """The best threshold whose false-positive rate is at most `fpr` on these scores, and what it finds.
 

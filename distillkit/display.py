@@ -1,18 +1,45 @@
-"""How a set shows itself in a notebook: its facts, and a picture of some images of each class."""
+"""How a set shows itself in a notebook, its facts and a picture of some images of each class; results in a line."""
 
 from __future__ import annotations
 
 import base64
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["as_html", "as_png", "sheet", "shown"]
+__all__ = ["as_html", "as_png", "brief", "sheet", "shown"]
 
 _CLASSES, _EACH, _PADDING = 10, 10, 1
+
+
+def brief(result: Any) -> str:
+    """One line for a dataclass that holds tensors, to stand as its `__repr__`: dtypes and shapes in place of numbers.
+
+    The names of the fields and what they hold; a tensor of up to 10 numbers is written out.
+
+    Args:
+        result: an instance of a dataclass.
+    """
+    told = [f"{f.name}={_said(getattr(result, f.name))}" for f in fields(result) if f.repr]
+    return f"{type(result).__qualname__}({', '.join(told)})"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Tensor):
+        few = value.ndim < 2 and value.numel() <= 10
+        return str(value.tolist()) if few else f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_said(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, tuple | list) and any(isinstance(one, Tensor) for one in value):
+        if len(value) > 10:
+            return f"{len(value)} tensors"
+        return "(" + ", ".join(_said(one) for one in value) + ")"
+    return getattr(value, "__name__", None) or repr(value)
 
 
 def shown(classes: Tensor) -> list[Tensor]:

@@ -84,6 +84,8 @@ class Evaluation:
             )
         return "\n".join(lines)
 
+    __repr__ = __str__
+
 
 def evaluate(
     data: Images,

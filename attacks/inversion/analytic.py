@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion._inputs import layer
+from distillkit.display import brief
 
 __all__ = ["Recovered", "linear_input", "linear_inputs"]
 
@@ -24,6 +25,8 @@ class Recovered:
 
     input: Tensor
     residual: float
+
+    __repr__ = brief
 
 
 def linear_input(weight_gradient: Tensor, bias_gradient: Tensor) -> Recovered:

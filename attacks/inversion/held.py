@@ -55,6 +55,8 @@ class Held:
             parts.append(f"nothing certain of {unknown} classes, which is no protection: likelihoods remain")
         return f"The sender {'; '.join(parts)}. Given: {'; '.join(self.grounds)}."
 
+    __repr__ = __str__
+
 
 def held_classes(
     num_classes: int,

@@ -13,6 +13,7 @@ from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.priors import Prior, consensus
 from attacks.inversion.victim import Victim
 from distillkit import check
+from distillkit.display import brief
 from distillkit.losses import gradient_distance
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
@@ -36,6 +37,8 @@ class Attempt:
     images: Tensor
     labels: Tensor
     losses: tuple[float, ...]
+
+    __repr__ = brief
 
 
 def invert_message(

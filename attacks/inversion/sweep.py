@@ -57,6 +57,8 @@ class Sweep:
             lines.append(f"| {row.name} | {' | '.join(numbers)} | {100 * row.labels:.0f} | {row.loss:.2g} |")
         return "\n".join([*lines, f"| nothing found | | {self.guess:.1f} | | |"])
 
+    __repr__ = __str__
+
 
 def sweep(
     victims: Mapping[str, Victim],

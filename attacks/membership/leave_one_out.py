@@ -77,6 +77,8 @@ class Found:
         few = ", few false positives" if self.few else ""
         return f"TPR {_percent(self.tpr)} at FPR {_percent(self.fpr)}{few}; AUC {self.auc} ({len(self.points)} targets)"
 
+    __repr__ = __str__
+
 
 def leave_one_out(
     shadows: Shadows,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attacks.membership.scores import stable_logit
 from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
+from distillkit.display import brief
 
 __all__ = ["Fit", "Fitted", "Pipeline", "Scorer", "fit_once", "model_scorer"]
 
@@ -71,6 +72,8 @@ class Pipeline:
             check.class_labels(labels, len(images), None, "population (its labels)")
         if not isinstance(self.tag, str):
             raise TypeError(f"tag must be a string, got {type(self.tag).__name__}")
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attacks.membership._inputs import finite_scores
 from distillkit import check
+from distillkit.display import brief
 
 __all__ = ["Shadows", "Target"]
 
@@ -35,6 +36,8 @@ class Target:
     z_scores: Tensor | None
     z_shadows: Tensor | None
     labels: Tensor | None
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +89,8 @@ class Shadows:
             object.__setattr__(self, kind, checked[kind])
         if self.labels is not None:
             object.__setattr__(self, "labels", check.class_labels(self.labels, self.inside.shape[1], None))
+
+    __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.inside)

@@ -146,7 +146,29 @@ def pictures_of(folder: Path, classes: list[str], part: str) -> tuple[list[Path]
         )
     if flat:
         warn(f"{flat} pictures lie in {folder} itself, beside the class folders, and are not read")
+    if part == "train" and len(inner := _inner(files, labels, folder)) > 1:
+        first = f"{classes[0]!r}: {str(folder / classes[0])!r}"
+        warn(
+            f"{folder} has the classes {_few(classes)}, and each holds the folders {_few(inner)}; if those are the "
+            f"classes and {_few(classes)} are data sets, read one, load_folder({str(folder / classes[0])!r}), or all, "
+            f"load_domains({{{first}, ...}})"
+        )
     return files, labels, others
+
+
+def _inner(files: list[Path], labels: list[int], folder: Path) -> list[str]:
+    """The names of folders that lie in every class folder, if all pictures lie in folders inside class folders."""
+    inside: dict[int, set[str]] = {label: set() for label in labels}
+    for file, label in zip(files, labels):
+        parts = file.relative_to(folder).parts
+        if len(parts) < 3:
+            return []
+        inside[label].add(parts[1])
+    return sorted(set.intersection(*inside.values())) if len(inside) > 1 else []
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
 def _files(folder: Path) -> list[Path]:

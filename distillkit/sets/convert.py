@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
@@ -59,6 +60,15 @@ def as_set(
     if labels is None:
         raise TypeError(
             f"labels must be given with {name} that have none ({type(images).__name__}); a LabeledImages, a pair "
-            "(images, labels), a Dataset and a DataLoader have their own"
+            "(images, labels), a Dataset and a DataLoader have their own" + _hint(images, name)
         )
     return from_arrays(images, labels, name, num_classes, normalization)
+
+
+def _hint(images: Any, name: str) -> str:
+    """What to give in place of what is often given by mistake."""
+    if isinstance(images, str | Path):
+        return f"; a folder of pictures is read first: load_folder({str(images)!r}).train"
+    if isinstance(getattr(images, "train", None), LabeledImages):
+        return f"; of a {type(images).__name__} give one part, {name}.train"
+    return ""

@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import herding, random_subset
+from distillkit.data import Split
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import as_set
@@ -147,7 +148,11 @@ def test_from_dataset() -> None:
         LabeledImages.from_dataset(PIXELS)  # type: ignore[arg-type]
 
 
+SPLIT = Split(LabeledImages(PIXELS, LABELS), LabeledImages(PIXELS, LABELS), ("a", "b", "c"))
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "a path": ("pets", {}, TypeError, r"read first: load_folder\('pets'\)\.train"),
+    "a split": (SPLIT, {}, TypeError, r"of a Split give one part, data\.train"),
     "no labels": (PIXELS, {}, TypeError, "labels must be given with data"),
     "labels twice": ((PIXELS, LABELS), {"labels": LABELS}, TypeError, "labels must be left out"),
     "labels beside a dataset": (Lazy(), {"labels": LABELS}, TypeError, "labels must be left out when data is a Lazy"),

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from distillkit import Normalization
-from distillkit.data import load_folder, load_npz
+from distillkit.data import load_domains, load_folder, load_npz
 
 Array = np.ndarray[Any, Any]
 
@@ -161,6 +161,25 @@ def test_a_fraction_that_holds_nothing_back_is_refused_and_one_that_misses_class
     folder(tmp_path, ("cow",), each=5)
     with pytest.warns(UserWarning, match="holds back no picture of 2 of 3 classes, which will not be tested: cat, dog"):
         assert load_folder(tmp_path).test.counts().tolist() == [0, 1, 0]
+
+
+def test_a_folder_of_data_sets_in_place_of_one_is_told(tmp_path: Path) -> None:
+    for k, site in enumerate(("north", "south", "west")):
+        folder(tmp_path / "sites" / site, ("cat", "dog", "eel")[: 3 - k // 2], shift=1000 * k)
+    with pytest.warns(UserWarning, match=r"classes north, south, west, and each holds the folders cat, dog; .*load_d"):
+        assert load_folder(tmp_path / "sites").classes == ("north", "south", "west")
+    assert load_domains({"north": str(tmp_path / "sites" / "north")}).classes == ("cat", "dog", "eel")
+
+
+@pytest.mark.parametrize("below", [("images",), ("a", "b")], ids=["one folder", "others in each class"])
+def test_pictures_deeper_in_a_class_are_read_without_a_word(below: tuple[str, ...], tmp_path: Path) -> None:
+    for k, name in enumerate(("cat", "dog")):
+        for inner in below:
+            for i in range(5):
+                save(tmp_path / name / (inner + (name if len(below) > 1 else "")) / f"{i}.png", picture(100 * k + i))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_folder(tmp_path).classes == ("cat", "dog")
 
 
 def test_links(tmp_path: Path) -> None:
