@@ -83,6 +83,7 @@ def test_snippets_are_shown_and_copied_without_prompts(site: Path, page: Path) -
     shown = re.sub(r"<[^>]+>", "", found)
     assert "&gt;&gt;&gt; " not in shown
     assert "# doctest" not in shown
+    assert "BLANKLINE" not in shown
     outputs = sum(1 for e in tested if e.want)
     assert len(re.findall(r'<span class="output( error)?">', found)) == outputs
 

@@ -29,7 +29,7 @@ def _source(examples: list[Example]) -> str:
 
 def _output(example: Example) -> str:
     """What an example prints; of an error its last lines, without the traceback."""
-    return (example.exc_msg or example.want).rstrip("\n")
+    return (example.exc_msg or example.want).replace("<BLANKLINE>", "").rstrip("\n")
 
 
 def shown(snippet: str) -> str:

@@ -49,5 +49,8 @@ def test_columns_are_added_and_left_out() -> None:
     less = more.without("task", "last %")
     assert (less.header, less.cells, less.rows) == (("method", "published %"), (("DM", "3.0"), ("DM", "–")), rows)
     assert str(less).splitlines()[1] == "| ------ | ----------: |"
+    starred = Table(("task", "best *"), (("a", "1"),), [{"task": "a"}], ("±: spread.", "*: chosen on the test set."), 1)
+    assert starred.without("task").notes == starred.notes
+    assert starred.without("best *").notes == ("±: spread.",)
     with pytest.raises(ValueError, match="names must be columns of the table, task, method, last %; got 'x'"):
         table.without("x")
