@@ -15,7 +15,7 @@ from distillkit.files import packed
 from distillkit.sets import LabeledImages
 from fl.message import DTYPES, Message, Tensors, Value, check_value
 
-__all__ = ["Parts", "as_bytes", "decode", "digest", "encode", "from_parts", "to_parts"]
+__all__ = ["Parts", "as_bytes", "decode", "digest", "encode", "entry_key", "from_parts", "to_parts"]
 
 Parts = tuple[Tensors, dict[str, str]]
 """A message taken apart: its tensors by name, and strings that say what they are."""
@@ -112,6 +112,11 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
     stored = packed(tensors)
     meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
     return stored, {**meta, "checksum": _checksum(stored, meta)}
+
+
+def entry_key(name: str) -> str:
+    """The key of the entry to which the tensor of this `name` belongs, among a message's parts."""
+    return name.split(_SEPARATOR)[0]
 
 
 def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distillkit.privacy import BudgetExhausted, Secret
@@ -12,13 +12,13 @@ from fl.codec import digest
 from fl.engine.blame import Unsent
 from fl.engine.known import Known
 from fl.engine.pools import ServerThread
-from fl.engine.seam import Answer, Cohort, Head, Letter, noise_of
+from fl.engine.seam import Answer, Cohort, Head, Letter, Riding, Tell, noise_of
 from fl.engine.store import Restored
 from fl.message import sizes
 from fl.method import Method
 from fl.sides import Interrupted, Server
 
-__all__ = ["Post", "weight"]
+__all__ = ["Post"]
 
 _DIGEST_BYTES = 16
 
@@ -56,7 +56,7 @@ class Post:
         return noise_of(self._secret, self.server.round, "server")
 
     def exchange(
-        self, verb: str, numbers: Sequence[int], *, keeps: bool
+        self, verb: str, numbers: Sequence[int], *, keeps: bool, riding: Riding | None = None
     ) -> Iterator[tuple[Answer, Letter | None, str]]:
         """Ask clients, and yield their answers in order.
 
@@ -64,6 +64,7 @@ class Post:
             verb: what is called there, by name: "answer", "local", "evaluate", or a further exchange of the method's.
             numbers: which clients.
             keeps: whether what they write into their memories is kept.
+            riding: an exchange that rides with it.
 
         Yields:
             The answer, the letter that it answers, if one was written, and the version of a memory that it left, or "".
@@ -71,23 +72,48 @@ class Post:
         Raises:
             BudgetExhausted, Interrupted: see `Cohort.ask`.
         """
-        head = Head(
-            verb, self.server.round, f"{self._session}-{next(self._asked)}", self.server.seed, self._secret, keeps
-        )
+        head, tell, sent = self._asking(self.server, verb, keeps)
+        for answer in self.cohort.ask(head, numbers, tell, riding):
+            self.resent += answer.resent
+            yield answer, sent.pop(answer.client, None), head.version if answer.remembers else ""
+
+    def riding(self, server: Server, numbers: Sequence[int], take: Callable[[Answer, Letter | None], None]) -> Riding:
+        """An exchange of tests that rides with another, or goes ahead alone.
+
+        Args:
+            server: as it was after the round that is tested.
+            numbers: which clients.
+            take: gets every answer, and the letter that it answers, if one was written.
+        """
+        head, tell, sent = self._asking(server, "evaluate", False)
+        return Riding(head, numbers, tell, lambda answer: take(answer, sent.pop(answer.client, None)))
+
+    def _asking(self, server: Server, verb: str, keeps: bool) -> tuple[Head, Tell, dict[int, Letter]]:
+        """What all are told in an exchange of the server's round, who tells each one more, and what each was told."""
+        head = Head(verb, server.round, f"{self._session}-{next(self._asked)}", server.seed, self._secret, keeps)
         sent: dict[int, Letter] = {}
 
         def tell(number: int) -> Letter:
             try:
-                sent[number] = letter = self.thread.run(lambda: self._letter(verb, number))
+                sent[number] = letter = self.thread.run(lambda: self._letter(server, verb, number))
             except (Interrupted, BudgetExhausted):
                 raise
             except Exception as error:  # it may concern this client alone, as an architecture that it has not got
                 raise Unsent from error
             return letter
 
-        for answer in self.cohort.ask(head, numbers, tell):
-            self.resent += answer.resent
-            yield answer, sent.pop(answer.client, None), head.version if answer.remembers else ""
+        return head, tell, sent
+
+    def weight(self, letter: Letter | None, client: int) -> dict[str, int]:
+        """Bytes of a `letter` on its way to a client, by entry's key: of a kept entry that it has, only the digest."""
+        if letter is None:
+            return {}
+        cost, held = sizes(letter.message), self.known.of(client).bodies
+        for key, found in letter.digests.items():
+            if held.get(key) == found:
+                cost = {k: n for k, n in cost.items() if k.split(":")[0] != key}
+            cost[f"{key}:digest"] = _DIGEST_BYTES
+        return cost
 
     def settle(self) -> None:
         """The round is committed: what clients were told and remember counts from now on."""
@@ -108,9 +134,9 @@ class Post:
             self.known.restore(changes)
         self.cohort.restore(found.facts if found is not None else {}, self.known.versions())
 
-    def _letter(self, verb: str, client: int) -> Letter:
+    def _letter(self, server: Server, verb: str, client: int) -> Letter:
         further = verb in self.method.exchanges and verb != "local"
-        message = self.method.send_in(self.server, verb, client) if further else self.method.send(self.server, client)
+        message = self.method.send_in(server, verb, client) if further else self.method.send(server, client)
         unknown = [key for key, _ in message.items() if key not in self.entries]
         if unknown:
             raise ValueError(
@@ -127,15 +153,3 @@ class Post:
         if known is None or known[0] is not value:
             known = self._digests[key] = (value, digest(key, value))
         return known[1]
-
-
-def weight(letter: Letter | None) -> dict[str, int]:
-    """Bytes of a `letter` on its way, by entry's key: of a kept entry that the client holds, only the digest."""
-    if letter is None:
-        return {}
-    cost = sizes(letter.message)
-    for key in letter.digests:
-        if key in letter.held:
-            cost = {k: n for k, n in cost.items() if k.split(":")[0] != key}
-        cost[f"{key}:digest"] = _DIGEST_BYTES
-    return cost

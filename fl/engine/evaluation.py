@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from distillkit.sets import LabeledImages, StoredImages
 from fl.engine import history
-from fl.engine.delivery import Post, weight
+from fl.engine.delivery import Post
 from fl.engine.placement import placed
+from fl.engine.seam import Answer, Letter, Riding
 from fl.message import Message, sizes
 from fl.method import at_once
 from fl.reduce import BadReply, check_reply
 from fl.sides import Server
 from fl.task import clients_accuracy
 
-__all__ = ["on_clients", "on_server"]
+__all__ = ["Tests", "on_server"]
 
 
 def on_server(post: Post, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
@@ -49,72 +50,99 @@ def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[Label
         yield test
 
 
-def _checked(post: Post, number: int, answer: Message | None) -> tuple[str | None, Message]:
-    """Why a client's answer cannot be used, if so; and the answer, empty if there was nothing to test."""
-    method, server = post.method, post.server
-
-    def work() -> tuple[str | None, Message]:
-        schema = method.expect_evaluation(server, number)
-        try:
-            if answer is None or (isinstance(answer, Message) and not len(answer)):
-                return None, Message()
-            found = check_reply(placed(answer, server.device), post.entries, schema)
-            for _, group in found.items():
-                if not isinstance(group, dict):
-                    raise BadReply(
-                        f"a test's results must be groups of the task's sums, name -> `LabelTask.sums`, got "
-                        f"{type(group).__name__}"
-                    )
-                for sums in group.values():
-                    server.task.check_sums(sums)
-        except Exception as error:  # what came is anything: however it fails, it is this answer that failed
-            return str(error)[:300], Message()
-        return None, found
-
-    return post.thread.run(work)
-
-
-def on_clients(post: Post, evaluate: Any) -> dict[str, Any]:
-    """Have clients tested on their own test images, and summarise it for the round's row of the history.
+class Tests:
+    """The tests of clients on their own images after one round, asked for at its end or with the next round's messages.
 
     Args:
         post: asks them.
+        server: as it was after the round.
         evaluate: which clients: "drawn", "all", "none" or numbers.
 
-    Returns:
-        Mean, std and worst tenth of the clients' accuracies (`accuracy_clients`, `accuracy_personal`), bytes, and why
-        clients failed.
+    Attributes:
+        server: as given.
+        numbers: of these clients.
+        resent: bytes of kept entries that travelled once more.
+        over: whether all have been asked.
     """
-    if evaluate == "none":
-        return {}
-    server = post.server
-    panel = {"drawn": server.drawn, "all": range(server.clients)}
-    numbers = panel[evaluate] if isinstance(evaluate, str) else evaluate
-    accuracies: dict[str, list[float]] = {}
-    tested = bytes_down = bytes_up = 0
-    failed: dict[str, str] = {}
-    for answer, letter, _ in post.exchange("evaluate", numbers, keeps=False):
+
+    def __init__(self, post: Post, server: Server, evaluate: str | Sequence[int]) -> None:
+        panel = {"drawn": server.drawn, "all": range(server.clients), "none": []}
+        self.server, self.numbers = server, panel[evaluate] if isinstance(evaluate, str) else evaluate
+        self.resent, self.over, self._post = 0, False, post
+        self._found: dict[int, Message] = {}
+        self._failed: dict[int, str] = {}
+        self._down = self._up = self._spared = 0
+
+    def riding(self) -> Riding:
+        """The exchange in which they are asked for."""
+        return self._post.riding(self.server, self.numbers, self.take)
+
+    def ask(self) -> None:
+        """Ask for them now."""
+        if self.numbers:
+            self.riding().go_ahead(self._post.cohort)
+
+    def take(self, answer: Answer, letter: Letter | None) -> None:
+        """Check and count one client's `answer` to its `letter`."""
+        self.resent += answer.resent
         if answer.absent:
-            continue
+            return
         reason, found = answer.error, Message()
         if reason is None:
-            reason, found = _checked(post, answer.client, answer.reply)
+            reason, found = self._checked(answer.client, answer.reply)
         if reason is not None:
-            failed[str(answer.client)] = reason
-            continue
-        tested += 1
-        bytes_down += sum(weight(letter).values())
-        bytes_up += sum(sizes(found).values())
-        post.known.told(answer.client, letter)
-        for _, group in found.items():
-            assert isinstance(group, dict)
-            for name, sums in group.items():
-                accuracies.setdefault(name, []).append(server.task.metrics(sums)["accuracy"])
-    row: dict[str, Any] = {}
-    for name, values in accuracies.items():
-        row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = clients_accuracy(values)
-    if tested:
-        row |= {"bytes_down_evaluation": bytes_down, "bytes_up_evaluation": bytes_up}
-    if failed:
-        row["failed_evaluation"] = failed
-    return row
+            self._failed[answer.client] = reason
+            return
+        self._found[answer.client] = found
+        self._down += sum(self._post.weight(letter, answer.client).values())
+        self._up += sum(sizes(found).values())
+        self._spared += answer.spared
+        self._post.known.told(answer.client, letter)
+
+    def row(self) -> dict[str, Any]:
+        """What came of them, for the round's row of the history.
+
+        Returns:
+            Mean, std and worst tenth of the clients' accuracies (`accuracy_clients`, `accuracy_personal`), bytes, and
+            why clients failed.
+        """
+        accuracies: dict[str, list[float]] = {}
+        for client in self.numbers:
+            for _, group in self._found.get(client, Message()).items():
+                assert isinstance(group, dict)
+                for name, sums in group.items():
+                    accuracies.setdefault(name, []).append(self.server.task.metrics(sums)["accuracy"])
+        row: dict[str, Any] = {}
+        for name, values in accuracies.items():
+            row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = clients_accuracy(values)
+        if self._found:
+            row |= {"bytes_down_evaluation": self._down, "bytes_up_evaluation": self._up}
+        if self._spared:
+            row["bytes_spared"] = self._spared
+        if self._failed:
+            row["failed_evaluation"] = {str(k): self._failed[k] for k in self.numbers if k in self._failed}
+        return row
+
+    def _checked(self, number: int, answer: Message | None) -> tuple[str | None, Message]:
+        """Why a client's answer cannot be used, if so; and the answer, empty if there was nothing to test."""
+        post, server = self._post, self.server
+
+        def work() -> tuple[str | None, Message]:
+            schema = post.method.expect_evaluation(server, number)
+            try:
+                if answer is None or (isinstance(answer, Message) and not len(answer)):
+                    return None, Message()
+                found = check_reply(placed(answer, server.device), post.entries, schema)
+                for _, group in found.items():
+                    if not isinstance(group, dict):
+                        raise BadReply(
+                            f"a test's results must be groups of the task's sums, name -> `LabelTask.sums`, got "
+                            f"{type(group).__name__}"
+                        )
+                    for sums in group.values():
+                        server.task.check_sums(sums)
+            except Exception as error:  # what came is anything: however it fails, it is this answer that failed
+                return str(error)[:300], Message()
+            return None, found
+
+        return post.thread.run(work)

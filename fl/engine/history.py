@@ -20,6 +20,7 @@ __all__ = [
     "rounds_to",
     "summary",
     "table",
+    "with_tests",
 ]
 
 
@@ -65,6 +66,18 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
+
+
+def with_tests(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's `row` with what was `found` in its clients' tests; a note of the same name as one of these is renamed.
+
+    Where there is no global test the accuracy is the clients' own.
+    """
+    whole = {**{f"note_{k}" if k in found else k: v for k, v in row.items()}, **found}
+    if whole["accuracy"] is None:
+        own = whole.get("accuracy_personal") or whole.get("accuracy_clients")
+        whole["accuracy"] = own["mean"] if own else None
+    return whole
 
 
 def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from fl.engine.blame import reason_of
 from fl.engine.far import Opening, pack_holding
 from fl.engine.processes import PATIENCE, Ended, Process, give_back, pickled, take
 from fl.engine.roster import Roster
-from fl.engine.seam import Answer, Head, Tell
+from fl.engine.seam import Answer, Head, Riding, Tell
 from fl.engine.wire import Job, pack_job, unpack_answer
 from fl.message import sizes
 from fl.sides import Interrupted
@@ -74,11 +74,13 @@ class Processes:
 
     # Asking.
 
-    def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
+    def ask(self, head: Head, numbers: Sequence[int], tell: Tell, riding: Riding | None = None) -> Iterator[Answer]:
         """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`.
 
-        At most two for each process are under way.
+        At most two for each process are under way. What is `riding` goes ahead.
         """
+        if riding is not None:
+            riding.go_ahead(self)
         self._version = head.version
         waiting: deque[int] = deque()
         rest = iter(numbers)

@@ -45,6 +45,8 @@ class Plan:
         faults: what of the place where clients run is part of the result, in words; None where nothing is.
         rounds, test, task, server_data, participation, min_replies, evaluate, seed, ledger, secret, server_threads,
             device, out, resume, transcript, notes, on_round, progress: those of `simulate`.
+        defer_tests: whether clients are tested with the next round's first messages, where the method allows it; then
+            a round's row is told, and stands in the history, when the next round is committed.
     """
 
     method: Method
@@ -69,6 +71,7 @@ class Plan:
     on_round: Callable[[dict[str, Any]], None] | None = None
     progress: bool = True
     faults: str | None = None
+    defer_tests: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ def play(
     drawn = door.drawn_count(plan.participation, clients, plan.min_replies, drawn_by_method=method.draws_clients)
     share = plan.participation
     share = int(share) if isinstance(share, Integral) else float(share)
+    check.switch(plan.defer_tests, "defer_tests")
     for name, wanted in {"transcript": plan.transcript, "resume": plan.resume}.items():
         if check.switch(wanted, name) and plan.out is None:
             raise ValueError(f"{name} needs a folder: give out, as out='runs/first'")
@@ -170,6 +174,7 @@ def play(
         post = Post(method, server, opened, thread, plan.secret)
         engine = Engine(post, store, test, run_id=run_id, transcript=plan.transcript)
         rows: list[dict[str, Any]] = []
+        restored = None
         if store is not None and store.exists():
             if not plan.resume:
                 raise ValueError(f"{store.out} holds a run already; pass resume=True to go on, or another folder")
@@ -179,25 +184,32 @@ def play(
             post.restore(restored)
             if restored is not None:
                 server.round, server.state = restored.round, placed(restored.state, device)
-                rows = store.history(server.round)
-                require_whole_ledger(ledger, rows[-1])
-        if not rows:
+                engine.open = restored.open
+                rows = store.history(server.round - (engine.open is not None))
+                require_whole_ledger(ledger, rows[-1] if rows else {})
+        if restored is None:
             engine.start()
             if store is not None:
                 warn_if_not_resumable(config, store.out)
                 store.begin({**config, **repetition(method, server, store.out)})
             engine.ask_setup(range(clients), plan.min_replies)
         remaining = range(server.round + 1, rounds + 1)
-        with bar(len(rows) + len(remaining), "simulate", unit="round", progress=progress, done=len(rows)) as shown:
-            engine.say = shown.set_postfix_str
-            for number in remaining:
-                row = engine.round(number, drawn, plan.min_replies, panel)
+        defers = plan.defer_tests and panel != "none" and not method.private and not method.draws_clients
+        played = server.round + len(remaining)
+        with bar(played, "simulate", unit="round", progress=progress, done=len(rows)) as shown:
+
+            def told(row: dict[str, Any]) -> None:
                 rows.append(row)
                 if row["accuracy"] is not None:
                     shown.set_postfix_str(f"accuracy {100 * row['accuracy']:.1f} %")
                 shown.update()
                 if plan.on_round is not None:
                     plan.on_round(row)
+
+            engine.say, engine.told = shown.set_postfix_str, told
+            for number in remaining:
+                engine.round(number, drawn, plan.min_replies, panel, defer=defers and number < rounds)
+            engine.close(panel)
         models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}
     return Run(rows, server, models, _short(method.inner))
 

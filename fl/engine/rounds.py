@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from distillkit.privacy import BudgetExhausted
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 from fl.engine import evaluation, history
-from fl.engine.delivery import Post, weight
+from fl.engine.delivery import Post
+from fl.engine.evaluation import Tests
 from fl.engine.placement import placed
 from fl.engine.seam import Answer
 from fl.engine.store import Store
@@ -45,6 +47,8 @@ class Engine:
     Attributes:
         committed: the last completed round.
         say: is told in words how far a round is; a draw that is secret is not told.
+        told: gets every round's row of the history, once it is whole and the round committed.
+        open: the last completed round's row, while its clients' tests are still to come.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class Engine:
         self.store, self.run_id, self.committed = store, run_id, 0
         self.transcript = store if transcript else None
         self.say: Callable[[str], object] = lambda words: None
+        self.told: Callable[[dict[str, Any]], object] = lambda row: None
+        self.open: dict[str, Any] | None = None
         self.test = placed(test, self.server.device)
 
     def start(self) -> None:
@@ -166,14 +172,19 @@ class Engine:
             chosen.add(last if one in chosen else one)
         return sorted(chosen)
 
-    def round(self, number: int, participation: float | int, min_replies: int, evaluate: Any) -> dict[str, Any]:
-        """Play one round, commit it, and return its row of the history. If it fails, the state is that of before.
+    def round(
+        self, number: int, participation: float | int, min_replies: int, evaluate: Any, *, defer: bool = False
+    ) -> None:
+        """Play one round, commit it, and tell its row of the history. If it fails, the state is that of before.
+
+        If the row of the round before is open, its clients' tests travel with this round's first messages.
 
         Args:
             number: the round, from 1.
             participation: how many clients are drawn: a number, or a share of them.
             min_replies: fewer usable replies than this end the run.
             evaluate: whose own test images are used: "drawn", "all", "none", or clients' numbers.
+            defer: leave the row open, for clients to be tested with the next round's messages.
 
         Raises:
             NoUsableReply: a round left too little.
@@ -182,32 +193,66 @@ class Engine:
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
         server.secret, self.post.resent = self.post.secret(), 0
-        before = server.state.copy()
+        before, tests = server.state.copy(), self._open_tests(evaluate)
         try:
             hidden = self.method.draws_clients
             server.drawn = self.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
-            replies, row = self._exchanges(0 if hidden else min_replies)
+            replies, row = self._exchanges(0 if hidden else min_replies, tests)
             row["server_seconds"] += self._act(partial(self.method.receive, server, replies))
             del replies
             row |= evaluation.on_server(self.post, self.test)
-            row |= evaluation.on_clients(self.post, evaluate) | self._spent()
-            row |= {"bytes_resent": self.post.resent} if self.post.resent else {}
+            mine = Tests(self.post, server, "none" if defer else evaluate)
+            mine.ask()
+            row |= mine.row() | self._spent()
+            resent = self.post.resent + mine.resent
+            row |= {"bytes_resent": resent} if resent else {}
             row = history.masked(row) if hidden else row
         except BaseException as error:
             server.state, server.round = before, self.committed
             self.post.drop()
+            if tests is not None and tests.over and isinstance(error, Exception):
+                self._close(tests)
             if isinstance(error, BudgetExhausted):
                 kept = f"round {number} was not finished; the state after round {self.committed} is kept"
                 raise BudgetExhausted(f"{error}; {kept}", fits=error.fits) from error
             raise
-        if row["accuracy"] is None:
-            own = row.get("accuracy_personal") or row.get("accuracy_clients")
-            row["accuracy"] = own["mean"] if own else None
         row |= {f"note_{k}" if k in row else k: v for k, v in server.notes.items()}
         row["seconds"] = time.perf_counter() - started
         row = {"round": number, **row}
-        self._commit(number, row)
-        return row
+        whole = [self._closed(tests)] if tests is not None else []
+        whole += [] if defer else [history.with_tests(row, {})]
+        self._commit(number, whole, row if defer else None)
+        for one in whole:
+            self.told(one)
+
+    # Tests that come with the next round.
+
+    def _open_tests(self, evaluate: Any) -> Tests | None:
+        if self.open is None:
+            return None
+        after = replace(self.server, round=self.open["round"], drawn=self.open["drawn"])
+        return Tests(self.post, after, evaluate)
+
+    def _closed(self, tests: Tests) -> dict[str, Any]:
+        """The open row, made whole."""
+        assert self.open is not None
+        resent = self.open.get("bytes_resent", 0) + tests.resent
+        row = history.with_tests(self.open, tests.row())
+        return row | ({"bytes_resent": resent} if resent else {})
+
+    def close(self, evaluate: Any) -> None:
+        """Have clients tested (`evaluate`, as in `round`) whose tests were to come with a round that is not played."""
+        tests = self._open_tests(evaluate)
+        if tests is not None:
+            tests.ask()
+            self._close(tests)
+
+    def _close(self, tests: Tests) -> None:
+        row = self._closed(tests)
+        self.open = None
+        if self.store is not None:
+            self.store.close(row)
+        self.told(row)
 
     def _act(self, work: Callable[[], None]) -> float:
         """Let the method change the server's state, and put it on the server's device; returns CPU seconds."""
@@ -220,22 +265,25 @@ class Engine:
 
         return self.thread.run(act)
 
-    def _commit(self, number: int, row: dict[str, Any]) -> None:
+    def _commit(self, number: int, rows: list[dict[str, Any]], open_row: dict[str, Any] | None) -> None:
         if self.store is not None:
             models = self.thread.run(lambda: self.method.predictors(self.server))
             states = {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
-            self.store.append(row)
+            for row in rows:
+                self.store.append(row)
             facts, changes = self.post.cohort.facts(), self.post.known.changes()
-            self.store.commit(number, self.run_id, self.server.state, states, facts, changes)
+            self.store.commit(number, self.run_id, self.server.state, states, facts, changes, open_row)
         self.post.settle()
-        self.committed = number
+        self.committed, self.open = number, open_row
 
-    def _exchanges(self, min_replies: int) -> tuple[Reduced, dict[str, Any]]:
+    def _exchanges(self, min_replies: int, tests: Tests | None) -> tuple[Reduced, dict[str, Any]]:
         """Play the round's exchanges with the drawn clients: the reduced replies of `local`, and the round's row."""
         method, server, tally = self.method, self.server, Tally()
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
-            reducer = self._ask(verb, tally, folded=replies is not None)
+            reducer = self._ask(verb, tally, tests, folded=replies is not None)
+            if tests is not None:
+                tests.over, tests = True, None
             server.present, found = list(reducer.clients), reducer.result()
             if verb == "local":
                 self._enough(reducer, tally.reasons(), min_replies)
@@ -261,11 +309,12 @@ class Engine:
             tally.fail(verb, client, reason, folded=folded)
         self.server.present = [client for client in self.server.present if client not in rejected]
 
-    def _ask(self, verb: str, tally: Tally, *, folded: bool) -> Reducer:
+    def _ask(self, verb: str, tally: Tally, tests: Tests | None, *, folded: bool) -> Reducer:
         """Ask the clients that are present, check and fold their replies in order, and count what it cost."""
         server, post, reducer = self.server, self.post, Reducer(self.post.entries)
         asked = list(server.present)
-        for i, (answer, letter, memory) in enumerate(post.exchange(verb, asked, keeps=verb == "local"), start=1):
+        exchange = post.exchange(verb, asked, keeps=verb == "local", riding=tests.riding() if tests else None)
+        for i, (answer, letter, memory) in enumerate(exchange, start=1):
             number = answer.client
             if not self.method.draws_clients:
                 self.say(f"client {i} of {len(asked)}" + ("" if verb == "local" else f", {verb}"))
@@ -276,9 +325,8 @@ class Engine:
             if self.transcript is not None and letter is not None:
                 self.transcript.record(server.round, number, "down", letter.message, verb)
             reason = answer.error or self._fold(reducer, answer, verb)
-            tally.count(
-                number, sizes(answer.reply) if reason is None and answer.reply is not None else {}, weight(letter)
-            )
+            sent = sizes(answer.reply) if reason is None and answer.reply is not None else {}
+            tally.count(number, sent, post.weight(letter, number))
             if reason is not None:
                 tally.fail(verb, number, reason, folded=folded)
                 continue

@@ -12,7 +12,7 @@ from distillkit.privacy import Secret
 from distillkit.rng import derive
 from fl.message import Message
 
-__all__ = ["Answer", "Cohort", "Head", "Letter", "Tell", "noise_of"]
+__all__ = ["Answer", "Cohort", "Head", "Letter", "Riding", "Tell", "noise_of"]
 
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
@@ -89,6 +89,7 @@ class Answer:
         notes: its counts for the round's line of the history.
         remembers: whether the exchange left a memory with it, under the head's version.
         resent: bytes of kept entries that it had lost, against what the server knew, and that travelled once more.
+        spared: bytes of its letter that did not travel, because another letter in the same message had them.
     """
 
     client: int
@@ -99,6 +100,27 @@ class Answer:
     notes: Mapping[str, Any] = field(default_factory=dict)
     remembers: bool = False
     resent: int = 0
+    spared: int = 0
+
+
+@dataclass(frozen=True)
+class Riding:
+    """An exchange that has no trip of its own: it rides with another, where clients are reached by messages.
+
+    Attributes:
+        head, numbers, tell: as of `Cohort.ask`.
+        take: gets its answers, each before that of the same client in the other exchange is yielded; in any order.
+    """
+
+    head: Head
+    numbers: Sequence[int]
+    tell: Tell
+    take: Callable[[Answer], None]
+
+    def go_ahead(self, cohort: Cohort) -> None:
+        """Take place before the other exchange, in a `cohort` where a trip costs nothing."""
+        for answer in cohort.ask(self.head, self.numbers, self.tell):
+            self.take(answer)
 
 
 class Cohort(Protocol):
@@ -116,7 +138,7 @@ class Cohort(Protocol):
         """Stop what is under way, and wait for it."""
         ...
 
-    def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
+    def ask(self, head: Head, numbers: Sequence[int], tell: Tell, riding: Riding | None = None) -> Iterator[Answer]:
         """Ask clients, and yield their answers in order; few more are under way than were yielded.
 
         Whatever the clients charged for privacy stands in the run's ledger before the answer is yielded.
@@ -125,6 +147,7 @@ class Cohort(Protocol):
             head: what all of them are told.
             numbers: which clients.
             tell: writes each one's letter, when its turn comes.
+            riding: an exchange that rides with this one; it is over when the iterator ends.
 
         Raises:
             BudgetExhausted: a client's release would exceed the ledger's budget.

@@ -85,12 +85,14 @@ class Restored:
         state: the server's after it.
         facts: the cohort's, see `Cohort.facts`.
         changes: what the server learned of its clients, in the order of the rounds.
+        open: the round's row of the history, if its clients' tests were still to come.
     """
 
     round: int
     state: Message
     facts: dict[str, str]
     changes: list[dict[str, Any]]
+    open: dict[str, Any] | None = None
 
 
 class Store:
@@ -198,6 +200,7 @@ class Store:
         models: Mapping[str, Message],
         facts: Mapping[str, str] | None = None,
         changes: Mapping[str, Any] | None = None,
+        open_row: Mapping[str, Any] | None = None,
     ) -> None:
         """Make a round the last completed one.
 
@@ -208,6 +211,7 @@ class Store:
             models: the global models by name.
             facts: the cohort's, see `Cohort.facts`.
             changes: what the server learned in this round of what its clients have.
+            open_row: its row, if that is not in the history yet because its clients' tests are still to come.
         """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
@@ -216,10 +220,18 @@ class Store:
         if changes:
             self._append(self._records, {"round": round_number, "clients": changes})
         manifest = {"format": _FORMAT, "round": round_number, "run": run, "server": server, "cohort": dict(facts or {})}
-        write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
+        self._name({**manifest, **({} if open_row is None else {"open": dict(open_row)})})
         for old in self.folder.glob("server.*.safetensors"):
             if old.name != server:
                 old.unlink(missing_ok=True)
+
+    def close(self, row: Mapping[str, Any]) -> None:
+        """Add the `row` of the last completed round to the history, which was open."""
+        self.append(row)
+        self._name({k: v for k, v in (self.manifest() or {}).items() if k != "open"})
+
+    def _name(self, manifest: Mapping[str, Any]) -> None:
+        write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
 
     def restore(self, run: str) -> Restored | None:
         """The last completed round of the `run` with this fingerprint, and what was true after it, or None.
@@ -237,7 +249,8 @@ class Store:
                 f"{path} belongs to another run or round than this one, so the folder's files are mixed: begin the run "
                 "again in another folder"
             )
-        return Restored(number, state, dict(manifest.get("cohort", {})), self._changes(number))
+        facts, changes = dict(manifest.get("cohort", {})), self._changes(number)
+        return Restored(number, state, facts, changes, manifest.get("open"))
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
         """What `commit` was told of clients in the rounds up to `upto`; what stands behind them is cut off the file."""
@@ -278,6 +291,16 @@ class Store:
         if manifest is None:
             raise CheckpointError(f"{self.folder} holds no completed round")
         return read_message(self.folder / str(manifest["server"]))[0]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of all completed rounds, for reading; an open one lacks its clients' tests.
+
+        Raises:
+            CheckpointError: see `read_history`.
+        """
+        manifest = self.manifest() or {"round": 0}
+        last = [manifest["open"]] if "open" in manifest else []
+        return read_history(self.out / "history.jsonl", torn=True)[: manifest["round"] - len(last)] + last
 
     def history(self, upto: int) -> list[dict[str, Any]]:
         """The rows of rounds up to `upto`; a later line, or a torn last one, is cut off the file.

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from distillkit.threads import pool_of
 from fl.engine.respond import Site, respond
-from fl.engine.seam import Answer, Head, Letter, Tell
+from fl.engine.seam import Answer, Head, Letter, Riding, Tell
 
 __all__ = ["Threads"]
 
@@ -26,11 +26,13 @@ class Threads:
         self.site, self._window = site, 2 * workers
         self._pool = pool_of(workers, "client")
 
-    def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
+    def ask(self, head: Head, numbers: Sequence[int], tell: Tell, riding: Riding | None = None) -> Iterator[Answer]:
         """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`.
 
-        At most two for each worker are under way ahead of the next yield.
+        At most two for each worker are under way ahead of the next yield. What is `riding` goes ahead.
         """
+        if riding is not None:
+            riding.go_ahead(self)
         waiting: deque[Future[Answer]] = deque()
         rest = iter(numbers)
 

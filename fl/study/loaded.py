@@ -19,7 +19,7 @@ from distillkit.sets import LabeledImages
 from distillkit.study.task import Dealt, Task
 from distillkit.study.way import Way
 from fl.engine.record import read_config
-from fl.engine.store import CheckpointError, Store, read_history
+from fl.engine.store import CheckpointError, Store
 from fl.message import Message
 from fl.method import Method
 from fl.networks import Factory
@@ -193,7 +193,7 @@ def load(
         came = "got" if method is not None else "but this version builds from its recipe"
         raise NotRepeatable(f"method must be that of the run in {folder}, {config['method']}, {came} {identity(built)}")
     manifest = store.manifest()
-    rows = read_history(folder / "history.jsonl", torn=True)[: manifest["round"] if manifest else 0]
+    rows = store.rows()
     state = store.state() if manifest else Message()
     sets = {key: value for key, value in state.items() if isinstance(value, LabeledImages)}
     models: Mapping[str, nn.Module] = {}

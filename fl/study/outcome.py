@@ -13,7 +13,7 @@ from fl.message import Message
 
 __all__ = ["hash_of", "outcome_hash"]
 
-_NOT_COMPARED = ("bytes_resent",)
+_NOT_COMPARED = ("bytes_resent", "bytes_spared")
 """Columns that say how a run went and not what came of it, beside all with seconds."""
 
 _REMARKS = "remarks"
@@ -24,8 +24,8 @@ def outcome_hash(run: Run) -> str:
     """A short text that differs when two runs came to anything else: the server's last state and the whole history.
 
     Two runs of the same method on the same task with the same seed have the same hash, whatever the number of workers,
-    in threads or over the loopback, interrupted or not. Seconds are left out, and what a resumed run sends again. (The
-    noise of a private method is the operating system's, so private runs differ.)
+    in threads or over the loopback, interrupted or not. Seconds are left out, and bytes that travelled again, or not at
+    all. (The noise of a private method is the operating system's, so private runs differ.)
 
     Args:
         run: as `simulate` returned it.

@@ -152,6 +152,7 @@ def serve(
     at_once: int = 64,
     poll: float = 0.2,
     largest_message: int = LARGEST,
+    defer_tests: bool = True,
     **options: Unpack[Options],
 ) -> Run:
     """Run a federated method over Flower's grid; for a server app of one's own, see `server_app` for a ready one.
@@ -171,6 +172,9 @@ def serve(
         poll: seconds between two looks for answers.
         largest_message: bytes of an answer beyond which nothing of it is read, and its client has failed. (Flower holds
             the answer by then; it has no limit of its own.)
+        defer_tests: whether clients are tested (`evaluate`) with the next round's message, which saves every node a
+            trip in every round. A round's row of the history then comes when the next round is committed, and the last
+            one's at the end. Private methods, and those that draw their clients themselves, are tested at once.
         options: those of `fl.simulate`, see `Options`.
 
     Raises:
@@ -193,7 +197,9 @@ def serve(
     gather(mail, roll, met, clients, wait)
     first = roll.first(task)
     terms = Terms(first.num_classes, deadline, at_once)
-    plan = Plan(method=method, first=first, clients=len(roll.guests), progress=False, **options)
+    plan = Plan(
+        method=method, first=first, clients=len(roll.guests), progress=False, defer_tests=defer_tests, **options
+    )
 
     def cohort(place: Place) -> GridCohort:
         return GridCohort(mail, roll, met, terms, place.ledger, place.memories)
@@ -210,6 +216,7 @@ def server_app(
     at_once: int = 64,
     poll: float = 0.2,
     largest_message: int = LARGEST,
+    defer_tests: bool = True,
     **options: Unpack[Options],
 ) -> Any:
     """Flower's app of the server: plays a method with the nodes that run `client_app`.
@@ -219,7 +226,7 @@ def server_app(
     `flwr run`.
 
     Args:
-        method, clients, wait, deadline, at_once, poll, largest_message, options: see `serve`.
+        method, clients, wait, deadline, at_once, poll, largest_message, defer_tests, options: see `serve`.
 
     Returns:
         A `flwr.serverapp.ServerApp`.
@@ -234,7 +241,7 @@ def server_app(
     def main(grid: Any, context: Any) -> None:
         serve(
             grid, method, clients=clients, wait=wait, deadline=deadline, at_once=at_once, poll=poll,
-            largest_message=largest_message, **options,
+            largest_message=largest_message, defer_tests=defer_tests, **options,
         )  # fmt: skip
 
     app.main()(main)

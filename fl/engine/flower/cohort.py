@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,13 +14,14 @@ from typing import Any, Self
 from distillkit.plausible import warn
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy.branch import known_of
-from fl.codec import from_parts, to_parts
+from fl.codec import Parts, entry_key, from_parts, to_parts
 from fl.engine.blame import reason_of
 from fl.engine.flower.arrivals import Met, call_roll
 from fl.engine.flower.books import asked_of, enter, exhausted
 from fl.engine.flower.hello import Roll
 from fl.engine.flower.mail import Mail, unanswered
-from fl.engine.seam import Answer, Head, Tell
+from fl.engine.flower.pairs import join, split
+from fl.engine.seam import Answer, Head, Riding, Tell
 from fl.engine.store import write_atomically
 from fl.engine.wire import Job, job_parts, read_answer
 from fl.message import Message, sizes
@@ -34,6 +35,23 @@ _GRACE = 30.0
 
 _READING = 60.0
 """Seconds in which a node says what its ledger holds."""
+
+
+Take = Callable[[Answer], None]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a client was asked: who takes the answer (None: it is yielded), and what its message cost.
+
+    `resent` are bytes of bodies that it lacked, None if it was asked once; `common` are bytes of the letter that the
+    other one in the same message had, without bodies, which count where they come first.
+    """
+
+    job: Job
+    take: Take | None
+    resent: int | None = None
+    common: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,94 +96,138 @@ class GridCohort:
         self._mail, self._roll, self._met, self._terms, self._ledger = mail, roll, met, terms, ledger
         self._unsaid: set[int] = set()
         self._run = _name(out)
-        self._asked: dict[int, Job] = {}
+        self._asked: dict[int, list[_Asked]] = {}
         self._done: dict[int, Answer | BudgetExhausted] = {}
-        self._resent: dict[int, int] = {}
 
-    def ask(self, head: Head, numbers: Sequence[int], tell: Tell) -> Iterator[Answer]:
-        """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`."""
+    def ask(self, head: Head, numbers: Sequence[int], tell: Tell, riding: Riding | None = None) -> Iterator[Answer]:
+        """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`.
+
+        Who is asked something in the exchange that is `riding`, too, gets both in one message; who is asked there alone
+        has a message of its own beside the others.
+        """
         for misfit in call_roll(self._mail, self._roll, self._met, min(self._terms.deadline, _GRACE)):
             warn(f"{misfit}; the run goes on without it")
+        here, there = set(numbers), set(riding.numbers) if riding is not None else set[int]()
         waiting: deque[int] = deque()
-        rest = iter(numbers)
+        rest = iter(sorted(here | there) if there else numbers)
         while True:
             while len(waiting) < self._terms.at_once and (number := next(rest, None)) is not None:
                 waiting.append(number)
-                self._begin(head, number, tell)
+                rides = [(riding.head, riding.tell, riding.take)] if riding is not None and number in there else []
+                self._begin(number, [*rides, *([(head, tell, None)] if number in here else [])])
             if not waiting:
                 break
-            while waiting[0] not in self._done:
+            while waiting[0] in self._asked:
                 self._listen()
-            found = self._done.pop(waiting.popleft())
-            if isinstance(found, BudgetExhausted):
-                raise found
-            yield found
+            number = waiting.popleft()
+            if number in here:
+                found = self._done.pop(number)
+                if isinstance(found, BudgetExhausted):
+                    raise found
+                yield found
         self._read_ledgers(self._unsaid)
         self._unsaid.clear()  # who still does not say will with the next answer
 
-    def _begin(self, head: Head, client: int, tell: Tell) -> None:
-        try:
-            known = None if self._ledger is None else known_of(self._ledger, client)
-            job = Job(head, client, tell(client), known)
-        except (Interrupted, BudgetExhausted):
-            raise
-        except Exception as error:  # as where clients are threads: what fails for a client is its failure
-            self._done[client] = Answer(client, error=reason_of(error))
-            return
-        self._asked[client] = job
-        self._send(job)
+    def _begin(self, client: int, questions: Sequence[tuple[Head, Tell, Take | None]]) -> None:
+        asked = []
+        for head, tell, take in questions:
+            try:
+                known = None if self._ledger is None else known_of(self._ledger, client)
+                asked.append(_Asked(Job(head, client, tell(client), known), take))
+            except (Interrupted, BudgetExhausted):
+                raise
+            except Exception as error:  # as where clients are threads: what fails for a client is its failure
+                self._give(take, client, Answer(client, error=reason_of(error)))
+        if asked:
+            self._send(client, asked)
 
-    def _send(self, job: Job, whole: bool = False) -> None:
-        terms, hello = self._terms, self._roll.guests[job.client]
+    def _send(self, client: int, asked: list[_Asked], whole: bool = False) -> None:
+        terms, hello = self._terms, self._roll.guests[client]
         place = {
             "run": self._run, "classes": terms.classes, "deadline": terms.deadline,
             "ledger": asked_of(self._ledger, hello),
         }  # fmt: skip
-        self._unsaid.add(job.client)
-        parts = job_parts(job, {"place": json.dumps(place)}, whole=whole)
+        self._unsaid.add(client)
+        self._asked[client] = asked
+        parts, *rest = [job_parts(one.job, {"place": json.dumps(place)}, whole=whole) for one in asked]
+        if rest:
+            parts, common = join(parts, rest[0])
+            once = [parts[0][f"0:{name}"] for name in common if entry_key(name) not in asked[0].job.letter.digests]
+            asked[0] = replace(asked[0], common=sum(tensor.nbytes for tensor in once))
+        job = asked[-1].job
         kind = "train.job" if job.head.keeps else "query.job"
-        if self._mail.send(kind, {job.client: (hello.node, parts)}, str(job.head.round), terms.deadline + _GRACE):
-            self._end(job.client, f"could not be told anything: Flower did not take the message to node {hello.node}")
+        if self._mail.send(kind, {client: (hello.node, parts)}, str(job.head.round), self._patience(asked)):
+            self._end(client, f"could not be told anything: Flower did not take the message to node {hello.node}")
+
+    def _patience(self, asked: Sequence[_Asked]) -> float:
+        return len(asked) * self._terms.deadline + _GRACE
+
+    def _give(self, take: Take | None, client: int, found: Answer | BudgetExhausted) -> None:
+        if take is None:
+            self._done[client] = found
+        elif isinstance(found, BudgetExhausted):
+            raise found
+        else:
+            take(found)
 
     def _end(self, client: int, why: str) -> None:
-        del self._asked[client]
-        self._done[client] = Answer(client, error=why[:500])
+        for one in self._asked.pop(client):
+            self._give(one.take, client, Answer(client, error=why[:500]))
 
     def _listen(self) -> None:
         for client, message in self._mail.collect():
-            job = self._asked[client]
+            asked = self._asked[client]
             if message is None or message.has_error():
-                self._end(client, unanswered(message, self._terms.deadline + _GRACE))
-            else:
-                try:
-                    self._hear(job, *from_parts(*self._mail.read(message)))
-                except ValueError as error:
-                    self._end(client, f"sent what cannot be read: {error}")
+                self._end(client, unanswered(message, self._patience(asked)))
+                continue
+            try:
+                found = split(self._mail.read(message))
+                found *= len(asked) if len(found) == 1 else 1  # the node could read none of it
+                if len(found) != len(asked):
+                    raise ValueError("it answers two questions, and was asked one")
+            except ValueError as error:
+                self._end(client, f"sent what cannot be read: {error}")
+                continue
+            del self._asked[client]
+            self._hear(client, asked, [self._read(one, parts) for one, parts in zip(asked, found)])
 
-    def _hear(self, job: Job, reply: Message, facts: Mapping[str, str]) -> None:
-        if self._ledger is not None and "account" in facts:
-            enter(self._ledger, self._roll.guests[job.client], facts)
-            self._unsaid.discard(job.client)
-        if "refused" in facts:
-            return self._end(job.client, f"refused: {facts['refused']}")
-        if "exhausted" in facts and self._ledger is not None and self._ledger.budget is not None:
-            self._done[job.client] = exhausted(facts)
-            del self._asked[job.client]
-            return None
-        if "lacking" in facts:
-            if job.client in self._resent:
-                raise ValueError("it lacks a body that was sent whole")
-            costs = sizes(job.letter.message).items()
-            self._resent[job.client] = sum(n for key, n in costs if key.split(":")[0] in job.letter.held)
-            return self._send(job, whole=True)
-        if self._ledger is not None and "account" not in facts:
-            raise ValueError("it does not say what it charged")
-        version, answer, _ = read_answer(reply, facts)
-        if (version, answer.client) != (job.head.version, job.client):
-            raise ValueError(f"it answers {version} of client {answer.client}, and was asked {job.head.version}")
-        del self._asked[job.client]
-        self._done[job.client] = replace(answer, resent=self._resent.pop(job.client, 0))
-        return None
+    def _hear(self, client: int, asked: Sequence[_Asked], found: Sequence[Answer | BudgetExhausted | None]) -> None:
+        """Hand on what was answered; whoever lacks a body is sent it, with what it was asked."""
+        last = found[-1]
+        both = len(found) > 1 and not (isinstance(last, Answer) and last.absent)
+        for one, answer in zip(asked, found, strict=True):
+            if isinstance(answer, Answer):
+                answer = replace(answer, resent=one.resent or 0, spared=one.common if both else 0)
+            if answer is not None:
+                self._give(one.take, client, answer)
+        lacking = [one for one, answer in zip(asked, found, strict=True) if answer is None]
+        if lacking:
+            self._send(client, [replace(one, resent=_held_bytes(one.job)) for one in lacking], whole=True)
+
+    def _read(self, asked: _Asked, parts: Parts) -> Answer | BudgetExhausted | None:
+        """What the client answered; None if it lacks a body."""
+        job = asked.job
+        try:
+            reply, facts = from_parts(*parts)
+            if self._ledger is not None and "account" in facts:
+                enter(self._ledger, self._roll.guests[job.client], facts)
+                self._unsaid.discard(job.client)
+            if "refused" in facts:
+                return Answer(job.client, error=f"refused: {facts['refused']}"[:500])
+            if "exhausted" in facts and self._ledger is not None and self._ledger.budget is not None:
+                return exhausted(facts)
+            if "lacking" in facts:
+                if asked.resent is not None:
+                    raise ValueError("it lacks a body that was sent whole")
+                return None
+            if self._ledger is not None and "account" not in facts:
+                raise ValueError("it does not say what it charged")
+            version, answer, _ = read_answer(reply, facts)
+            if (version, answer.client) != (job.head.version, job.client):
+                raise ValueError(f"it answers {version} of client {answer.client}, and was asked {job.head.version}")
+        except ValueError as error:
+            return Answer(job.client, error=f"sent what cannot be read: {error}"[:500])
+        return answer
 
     def _read_ledgers(self, clients: Collection[int]) -> None:
         """Take over what nodes have charged and not said: before this run, or for answers that were lost."""
@@ -194,8 +256,8 @@ class GridCohort:
     def drop(self) -> None:
         """Wait for nothing of the failed round; what it left on nodes is never named. See `Cohort.drop`."""
         self._mail.forget()
-        for found in (self._asked, self._done, self._resent):
-            found.clear()
+        self._asked.clear()
+        self._done.clear()
 
     def facts(self) -> dict[str, str]:
         """The name under which nodes keep what belongs to this run; Flower's own number changes when it goes on."""
@@ -223,6 +285,11 @@ class GridCohort:
     def __exit__(self, *_: Any) -> None:
         """Wait for nothing any more."""
         self.drop()
+
+
+def _held_bytes(job: Job) -> int:
+    costs = sizes(job.letter.message).items()
+    return sum(n for key, n in costs if key.split(":")[0] in job.letter.held)
 
 
 def _name(out: Path | None) -> str:

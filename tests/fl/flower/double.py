@@ -261,7 +261,8 @@ class Grid:
         function = self.app[node] if isinstance(self.app, dict) else self.app
         answer = _travelled(function(message, self.nodes[node]))
         if fate == "garbage":
-            answer.content["strings"]["answer"] = "{"
+            for key in [key for key in answer.content["strings"] if key.endswith("answer")]:
+                answer.content["strings"][key] = "{"
         if fate == "late":
             self._late.append((3, name, answer))
         elif fate != "lost":

@@ -26,17 +26,24 @@ def flower() -> Iterator[None]:
         yield
 
 
-OPTIONS: dict[str, Any] = {"participation": 2, "evaluate": [0], "rounds": 3}
+OPTIONS: dict[str, Any] = {"participation": 2, "evaluate": "all", "rounds": 3}
 SETUP = (
     "0 told query.hello", "0 heard query.hello", "0 wrote config.json", "0 wrote history.jsonl",
     "0 told query.job", "0 heard query.job", "0 answered",
 )  # fmt: skip
 ROUND = (
-    "2 began", "2 told train.job", "2 heard train.job", "2 received", "2 tested", "2 told query.job",
-    "2 heard query.job", "2 appended history.jsonl", "2 wrote server", "2 wrote model", "2 appended clients.jsonl",
+    "2 began", "2 told query.job", "2 told train.job", "2 heard train.job", "2 heard query.job", "2 received",
+    "2 tested", "2 appended history.jsonl", "2 wrote server", "2 wrote model", "2 appended clients.jsonl",
     "2 wrote manifest.json", "2 settled", "2 row told",
 )  # fmt: skip
-"""What happens from the first word of a run to its first round, and in a round, in this order."""
+LAST = (
+    "3 began", "3 told query.job", "3 told train.job", "3 heard query.job", "3 heard train.job", "3 received",
+    "3 tested", "3 told the last query.job", "3 heard the last query.job", "3 appended history.jsonl",
+    "3 wrote server", "3 wrote model", "3 appended clients.jsonl", "3 wrote manifest.json", "3 settled", "3 row told",
+)  # fmt: skip
+"""What happens from the first word of a run to its first round, in a round, whose clients are tested with the next one,
+and in the last, in this order."""
+STEPS = {"0": SETUP, "2": ROUND, "3": LAST}
 
 
 class Killed(BaseException):
@@ -79,16 +86,18 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
         monkeypatch.setattr(owner, name, both)
 
     listeners: list[Callable[[str], None]] = []
-    at = [0]
+    at, tested = [0], [False]
 
     def told(what: str) -> None:
+        said = what.replace(" query.job", " the last query.job") if tested[0] else what
+        tested[0] |= what == "tested"
         for listener in listeners:
-            listener(f"{at[0]} {what}")
+            listener(f"{at[0]} {said}")
 
-    def begins(engine: Engine, number: int, *more: Any) -> Any:
-        at[0] = number
+    def begins(engine: Engine, number: int, *more: Any, **options: Any) -> Any:
+        at[0], tested[0] = number, False
         told("began")
-        return plays(engine, number, *more)
+        return plays(engine, number, *more, **options)
 
     plays = Engine.round
     monkeypatch.setattr(Engine, "round", begins)
@@ -104,7 +113,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     after(Post, "settle", lambda *_: "settled")
 
     def run(listener: Callable[[str], None]) -> Run:
-        listeners[:], at[0] = [listener], 0
+        listeners[:], at[0], tested[0] = [listener], 0, False
         there = Watched(grid(made(), tmp_path / "nodes"), told)
         return over(
             there, made(), out=tmp_path / "run", resume=True, on_round=lambda _: told("row told"), **OPTIONS
@@ -119,12 +128,12 @@ def whole() -> Run:
 
 
 def test_these_are_all_steps(watch: Callable[[Callable[[str], None]], Run]) -> None:
-    seen: list[str] = []
-    assert_equal(watch(seen.append), whole())
-    assert tuple(dict.fromkeys(what for what in seen if what[0] in "02")) == SETUP + ROUND
+    seen, wanted = list[str](), whole()
+    assert_equal(watch(seen.append), wanted)
+    assert tuple(dict.fromkeys(what for what in seen if what[0] in STEPS)) == SETUP + ROUND + LAST
 
 
-@pytest.mark.parametrize("step", SETUP + ROUND)
+@pytest.mark.parametrize("step", SETUP + ROUND + LAST[LAST.index("3 tested") :])
 def test_a_server_killed_after_any_step_goes_on_to_the_same_bits(
     step: str, watch: Callable[[Callable[[str], None]], Run], tmp_path: Path
 ) -> None:
@@ -134,10 +143,10 @@ def test_a_server_killed_after_any_step_goes_on_to_the_same_bits(
 
     with pytest.raises(Killed):
         watch(die)
-    pending = set((tmp_path / "nodes").rglob("memory/*/2-*.safetensors"))
-    committed = ROUND.index("2 wrote manifest.json")
-    place = ROUND.index(step) if step in ROUND else -1
-    assert bool(pending) == (place >= ROUND.index("2 heard train.job"))
+    number, so_far = step[0], STEPS[step[0]][: STEPS[step[0]].index(step) + 1]
+    pending = set((tmp_path / "nodes").rglob(f"memory/*/{number}-*.safetensors"))
+    assert bool(pending) == (f"{number} heard train.job" in so_far)
     assert_equal(watch(lambda _: None), whole())
     left = set((tmp_path / "nodes").rglob("memory/*/*.safetensors"))
-    assert bool(left & pending) <= (place >= committed)  # a memory of a round that never was is dropped
+    committed = f"{number} wrote manifest.json" in so_far
+    assert bool(left & pending) <= committed  # a memory of a round that never was is dropped

@@ -16,6 +16,7 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Message
 from fl.codec import from_parts, to_parts
+from fl.engine.flower.pairs import join, split
 from fl.engine.flower.records import from_records, to_records
 from fl.message import DTYPES, Tensors
 from tests.fl.flower import double
@@ -71,6 +72,29 @@ def test_what_travels_as_records_is_the_same_to_the_bit(message: dict[str, Any],
     if double.REAL:  # as Flower itself takes records apart and puts them together
         for record in content.values():
             assert type(record).inflate(record.deflate(), record.children).object_id == record.object_id
+
+
+groups = st.dictionaries(names, tensors(), max_size=3)
+
+
+@given(one=groups, other=groups, same=groups)
+def test_two_messages_in_one_are_both_the_same_to_the_bit_and_what_they_share_is_there_once(
+    one: Tensors, other: Tensors, same: Tensors
+) -> None:
+    first, second = (to_parts(Message.of({"A.x": {**found, **same}}), {"fact": "0:common"}) for found in (one, other))
+    both, common = join(first, second)
+    assert [bits(found) for found in split(from_records(to_records(both)))] == [bits(first), bits(second)]
+    assert len(both[0]) == len(first[0]) + len(second[0]) - len(common)
+    mine, others = bits(first)[0], bits(second)[0]
+    assert set(common) == {name for name in mine if others.get(name) == mine[name]} >= {f"A.x\x1f{n}" for n in same}
+    assert split(first) == [first]
+
+
+@pytest.mark.parametrize("said", ["{", "3", '["nowhere"]', '[["0:"]]', "null"])
+def test_what_is_not_two_messages_is_refused(said: str) -> None:
+    (tensors, strings), _ = join(*(to_parts(Message.of({"A.x": torch.ones(2)})),) * 2)
+    with pytest.raises(ValueError, match="not two messages"):
+        split((tensors, {**strings, "common": said}))
 
 
 def test_a_set_travels_with_its_space() -> None:

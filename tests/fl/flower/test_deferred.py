@@ -1,0 +1,270 @@
+"""Clients tested with the next round's message: every row as if they were tested at once, and a trip a round less."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl import Client, FedAvg, Holding, Loopback, Message, Method, NoUsableReply, Run, simulate
+from fl.addons import DPSGD, SCAFFOLD, VHL, Anchors, FineTune
+from fl.engine.play import Plan
+from fl.engine.store import Store
+from tests.fl.flower import double
+from tests.fl.flower.test_runs import (
+    FAST,
+    METHODS,
+    OPTIONS,
+    assert_equal,
+    beside,
+    federation,
+    grid,
+    held,
+    images,
+    over,
+    rows,
+)
+
+ROUNDS = 4
+METHODS = {
+    **METHODS,
+    "Anchors": lambda: FedAvg(Anchors(ipc=1, selected=(2,), steps=1, init="statistics"), **FAST),
+    "FineTune": lambda: FedAvg(FineTune(epochs=1), **FAST),
+    "VHL": lambda: FedAvg(VHL(source="gaussian", classes=3, per_class=2, augment=None), **FAST),
+}
+"""Anchors changes what it sends between a round's test and the next training; VHL sends a body once."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+@pytest.fixture
+def deferred(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """A run beside the clients, whose tests come with the next round."""
+
+    def run(method: Method, **options: Any) -> Run:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["fl.engine.simulate"], "Plan", partial(Plan, defer_tests=True))
+            return beside(method, **options)
+
+    return run
+
+
+CASES: list[tuple[str, Any]] = [
+    ("SCAFFOLD", "drawn"), ("Anchors", "all"), ("FineTune", [3, 0]), ("VHL", "all"), ("FedDM", "drawn"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "panel"), CASES, ids=[name for name, _ in CASES])
+def test_rows_are_those_of_clients_tested_at_once(
+    name: str, panel: Any, deferred: Callable[..., Run], tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"evaluate": panel, "rounds": ROUNDS}
+    wanted = beside(METHODS[name](), **how)
+    assert all(row.get("accuracy_clients") or row.get("accuracy_personal") for row in wanted.rows)
+    assert_equal(deferred(METHODS[name](), **how), wanted)
+    assert_equal(over(grid(METHODS[name](), tmp_path), METHODS[name](), **how), wanted)
+
+
+class Odd(FedAvg):
+    """Client 1 fails in every test, client 2 in every training, client 3 has nothing to say in a test."""
+
+    def evaluate(self, client: Client, message: Message) -> Message:
+        if client.id == 1:
+            raise RuntimeError("no test today")
+        return Message() if client.id == 3 else super().evaluate(client, message)
+
+    def local(self, client: Client, message: Message) -> Message:
+        if client.id == 2:
+            raise RuntimeError("no training today")
+        return super().local(client, message)
+
+
+def odd(number: int) -> Holding:
+    """Client 4 has no images, client 0 none to test on."""
+    train = federation()[number]
+    return Holding(train[:0] if number == 4 else train, None if number == 0 else images(6, seed=20 + number))
+
+
+def test_who_fails_in_one_of_both_fails_in_that_one(deferred: Callable[..., Run], tmp_path: Path) -> None:
+    how: dict[str, Any] = {"participation": 1.0, "rounds": 3, "test": images(10, seed=9), "seed": 3, "evaluate": "all"}
+    wanted = simulate(Odd(**FAST), [odd(k) for k in range(5)], progress=False, **how)
+    assert [row["failed_evaluation"].keys() for row in wanted.rows] == [{"1"}] * 3
+    assert [row["failed"].keys() for row in wanted.rows] == [{"2"}] * 3
+    assert_equal(over(grid(Odd(**FAST), tmp_path, load_client=odd), Odd(**FAST), **how), wanted)
+
+
+def test_answers_that_go_astray_over_the_loopback_stand_in_their_own_rounds(deferred: Callable[..., Run]) -> None:
+    faults = Loopback(lose=0.2, repeat=0.2, delay=0.2, seed=2)
+    how: dict[str, Any] = {"evaluate": "all", "rounds": ROUNDS, "where": faults, "workers": 1}
+    wanted = beside(METHODS["SCAFFOLD"](), **how)
+    assert all("failed_evaluation" in row for row in wanted.rows)
+    assert_equal(deferred(METHODS["SCAFFOLD"](), **how), wanted)
+
+
+# What travels.
+
+
+class Weighed(double.Grid):
+    """Counts what jobs are told, in messages and in bytes of tensors."""
+
+    messages = size = 0
+
+    def push_messages(self, given: Iterable[Any]) -> Iterable[str]:
+        given = list(given)
+        for message in given:
+            if message.metadata.message_type != "query.hello":
+                self.messages += 1
+                self.size += sum(len(array.data) for array in message.content["tensors"].values())
+        return super().push_messages(given)
+
+
+def weighed(name: str, folder: Path, **options: Any) -> tuple[Weighed, Run]:
+    made = grid(METHODS[name](), folder)
+    there = Weighed(made.app, made.nodes)
+    return there, over(there, METHODS[name](), **options)
+
+
+def test_a_round_is_one_message_to_a_client_and_its_model_travels_once(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"participation": 1.0, "evaluate": "drawn", "rounds": ROUNDS}
+    once, run = weighed("FedAvg", tmp_path / "once", **how)
+    twice, other = weighed("FedAvg", tmp_path / "twice", defer_tests=False, **how)
+    assert (once.messages, twice.messages) == (5 * (ROUNDS + 1), 5 * 2 * ROUNDS)  # the last tests go alone
+    assert rows(run) == rows(other)
+    assert not any("bytes_spared" in row for row in other.rows)
+    told = sum(row["bytes_down"] + row["bytes_down_evaluation"] for row in run.rows)
+    assert [row.get("bytes_spared") for row in run.rows] == [row["bytes_down"] for row in run.rows[:-1]] + [None]
+    assert once.size == told - sum(row.get("bytes_spared", 0) for row in run.rows)
+    assert twice.size == told
+
+
+@pytest.mark.parametrize("name", ["VHL", "Anchors", "SCAFFOLD"])
+def test_what_was_spared_is_what_did_not_travel(name: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"participation": 3, "evaluate": "all", "rounds": ROUNDS}
+    once, run = weighed(name, tmp_path / "once", **how)
+    twice, _ = weighed(name, tmp_path / "twice", defer_tests=False, **how)
+    spared = sum(row.get("bytes_spared", 0) for row in run.rows)
+    assert twice.size - once.size == spared > 0
+    assert twice.messages - once.messages == 3 * (ROUNDS - 1)
+
+
+def test_a_lost_body_and_a_lost_memory_are_those_of_the_test_and_the_training(tmp_path: Path) -> None:
+    method = lambda: FedAvg(SCAFFOLD(), *METHODS["VHL"]().addons, **FAST)  # noqa: E731
+
+    def lose(row: dict[str, Any]) -> None:
+        for path in [*tmp_path.rglob("bodies/*/*"), *tmp_path.rglob("memory/1/*")]:
+            path.unlink()
+
+    how: dict[str, Any] = {"participation": 1.0, "rounds": 3}
+    run = over(grid(method(), tmp_path), method(), on_round=lose, **how)
+    assert [row.get("bytes_resent", 0) > 0 for row in run.rows] == [False, True, True]
+    assert [list(row.get("failed_evaluation", {})) for row in run.rows] == [[], ["1"], ["1"]]
+    assert [list(row["failed"]) for row in run.rows] == [[], [], ["1"]]
+    assert "CheckpointError" in run.rows[1]["failed_evaluation"]["1"]
+
+
+def test_a_message_that_is_lost_is_a_test_and_a_training_that_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl.engine.flower.cohort._GRACE", 0.1)
+    there = grid(METHODS["FedAvg"](), tmp_path, lambda *what: "error" if what == (101, "train.job", "2") else None)
+    run = over(there, METHODS["FedAvg"](), participation=1.0, rounds=3)
+    assert [list(row.get("failed_evaluation", {})) for row in run.rows] == [["1"], [], []]
+    assert [list(row["failed"]) for row in run.rows] == [[], ["1"], []]
+    assert "the app crashed" in run.rows[0]["failed_evaluation"]["1"]
+
+
+class Hanging(FedAvg):
+    def evaluate(self, client: Client, message: Message) -> Message:
+        while client.id == 2:
+            client.check_running()
+            time.sleep(0.01)
+        return super().evaluate(client, message)
+
+
+def test_a_test_that_hangs_leaves_the_training_its_deadline(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"participation": 1.0, "rounds": 2, "deadline": 2.0, "at_once": 1}
+    run = over(grid(Hanging(**FAST), tmp_path), Hanging(**FAST), **how)
+    assert ["before its deadline" in row["failed_evaluation"]["2"] for row in run.rows] == [True, True]
+    assert [row["failed"] for row in run.rows] == [{}, {}]
+
+
+# When a row is told, and what a run leaves that ends early.
+
+
+def test_a_row_is_told_once_it_is_whole_and_the_next_round_committed(tmp_path: Path) -> None:
+    store, seen = Store(tmp_path / "run"), list[Any]()
+
+    def watch(row: dict[str, Any]) -> None:
+        manifest = store.manifest() or {}
+        lines = len((tmp_path / "run" / "history.jsonl").read_text().splitlines())
+        seen.append((row["round"], manifest["round"], manifest.get("open", {}).get("round"), lines))
+        assert row["accuracy_clients"]
+
+    over(grid(METHODS["FedAvg"](), tmp_path), METHODS["FedAvg"](), out=tmp_path / "run", on_round=watch)
+    assert seen == [(1, 2, 2, 1), (2, 3, None, 3), (3, 3, None, 3)]
+
+
+class Stop(Exception):
+    pass
+
+
+def stop(row: dict[str, Any]) -> None:
+    raise Stop
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_run_that_ends_with_an_open_row_goes_on_to_the_same_bits(rounds: int, tmp_path: Path) -> None:
+    method, nodes, out = METHODS["SCAFFOLD"], tmp_path / "nodes", tmp_path / "run"
+    with pytest.raises(Stop):
+        over(grid(method(), nodes), method(), out=out, on_round=stop)
+    one, open_row = Store(out).rows()
+    assert one["accuracy_clients"]
+    assert (open_row["round"], open_row["accuracy"] is None, "accuracy_clients" in open_row) == (2, False, False)
+    wanted = beside(method(), rounds=rounds)
+    assert_equal(over(grid(method(), nodes), method(), out=out, resume=True, rounds=rounds), wanted)
+    assert [row["round"] for row in Store(out).rows()] == list(range(1, rounds + 1))
+    assert "open" not in (Store(out).manifest() or {})
+
+
+class Failing(FedAvg):
+    broken = False
+
+    def local(self, client: Client, message: Message) -> Message:
+        if Failing.broken and client.round == 3:
+            raise RuntimeError("broken")
+        return super().local(client, message)
+
+
+def test_a_round_without_replies_leaves_the_row_before_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[int]()
+    how: dict[str, Any] = {"rounds": 3, "test": None}
+    wanted = simulate(Failing(**FAST), [held(k) for k in range(5)], progress=False, **{**OPTIONS, **how})
+    with monkeypatch.context() as patch:
+        patch.setattr(Failing, "broken", True)
+        with pytest.raises(NoUsableReply, match="round 3: 0 usable replies"):
+            over(
+                grid(Failing(**FAST), tmp_path), Failing(**FAST), out=tmp_path / "run",
+                on_round=lambda row: told.append(row["round"]), **how,
+            )  # fmt: skip
+    assert told == [1, 2]
+    assert [row["accuracy"] for row in Store(tmp_path / "run").rows()] == [row["accuracy"] for row in wanted.rows[:2]]
+    resumed = over(grid(Failing(**FAST), tmp_path), Failing(**FAST), out=tmp_path / "run", resume=True, **how)
+    assert_equal(resumed, wanted)
+
+
+def test_a_private_method_is_tested_at_once(tmp_path: Path) -> None:
+    method = lambda: FedAvg(DPSGD(sigma=2.0, rate=0.5, size=12), **FAST, weights="uniform")  # noqa: E731
+    there = grid(method(), tmp_path)
+    over(there, method(), rounds=2, participation=1.0)
+    assert sum(kind == "query.job" for _, kind, _ in there.log) == 2 * 5
