@@ -1,0 +1,208 @@
+"""The page on scaling says what its record says, and its formulas are what real rounds of every method count."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fl.addons
+import fl.methods
+from distillkit import LabeledImages
+from fl import FedDM, Method, Real, Run, simulate
+from fl.engine import rounds
+from fl.engine.memories import Memories
+from fl.message import Entry, Message, sizes
+from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
+from fl.reduce import Reduced, Reducer
+from tests.fl.test_grid import NAMES, OPTIONS, PICTURE, POOL, SHARED, Net, digits, plain
+from tests.scripts import ROOT, load_script
+
+sys.path.insert(0, str(ROOT / "docs" / "scripts"))
+COSTS = load_script("docs/scripts/scaling_costs.py")
+PAGE = load_script("docs/scripts/scaling.py")
+
+IPC, ANCHORS, PATCHES, DRAWS, CLIENTS, CLASSES = 6, 5, 7, 11, 4, 3
+DM: dict[str, Any] = {"factory": Net, "ipc": IPC, "steps": 1, "server_epochs": 1, "server_batch": 64}
+DP: dict[str, Any] = {**DM, "sigma": 2.0, "public_statistics": True}
+LGD: dict[str, Any] = {"ipc": IPC, "selected": (2,), "refine_steps": 1, "augment": None, "batch_real": 4}
+SMALLER: dict[str, dict[str, Any]] = {
+    "Anchors": {"ipc": ANCHORS, "selected": (2,), "steps": 1},
+    "Condensed": {**LGD, "steps": 1},
+    "SharedImage": {"image": PICTURE, **SHARED, "keep": PATCHES},
+    "SharedPool": {"pool": POOL, **{k: v for k, v in SHARED.items() if k != "count"}, "keep": PATCHES},
+}
+METHODS: dict[str, Callable[[], Method]] = {
+    "FedAvg": plain,
+    **{n: lambda n=n: plain(getattr(fl.addons, n)(**SMALLER.get(n, OPTIONS[n])), steps=1) for n in NAMES},  # type: ignore[misc]
+    "FedRep": lambda: FedRep(factory=Net, head_epochs=1, lr=0.05, momentum=0.0, batch=16),
+    "FedLGD": lambda: FedLGD(factory=Net, anchors=ANCHORS, condense_steps=1, match_steps=1, lr=0.05, **LGD),
+    "SingleImage": lambda: SingleImage(PICTURE, shared={**SHARED, "keep": PATCHES}, factory=Net, epochs=1),
+    "FedDM": lambda: FedDM(**DM),
+    "Real": lambda: Real(**DM),
+    "PrivateFedDM": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, **DP),
+    "SummedFedDM": lambda: SummedFedDM(sizes=[10, 10, 10], draws=DRAWS, **DP),
+    "FedProto": lambda: FedProto(factory=Net, lr=0.05, batch=16),
+}
+"""Every public method and add-on, so that no two letters of the formulas have the same value but where they must."""
+
+
+class Recording(Reducer):
+    """Keeps the replies, too."""
+
+    made: list[Recording]
+
+    def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
+        super().__init__(entries)
+        self.entries, self.replies = entries, list[tuple[int, Message]]()
+        self.made.append(self)
+
+    def fold(self, client: int, reply: Message) -> None:
+        super().fold(client, reply)
+        self.replies.append((client, reply))
+
+
+Played = tuple[str, Method, Run, Recording, dict[str, int]]
+
+
+@cache
+def clients() -> list[LabeledImages]:
+    """Four of them, with eight images of two of the three classes each, and none in common."""
+    data = digits()
+
+    def of(label: int, client: int) -> Tensor:
+        return (data.labels == label % CLASSES).nonzero().flatten()[8 * client :][:8]
+
+    return [data[torch.cat([of(k, k), of(k + 1, k)])] for k in range(CLIENTS)]
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def played(request: pytest.FixtureRequest) -> Played:
+    """A method's name, the method, its run, the replies of the last round, and what a client then remembers."""
+    method, memory = METHODS[request.param](), dict[str, int]()
+    stage = Memories.stage
+
+    def watched(self: Memories, client: int, version: str, kept: Message) -> None:
+        memory.update(sizes(kept))
+        stage(self, client, version, kept)
+
+    with pytest.MonkeyPatch.context() as patch:
+        Recording.made = []
+        patch.setattr(rounds, "Reducer", Recording)
+        patch.setattr(Memories, "stage", watched)
+        run = simulate(
+            method, clients(), rounds=4 if "LGD" in request.param or request.param == "Anchors" else 2, progress=False,
+            evaluate="none", server_data={"proxy": digits()[90:96], "test": digits()[90:96]},
+            **({"secret": 1} if method.private else {}),
+        )  # fmt: skip
+    assert not any(row["failed"] for row in run.rows)
+    return request.param, method, run, Recording.made[-1], memory
+
+
+def letters(name: str, method: Method, run: Run) -> dict[str, float]:
+    """What the letters of the formulas stand for in these runs."""
+    network = next(iter(method.inner.architectures(CLASSES).values()))
+    weights = list(network.state_dict().values())
+    state = sizes(run.server.state)
+    return {
+        "P": sum(t.numel() for t in weights), "T": len(weights), "e": 16, "x": 64, "K": CLASSES, "N": CLIENTS,
+        "H": sum(t.numel() for t in network.classifier.parameters()), "c": CLASSES if name == "PrivateFedDM" else 2,
+        "i": IPC, "a": ANCHORS, "V": 9, "s": PATCHES, "q": 640 if name == "SharedPool" else 256, "d": DRAWS,
+        "r": float("FedAvg.update" in run.rows[-1]["up"]), "G": state.get("FedGen.generator", 0) / 4,
+        "O": state.get("FedGen.optimizer", 0),
+    }  # fmt: skip
+
+
+def test_every_public_method_and_add_on_has_formulas() -> None:
+    public = {"FedAvg", "FedDM", *fl.addons.__all__, *fl.methods.__all__} - {"ClippedCrossEntropy"}
+    named = [name for cost in COSTS.COSTS for name in cost.names]
+    assert sorted(named) == sorted(public) == sorted(METHODS)
+
+
+def test_formulas_are_what_rounds_count_and_what_is_kept(
+    played: Played,
+) -> None:
+    name, method, run, _, memory = played
+    cost = COSTS.cost_of(name)
+    values = letters(name, method, run)
+    said = {what: COSTS.bytes_of(getattr(cost, what), values) for what in ("up", "down", "once", "client", "server")}
+    first, row = run.rows[0]["down"], run.rows[-1]
+    bodies = [key for key in first if f"{key.split(':')[0]}:digest" in first and not key.endswith(":digest")]
+    counted = {
+        "up": row["bytes_up"] / CLIENTS,
+        "down": row["bytes_down"] / CLIENTS,
+        "once": sum(first[key] for key in bodies) / CLIENTS,
+        "client": sum(memory.values()),
+        "server": sum(sizes(run.server.state).values()),
+    }
+    assert counted == said
+
+
+def test_what_the_server_holds_of_each_client_is_what_has_the_rule_union(
+    played: Played,
+) -> None:
+    name, method, run, last, _ = played
+    cost = COSTS.cost_of(name)
+    found = dict(last.result()._values.items())
+    rows = Message.of({key: value for key, value in found.items() if last.entries[key].reduce == "union"})
+    assert sum(sizes(rows).values()) / CLIENTS == COSTS.bytes_of(cost.each, letters(name, method, run))
+
+
+def tensors(value: Any) -> dict[str, Tensor]:
+    if isinstance(value, LabeledImages):
+        return dict(value.parts()[0])
+    return value if isinstance(value, dict) else {"": torch.as_tensor(value)}
+
+
+def test_two_levels_of_servers_would_reduce_to_the_same(
+    played: Played,
+) -> None:
+    """Sums and weights of the parts add up to those of the whole, in float64; rows of the parts are those of it."""
+    last = played[3]
+    whole, parts = last.result(), []
+    for half in (last.replies[:3], last.replies[3:]):
+        reducer = Reducer(last.entries)
+        for client, reply in half:
+            reducer.fold(client, reply)
+        parts.append(reducer.result())
+    for key, value in whole._values.items():
+        entry = last.entries[key]
+        if entry.reduce == "union":
+            pairs = [tensors(part[entry]) for part in parts]
+            for n, t in tensors(value).items():
+                assert torch.equal(torch.cat([torch.atleast_1d(pair[n]) for pair in pairs]), torch.atleast_1d(t))
+        else:
+            assert entry.reduce in ("mean", "sum")
+            _assert_adds_up(entry, whole, parts)
+
+
+def _assert_adds_up(entry: Entry[Any], whole: Reduced, parts: list[Reduced]) -> None:
+    pairs = [tensors(part.sum(entry)) for part in parts]
+    for n, t in tensors(whole.sum(entry)).items():
+        torch.testing.assert_close(sum(pair[n] for pair in pairs), t, rtol=1e-12, atol=1e-12)
+        weights = [torch.as_tensor(r.weight(entry, n or None)) for r in (*parts, whole)]
+        torch.testing.assert_close(weights[0] + weights[1], weights[2], rtol=1e-12, atol=0)
+
+
+# The page.
+
+
+def test_the_tables_of_the_page_are_of_its_record() -> None:
+    text = PAGE.PAGE.read_text()
+    assert {name for _, name, _ in PAGE.TABLE.findall(text)} == {*PAGE.TABLES, *PAGE.BARE}
+    assert PAGE.filled(text) == text, "run python docs/scripts/scaling.py"
+
+
+def test_the_record_has_every_case_once_of_a_commit_without_changes() -> None:
+    bench = load_script("tests/benchmarks/bench_scaling.py")
+    record = json.loads(PAGE.RECORD.read_text())
+    found = [tuple(row[name] for name in bench.Case.__annotations__) for row in record["rows"]]
+    assert sorted(found) == sorted((c.part, c.clients, c.drawn, c.weights, c.seed) for c in bench.cases())
+    assert record["command"] == bench.COMMAND
+    assert all(row["commit"] and "+" not in row["commit"] and row["seconds"] > 0 for row in record["rows"])
