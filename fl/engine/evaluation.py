@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -57,6 +58,7 @@ class Tests:
         post: asks them.
         server: as it was after the round.
         evaluate: which clients: "drawn", "all", "none" or numbers.
+        row: of that round in the history, if it is still open.
 
     Attributes:
         server: as given.
@@ -65,13 +67,20 @@ class Tests:
         over: whether all have been asked.
     """
 
-    def __init__(self, post: Post, server: Server, evaluate: str | Sequence[int]) -> None:
+    def __init__(
+        self, post: Post, server: Server, evaluate: str | Sequence[int], row: Mapping[str, Any] | None = None
+    ) -> None:
         panel = {"drawn": server.drawn, "all": range(server.clients), "none": []}
         self.server, self.numbers = server, panel[evaluate] if isinstance(evaluate, str) else evaluate
-        self.resent, self.over, self._post = 0, False, post
-        self._found: dict[int, Message] = {}
+        self.resent, self.over, self._post, self._row = 0, False, post, row or {}
+        self._answers: dict[int, Message] = {}
         self._failed: dict[int, str] = {}
         self._down = self._up = self._spared = 0
+
+    @classmethod
+    def after(cls, post: Post, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> Tests:
+        """Those that belong to a `row` of the history that is still open; `post` and `evaluate` as above."""
+        return cls(post, replace(post.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 
     def riding(self) -> Riding:
         """The exchange in which they are asked for."""
@@ -93,13 +102,18 @@ class Tests:
         if reason is not None:
             self._failed[answer.client] = reason
             return
-        self._found[answer.client] = found
+        self._answers[answer.client] = found
         self._down += sum(self._post.weight(letter, answer.client).values())
         self._up += sum(sizes(found).values())
         self._spared += answer.spared
         self._post.known.told(answer.client, letter)
 
-    def row(self) -> dict[str, Any]:
+    def completed(self) -> dict[str, Any]:
+        """The row that was open, with what came of them."""
+        resent = self._row.get("bytes_resent", 0) + self.resent
+        return history.with_tests(self._row, self.found()) | ({"bytes_resent": resent} if resent else {})
+
+    def found(self) -> dict[str, Any]:
         """What came of them, for the round's row of the history.
 
         Returns:
@@ -108,14 +122,14 @@ class Tests:
         """
         accuracies: dict[str, list[float]] = {}
         for client in self.numbers:
-            for _, group in self._found.get(client, Message()).items():
+            for _, group in self._answers.get(client, Message()).items():
                 assert isinstance(group, dict)
                 for name, sums in group.items():
                     accuracies.setdefault(name, []).append(self.server.task.metrics(sums)["accuracy"])
         row: dict[str, Any] = {}
         for name, values in accuracies.items():
             row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = clients_accuracy(values)
-        if self._found:
+        if self._answers:
             row |= {"bytes_down_evaluation": self._down, "bytes_up_evaluation": self._up}
         if self._spared:
             row["bytes_spared"] = self._spared

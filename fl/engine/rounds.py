@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -193,7 +192,8 @@ class Engine:
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
         server.secret, self.post.resent = self.post.secret(), 0
-        before, tests = server.state.copy(), self._open_tests(evaluate)
+        before = server.state.copy()
+        tests = Tests.after(self.post, self.open, evaluate) if self.open is not None else None
         try:
             hidden = self.method.draws_clients
             server.drawn = self.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
@@ -203,7 +203,7 @@ class Engine:
             row |= evaluation.on_server(self.post, self.test)
             mine = Tests(self.post, server, "none" if defer else evaluate)
             mine.ask()
-            row |= mine.row() | self._spent()
+            row |= mine.found() | self._spent()
             resent = self.post.resent + mine.resent
             row |= {"bytes_resent": resent} if resent else {}
             row = history.masked(row) if hidden else row
@@ -211,7 +211,7 @@ class Engine:
             server.state, server.round = before, self.committed
             self.post.drop()
             if tests is not None and tests.over and isinstance(error, Exception):
-                self._close(tests)
+                self._close(tests.completed())
             if isinstance(error, BudgetExhausted):
                 kept = f"round {number} was not finished; the state after round {self.committed} is kept"
                 raise BudgetExhausted(f"{error}; {kept}", fits=error.fits) from error
@@ -219,36 +219,20 @@ class Engine:
         row |= {f"note_{k}" if k in row else k: v for k, v in server.notes.items()}
         row["seconds"] = time.perf_counter() - started
         row = {"round": number, **row}
-        whole = [self._closed(tests)] if tests is not None else []
+        whole = [tests.completed()] if tests is not None else []
         whole += [] if defer else [history.with_tests(row, {})]
         self._commit(number, whole, row if defer else None)
         for one in whole:
             self.told(one)
 
-    # Tests that come with the next round.
-
-    def _open_tests(self, evaluate: Any) -> Tests | None:
-        if self.open is None:
-            return None
-        after = replace(self.server, round=self.open["round"], drawn=self.open["drawn"])
-        return Tests(self.post, after, evaluate)
-
-    def _closed(self, tests: Tests) -> dict[str, Any]:
-        """The open row, made whole."""
-        assert self.open is not None
-        resent = self.open.get("bytes_resent", 0) + tests.resent
-        row = history.with_tests(self.open, tests.row())
-        return row | ({"bytes_resent": resent} if resent else {})
-
     def close(self, evaluate: Any) -> None:
         """Have clients tested (`evaluate`, as in `round`) whose tests were to come with a round that is not played."""
-        tests = self._open_tests(evaluate)
-        if tests is not None:
+        if self.open is not None:
+            tests = Tests.after(self.post, self.open, evaluate)
             tests.ask()
-            self._close(tests)
+            self._close(tests.completed())
 
-    def _close(self, tests: Tests) -> None:
-        row = self._closed(tests)
+    def _close(self, row: dict[str, Any]) -> None:
         self.open = None
         if self.store is not None:
             self.store.close(row)

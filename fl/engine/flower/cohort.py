@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,17 +14,17 @@ from typing import Any, Self
 from distillkit.plausible import warn
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy.branch import known_of
-from fl.codec import Parts, entry_key, from_parts, to_parts
+from fl.codec import Parts, from_parts, to_parts
 from fl.engine.blame import reason_of
 from fl.engine.flower.arrivals import Met, call_roll
 from fl.engine.flower.books import asked_of, enter, exhausted
 from fl.engine.flower.hello import Roll
 from fl.engine.flower.mail import Mail, unanswered
-from fl.engine.flower.pairs import join, split
+from fl.engine.flower.questions import Question, Take, pack, unpack
 from fl.engine.seam import Answer, Head, Riding, Tell
 from fl.engine.store import write_atomically
-from fl.engine.wire import Job, job_parts, read_answer
-from fl.message import Message, sizes
+from fl.engine.wire import Job, read_answer
+from fl.message import Message
 from fl.method import NoUsableReply
 from fl.sides import Interrupted
 
@@ -35,23 +35,6 @@ _GRACE = 30.0
 
 _READING = 60.0
 """Seconds in which a node says what its ledger holds."""
-
-
-Take = Callable[[Answer], None]
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a client was asked: who takes the answer (None: it is yielded), and what its message cost.
-
-    `resent` are bytes of bodies that it lacked, None if it was asked once; `common` are bytes of the letter that the
-    other one in the same message had, without bodies, which count where they come first.
-    """
-
-    job: Job
-    take: Take | None
-    resent: int | None = None
-    common: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +79,7 @@ class GridCohort:
         self._mail, self._roll, self._met, self._terms, self._ledger = mail, roll, met, terms, ledger
         self._unsaid: set[int] = set()
         self._run = _name(out)
-        self._asked: dict[int, list[_Asked]] = {}
+        self._asked: dict[int, list[Question]] = {}
         self._done: dict[int, Answer | BudgetExhausted] = {}
 
     def ask(self, head: Head, numbers: Sequence[int], tell: Tell, riding: Riding | None = None) -> Iterator[Answer]:
@@ -133,7 +116,7 @@ class GridCohort:
         for head, tell, take in questions:
             try:
                 known = None if self._ledger is None else known_of(self._ledger, client)
-                asked.append(_Asked(Job(head, client, tell(client), known), take))
+                asked.append(Question(Job(head, client, tell(client), known), take))
             except (Interrupted, BudgetExhausted):
                 raise
             except Exception as error:  # as where clients are threads: what fails for a client is its failure
@@ -141,25 +124,20 @@ class GridCohort:
         if asked:
             self._send(client, asked)
 
-    def _send(self, client: int, asked: list[_Asked], whole: bool = False) -> None:
+    def _send(self, client: int, asked: list[Question], whole: bool = False) -> None:
         terms, hello = self._terms, self._roll.guests[client]
         place = {
             "run": self._run, "classes": terms.classes, "deadline": terms.deadline,
             "ledger": asked_of(self._ledger, hello),
         }  # fmt: skip
         self._unsaid.add(client)
-        self._asked[client] = asked
-        parts, *rest = [job_parts(one.job, {"place": json.dumps(place)}, whole=whole) for one in asked]
-        if rest:
-            parts, common = join(parts, rest[0])
-            once = [parts[0][f"0:{name}"] for name in common if entry_key(name) not in asked[0].job.letter.digests]
-            asked[0] = replace(asked[0], common=sum(tensor.nbytes for tensor in once))
+        self._asked[client], parts = pack(asked, {"place": json.dumps(place)}, whole=whole)
         job = asked[-1].job
         kind = "train.job" if job.head.keeps else "query.job"
         if self._mail.send(kind, {client: (hello.node, parts)}, str(job.head.round), self._patience(asked)):
             self._end(client, f"could not be told anything: Flower did not take the message to node {hello.node}")
 
-    def _patience(self, asked: Sequence[_Asked]) -> float:
+    def _patience(self, asked: Sequence[Question]) -> float:
         return len(asked) * self._terms.deadline + _GRACE
 
     def _give(self, take: Take | None, client: int, found: Answer | BudgetExhausted) -> None:
@@ -181,17 +159,14 @@ class GridCohort:
                 self._end(client, unanswered(message, self._patience(asked)))
                 continue
             try:
-                found = split(self._mail.read(message))
-                found *= len(asked) if len(found) == 1 else 1  # the node could read none of it
-                if len(found) != len(asked):
-                    raise ValueError("it answers two questions, and was asked one")
+                found = unpack(asked, self._mail.read(message))
             except ValueError as error:
                 self._end(client, f"sent what cannot be read: {error}")
                 continue
             del self._asked[client]
-            self._hear(client, asked, [self._read(one, parts) for one, parts in zip(asked, found)])
+            self._hear(client, asked, [self._read(one, parts) for one, parts in zip(asked, found, strict=True)])
 
-    def _hear(self, client: int, asked: Sequence[_Asked], found: Sequence[Answer | BudgetExhausted | None]) -> None:
+    def _hear(self, client: int, asked: Sequence[Question], found: Sequence[Answer | BudgetExhausted | None]) -> None:
         """Hand on what was answered; whoever lacks a body is sent it, with what it was asked."""
         last = found[-1]
         both = len(found) > 1 and not (isinstance(last, Answer) and last.absent)
@@ -202,9 +177,9 @@ class GridCohort:
                 self._give(one.take, client, answer)
         lacking = [one for one, answer in zip(asked, found, strict=True) if answer is None]
         if lacking:
-            self._send(client, [replace(one, resent=_held_bytes(one.job)) for one in lacking], whole=True)
+            self._send(client, [one.again() for one in lacking], whole=True)
 
-    def _read(self, asked: _Asked, parts: Parts) -> Answer | BudgetExhausted | None:
+    def _read(self, asked: Question, parts: Parts) -> Answer | BudgetExhausted | None:
         """What the client answered; None if it lacks a body."""
         job = asked.job
         try:
@@ -285,11 +260,6 @@ class GridCohort:
     def __exit__(self, *_: Any) -> None:
         """Wait for nothing any more."""
         self.drop()
-
-
-def _held_bytes(job: Job) -> int:
-    costs = sizes(job.letter.message).items()
-    return sum(n for key, n in costs if key.split(":")[0] in job.letter.held)
 
 
 def _name(out: Path | None) -> str:
