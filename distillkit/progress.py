@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -70,7 +71,9 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
         yield _Silent()
         return
     try:
-        from tqdm.auto import tqdm
+        with warnings.catch_warnings():  # in a notebook without ipywidgets tqdm warns, and the bar is of letters
+            warnings.filterwarnings("ignore", "IProgress not found")
+            from tqdm.auto import tqdm
 
         with tqdm(total=total, desc=what, unit=unit, initial=done, delay=DELAY, mininterval=0.5, leave=False) as shown:
             yield shown

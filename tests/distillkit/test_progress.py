@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -235,3 +236,23 @@ def test_a_resumed_set_tells_the_seed_of_the_first_call() -> None:
     rest = distribution_matching(SET, networks=networks(), ipc=1, steps=2, generator=derive(8), resume=states[0])
     assert rest.info == whole.info
     assert "generator" not in whole.info
+
+
+def test_a_notebook_without_widgets_gets_its_bar_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tqdm chooses its bar, and warns, when it is first imported: here in a kernel's stead, without ipywidgets."""
+
+    kernel = ModuleType("IPython")
+    kernel.get_ipython = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", ModuleType("ipykernel.zmqshell"))
+    for name in ("ipywidgets", "IPython.html.widgets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("tqdm.auto", "tqdm.autonotebook", "tqdm.notebook"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(progress, "_watched", lambda: True)
+    with warnings.catch_warnings(record=True) as told:  # tqdm would catch an error
+        warnings.simplefilter("always")
+        with progress.bar(2, "work") as shown:
+            shown.update()
+    assert sys.modules["tqdm.notebook"].IProgress is None
+    assert [str(one.message) for one in told] == []

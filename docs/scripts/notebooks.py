@@ -1,0 +1,131 @@
+"""Make the site's notebooks from docs/notebooks/*.py: execute them, write each as .ipynb and as a page with pictures.
+
+    pip install "nbclient>=0.11" "ipykernel>=7.4"     # for this script alone
+    python docs/scripts/notebooks.py [name ...]
+
+A source is Python: `# %%` begins a cell, `# %% [markdown]` one of text. `# quick: 3` behind an assignment is what a
+test takes in its place; notebooks are shown without it. Tests and the site need none of the packages above.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import base64
+import json
+import re
+import resource
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "notebooks"
+NAMES = ("own_images", "federated_comparison", "given_away")
+
+_QUICK = re.compile(r" = (.*?)  # quick: (.*)$", re.MULTILINE)
+_CELL = re.compile(r"^# %%( \[markdown\])?\n", re.MULTILINE)
+
+
+def cells(source: str) -> list[tuple[str, str]]:
+    """The cells of a source, each "markdown" or "code" with its text, as a notebook shows them."""
+    _, *parts = _CELL.split(source)
+    found = []
+    for text, body in zip(parts[::2], parts[1::2]):
+        if text:
+            lines = (line.removeprefix("#").removeprefix(" ") for line in body.splitlines())
+            found.append(("markdown", "\n".join(lines)))
+        else:
+            found.append(("code", _QUICK.sub(r" = \1", body)))
+    return [(kind, text.strip().replace("  # fmt: skip", "")) for kind, text in found]
+
+
+def quick(source: str) -> str:
+    """The source with the small numbers that a test takes."""
+    return _QUICK.sub(r" = \2", source)
+
+
+def unexecuted(name: str) -> dict[str, Any]:
+    """The notebook of a source, as JSON, with nothing run."""
+    made = []
+    for number, (kind, text) in enumerate(cells((FOLDER / f"{name}.py").read_text())):
+        cell: dict[str, Any] = {"cell_type": kind, "id": f"{number:02d}", "metadata": {}, "source": text}
+        made.append(cell | ({"execution_count": None, "outputs": []} if kind == "code" else {}))
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def executed(name: str) -> dict[str, Any]:
+    """The notebook with its outputs, run in an empty folder, and in its metadata how it was made."""
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.from_dict(unexecuted(name))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as empty:
+        nbclient.NotebookClient(notebook, timeout=3600, resources={"metadata": {"path": empty}}).execute()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    made = json.loads(nbformat.writes(notebook))
+    for cell in made["cells"]:
+        cell["metadata"] = {}
+        cell["source"] = "".join(cell["source"])
+        bars = [o for o in cell.get("outputs", ()) if o.get("name") == "stderr" and o["text"][0].startswith("\r")]
+        if bars:
+            cell["outputs"] = [output for output in cell["outputs"] if output not in bars]
+        for output in cell.get("outputs", ()):
+            assert output.get("name") != "stderr", output
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    made["metadata"]["distillkit"] = {
+        "command": f"python docs/scripts/notebooks.py {name}",
+        "commit": commit.stdout.strip(),
+        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
+    }
+    return made
+
+
+def page(name: str, notebook: dict[str, Any]) -> tuple[str, list[bytes]]:
+    """A notebook as a page of the site, and its pictures in order."""
+    made = notebook["metadata"]["distillkit"]
+    first, *rest = notebook["cells"]
+    title, _, start = first["source"].partition("\n")
+    cost = f"it took {made['cpu_seconds']} CPU seconds, on commit {made['commit'][:7]}"
+    said = f"*A notebook, executed ({cost}). [Download it]({name}.ipynb).*"
+    parts, pictures = [title, said, start.strip()], []
+    for cell in rest:
+        if cell["cell_type"] == "markdown":
+            parts.append(cell["source"])
+            continue
+        parts.append(f"```python\n{cell['source']}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            plain = "".join(output.get("text", data.get("text/plain", ""))).rstrip("\n")
+            if "image/png" in data:
+                pictures.append(base64.b64decode("".join(data["image/png"])))
+                parts.append(f"![What the cell above draws]({name}_{len(pictures)}.png)")
+            elif plain.startswith("| "):
+                parts.append(plain)
+            elif "text/html" in data:
+                parts.append("".join(data["text/html"]))
+            else:
+                parts.append(f"```text\n{plain}\n```")
+    return "\n\n".join(parts) + "\n", pictures
+
+
+def write(name: str, notebook: dict[str, Any]) -> None:
+    """Write the notebook, its page and its pictures, and delete the pictures that were there."""
+    text, pictures = page(name, notebook)
+    (FOLDER / f"{name}.ipynb").write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    (FOLDER / f"{name}.md").write_text(text)
+    for old in FOLDER.glob(f"{name}_*.png"):
+        old.unlink()
+    for number, picture in enumerate(pictures, start=1):
+        (FOLDER / f"{name}_{number}.png").write_bytes(picture)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=NAMES, help=f"of {', '.join(NAMES)}; default: all")
+    for given in parser.parse_args().names:
+        ast.parse((FOLDER / f"{given}.py").read_text())
+        write(given, executed(given))
