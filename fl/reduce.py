@@ -38,10 +38,11 @@ def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
 
 
 def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
-    value = value.detach().to(torch.float64)
+    """The value times its weight, in memory of its own: the sum begins as it, and others are added in place."""
+    value = value.detach()
     if isinstance(weight, Tensor) and weight.ndim:
-        weight = weight.to(torch.float64).view(-1, *[1] * (value.ndim - 1))
-    return value * weight
+        return value.to(torch.float64) * weight.to(torch.float64).view(-1, *[1] * (value.ndim - 1))
+    return value.to(torch.float64, copy=True).mul_(weight)
 
 
 def divided(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
@@ -210,8 +211,12 @@ class Reducer:
         if entry.reduce == "max":
             sums[key] = torch.maximum(sums[key], value) if key in sums else value
             return
-        term = _weighted(value, weight) if value.is_floating_point() else value.to(torch.int64)
-        sums[key] = sums[key] + term if key in sums else term
+        if value.is_floating_point():
+            term = _weighted(value, weight)
+            sums[key] = sums[key].add_(term) if key in sums else term
+        else:
+            term = value.to(torch.int64)
+            sums[key] = sums[key] + term if key in sums else term
         total = weight.to(torch.float64) if isinstance(weight, Tensor) else weight
         weights[key] = weights[key] + total if key in weights else total
 

@@ -56,6 +56,16 @@ def test_a_mean_is_the_weighted_mean_of_numpy(values: list[tuple[float, float, f
     assert result[E.count] == pytest.approx(total)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
+def test_folding_changes_no_reply(dtype: torch.dtype) -> None:
+    """Sums are added in place, but never in the memory of a reply, which may be a client's own."""
+    replies = [Message({E.fixed: torch.ones(3, dtype=dtype), E.small: torch.ones(3, dtype=dtype)}) for _ in range(3)]
+    if dtype != torch.int64:
+        assert torch.equal(fold(*replies)[E.fixed], torch.full((3,), 0.75, dtype=dtype))
+    assert fold(*(Message({E.small: r[E.small]}) for r in replies))[E.small].tolist() == [3, 3, 3]
+    assert all(torch.equal(r[e], torch.ones(3, dtype=dtype)) for r in replies for e in (E.fixed, E.small))
+
+
 def test_a_vector_weighs_each_row_and_rows_of_nobody_are_zero_with_weight_zero() -> None:
     replies = [
         Message({E.rows: torch.tensor([2.0, 0.0, 1.0]), E.table: torch.tensor([[1.0], [5.0], [3.0]])}),
