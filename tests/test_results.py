@@ -122,6 +122,15 @@ def test_the_curves_that_a_page_shows_are_drawn(records: Path) -> None:
     assert drawn == ["mine.png"]
 
 
+def test_a_study_of_a_switch_is_taken_under_a_name_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path, [record([0.5], "FedAvg", seed) for seed in (0, 1)])
+    (tmp_path / "digits-FedAvg-1" / "domains.json").write_text('{"mnist": 0.25}')
+    found = SCRIPT.taken(f"{tmp_path}@digits, 180 rounds")
+    assert [(r.task, r.method, r.seed) for r in found] == [("digits, 180 rounds", "FedAvg", seed) for seed in (0, 1)]
+    assert [r.task for r in SCRIPT.taken(str(tmp_path))] == ["digits"] * 2
+    assert found[1].last("accuracy_domain.mnist") == 0.25
+
+
 def test_a_page_says_the_commits_of_its_records(tmp_path: Path) -> None:
     runs = [record(0.5, "DM", seed, commit=commit) for seed, commit in enumerate(("abc", "def", "abc"))]
     path = write_records(runs, tmp_path / "mine.jsonl")

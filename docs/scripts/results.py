@@ -15,6 +15,7 @@ printed), `late=5` (a column `accuracy_late`: the mean over the last five rounds
 is made of PAGE's records, when PAGE is. Where the page says `<!-- curves: NAME option=value ... -->`, with
 `task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->`
 stands of which commits the records are. New records are held against those before, and what moved is printed;
+`FOLDER@NAME` is a study of one task with another study's settings, whose task is kept by that name;
 accuracies by domain that a script left in a run's folder (`domains.json`) are kept too, as `accuracy_domain.NAME`.
 """
 
@@ -101,14 +102,17 @@ def chosen(records: Records, task: str | None, ways: Sequence[str]) -> Records:
     return Records(ordered, [key for key in records.missing if among(key[:2])])
 
 
-def by_domain(folder: str) -> Records:
-    """The records of a study, each with its accuracies by domain if its script made them."""
+def taken(said: str) -> Records:
+    """The records of a study, each with its accuracies by domain if its script made them; under another task's name."""
+    folder, _, task = said.partition("@")
     found = read_records(folder)
     for index, record in enumerate(found):
         path = Path(str(record.folder)) / "domains.json"
         if path.exists():
             found[index] = replace(record, line={**record.line, "accuracy_domain": json.loads(path.read_text())})
-    return found
+    if not task:
+        return found
+    return Records(replace(r, line={**r.line, "task": task}) for r in found)
 
 
 def options_of(said: str) -> tuple[str, dict[str, Any]]:
@@ -163,7 +167,7 @@ def main() -> None:
     page, *folders = sys.argv[1:]
     path = DOCS / "results" / f"{page}.jsonl"
     if folders:
-        new = sum(map(by_domain, folders), Records([]))
+        new = sum(map(taken, folders), Records([]))
         if path.exists():
             print(moved(path, new))
         write_records(new, path)
