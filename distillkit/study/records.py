@@ -36,7 +36,7 @@ Given = str | os.PathLike[str] | Sequence[Record]
 """Records, or the folder where they are."""
 
 COLUMNS = (
-    *("round", "accuracy", "loss", "accuracy_by", "accuracy_clients", "accuracy_personal"),
+    *("round", "accuracy", "loss", "accuracy_by", "accuracy_clients", "accuracy_locals", "accuracy_personal"),
     *("bytes_up", "bytes_down", "client_seconds", "seconds", "epsilon"),
 )
 """The columns of a history that a file of records keeps."""
