@@ -73,7 +73,7 @@ class Tests:
         panel = {"drawn": server.drawn, "all": range(server.clients), "none": []}
         self.server, self.numbers = server, panel[evaluate] if isinstance(evaluate, str) else evaluate
         self.resent, self.over, self._post, self._row = 0, False, post, row or {}
-        self._answers: dict[int, Message] = {}
+        self._accuracies: dict[int, list[tuple[str, float]]] = {}
         self._failed: dict[int, str] = {}
         self._down = self._up = self._spared = 0
 
@@ -102,7 +102,9 @@ class Tests:
         if reason is not None:
             self._failed[answer.client] = reason
             return
-        self._answers[answer.client] = found
+        groups = [group for _, group in found.items() if isinstance(group, dict)]
+        sums = [pair for group in groups for pair in group.items()]
+        self._accuracies[answer.client] = [(name, self.server.task.metrics(s)["accuracy"]) for name, s in sums]
         self._down += sum(self._post.weight(letter, answer.client).values())
         self._up += sum(sizes(found).values())
         self._spared += answer.spared
@@ -122,14 +124,12 @@ class Tests:
         """
         accuracies: dict[str, list[float]] = {}
         for client in self.numbers:
-            for _, group in self._answers.get(client, Message()).items():
-                assert isinstance(group, dict)
-                for name, sums in group.items():
-                    accuracies.setdefault(name, []).append(self.server.task.metrics(sums)["accuracy"])
+            for name, accuracy in self._accuracies.get(client, []):
+                accuracies.setdefault(name, []).append(accuracy)
         row: dict[str, Any] = {}
         for name, values in accuracies.items():
             row["accuracy_clients" if name == "global" else f"accuracy_{name}"] = clients_accuracy(values)
-        if self._answers:
+        if self._accuracies:
             row |= {"bytes_down_evaluation": self._down, "bytes_up_evaluation": self._up}
         if self._spared:
             row["bytes_spared"] = self._spared
