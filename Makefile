@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 FLOWER := .venv-flower
 
-.PHONY: demo test test-flower test-flower-faults killed lint bench bench-peers docs clean
+.PHONY: demo test test-flower test-flower-faults killed lint bench bench-peers bench-page docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -39,6 +39,11 @@ bench: $(STAMP)
 bench-peers: $(FLOWER)/.made
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --quiet "pfl==0.6.*"
 	$(FLOWER)/bin/python tests/benchmarks/bench_peers.py
+
+# The same on an idle machine, kept, and the page of it made.
+bench-page: $(STAMP)
+	$(BIN)/python -m tests.benchmarks --out docs/results/benchmarks.jsonl
+	$(BIN)/python docs/scripts/benchmarks.py
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

@@ -1,13 +1,28 @@
-"""Run every benchmark in turn, each in a process of its own: `make bench`, or one by name: `-m tests.benchmarks dm`."""
+"""The table of speed, `make bench`; or long programs by name: `python -m tests.benchmarks dm scaling`.
+
+Options are the table's (`--help`), or go to the programs that are named.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
-here = Path(__file__).parent
-wanted = sys.argv[1:] or sorted(p.stem.removeprefix("bench_") for p in here.glob("bench_*.py"))
-for name in wanted:
-    print(f"== {name}", flush=True)
-    subprocess.run([sys.executable, str(here / f"bench_{name}.py")], check=True)
+if __name__ == "__main__":
+    named = list(takewhile(lambda word: not word.startswith("-"), sys.argv[1:]))
+    if named:
+        for name in named:
+            print(f"== {name}", flush=True)
+            program = Path(__file__).parent / f"bench_{name}.py"
+            if not program.exists():
+                known = ", ".join(sorted(p.stem.removeprefix("bench_") for p in program.parent.glob("bench_*.py")))
+                raise SystemExit(f"no program is called {name}; there are {known}")
+            subprocess.run(
+                [sys.executable, "-m", f"tests.benchmarks.bench_{name}", *sys.argv[1 + len(named) :]], check=True
+            )
+    else:
+        from tests.benchmarks.table import main
+
+        main()

@@ -1,6 +1,6 @@
 """CPU seconds of one distribution-matching step, ours against the straightforward way, and the same gradient.
 
-    OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_dm.py [--real 256] [--rounds 5] [--threads 1]
+    OMP_WAIT_POLICY=PASSIVE python -m tests.benchmarks dm [--real 256] [--rounds 5] [--threads 1]
 
 Both compute loss and gradient of the same step: ConvNet-3 of width 128, 10 classes, `--real` real and 10 synthetic
 images of 3x32x32 per class. The straightforward way runs each class's real batch and its synthetic images through the
@@ -19,39 +19,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distillkit.condense import distance_to_means, embedding_means
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
+from tests.benchmarks.plain import dm_gradient, plain
 
 CLASSES, IPC, SHAPE = 10, 10, (3, 32, 32)
-
-
-def plain(network: ConvNet) -> nn.Sequential:
-    """The same embedding by PyTorch's own layers, with the same parameters."""
-    layers: list[nn.Module] = []
-    for layer in network.body:
-        if isinstance(layer, nn.GroupNorm):
-            norm = nn.GroupNorm(layer.num_groups, layer.num_channels)
-            norm.weight, norm.bias = layer.weight, layer.bias
-            layers.append(norm)
-        else:
-            layers.append(layer if isinstance(layer, nn.Conv2d) else _PLAIN[type(layer).__mro__[1]]())
-    return nn.Sequential(*layers, nn.Flatten())
-
-
-_PLAIN: dict[type, Callable[[], nn.Module]] = {nn.ReLU: nn.ReLU, nn.AvgPool2d: lambda: nn.AvgPool2d(2)}
-
-
-def straightforward(network: Any, real: list[Tensor], synthetic: Tensor) -> Tensor:
-    leaf = synthetic.clone().requires_grad_()
-    loss = torch.zeros(())
-    for own, fake in zip(real, leaf.split(IPC), strict=True):
-        with torch.no_grad():
-            target = network(own).mean(0)
-        loss = loss + (target - network(fake).mean(0)).square().sum()
-    return torch.autograd.grad(loss, leaf)[0]
 
 
 def ours(network: Any, real: list[Tensor], synthetic: Tensor) -> Tensor:
@@ -70,7 +45,7 @@ def main() -> None:
     real = [torch.randn(options.real, *SHAPE, generator=derive(0, c)) for c in range(CLASSES)]
     synthetic = torch.randn(CLASSES * IPC, *SHAPE, generator=derive(1))
     ways: dict[str, Callable[..., Tensor]] = {
-        "straightforward": partial(straightforward, plain(network)),
+        "straightforward": partial(dm_gradient, plain(network)),
         "ours": partial(ours, network),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -1,12 +1,12 @@
 """CPU seconds of one gradient-matching step (DC), ours against the straightforward way; share of the convolution peak.
 
-    OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_gm.py [--classes 10] [--real 64] [--rounds 3] [--threads 1]
+    OMP_WAIT_POLICY=PASSIVE python -m tests.benchmarks gm [--classes 10] [--real 64] [--rounds 3] [--threads 1]
 
 Both compute loss and gradient of the same step: ConvNet-3 of width 128, `--real` real and 10 synthetic images of
 3x32x32 per class. The straightforward way takes each class's real batch whole, adds up the distances of all classes,
-and calls `backward` once. Floating-point operations are counted while the step runs (convolutions and matrix
-products, the double backward included); the peak is the best rate of a 128 -> 128 convolution of 64 maps of 16x16 in
-the same run. CPU time of the process, medians of alternating rounds.
+and calls `backward` once; its network has PyTorch's own layers. Floating-point operations are counted while the step
+runs (convolutions and matrix products, the double backward included); the peak is the best rate of a 128 -> 128
+convolution of 64 maps of 16x16 in the same run. CPU time of the process, medians of alternating rounds.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from distillkit.condense.parameter_gradient import distance_to_target, parameter_gradient
-from distillkit.losses import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
+from tests.benchmarks.plain import gm_gradient, plain_classifier
 
 IPC, SHAPE = 10, (3, 32, 32)
-Way = Callable[[nn.Module, list[Tensor], Tensor], tuple[Tensor, Tensor]]
+Way = Callable[[list[Tensor], Tensor], Tensor]
 
 
 class Operations(TorchDispatchMode):
@@ -45,22 +45,12 @@ class Operations(TorchDispatchMode):
         return out
 
 
-def straightforward(network: nn.Module, real: list[Tensor], synthetic: Tensor) -> tuple[Tensor, Tensor]:
-    parameters, leaf = list(network.parameters()), synthetic.clone().requires_grad_()
-    loss = torch.zeros(())
-    for c, (own, fake) in enumerate(zip(real, leaf.split(IPC), strict=True)):
-        target = torch.autograd.grad(F.cross_entropy(network(own), torch.full((len(own),), c)), parameters)
-        mean = F.cross_entropy(network(fake), torch.full((IPC,), c))
-        loss = loss + gradient_distance(torch.autograd.grad(mean, parameters, create_graph=True), target)
-    return loss.detach(), torch.autograd.grad(loss, leaf)[0]
-
-
-def ours(network: nn.Module, real: list[Tensor], synthetic: Tensor) -> tuple[Tensor, Tensor]:
+def ours(network: nn.Module, real: list[Tensor], synthetic: Tensor) -> Tensor:
     parameters, parts = list(network.parameters()), []
     for c, (own, fake) in enumerate(zip(real, synthetic.split(IPC), strict=True)):
         target = parameter_gradient(network, parameters, own, torch.full((len(own),), c))
-        parts.append(distance_to_target(network, parameters, fake, torch.full((IPC,), c), target))
-    return torch.stack([p[0] for p in parts]).sum(), torch.cat([p[1] for p in parts])
+        parts.append(distance_to_target(network, parameters, fake, torch.full((IPC,), c), target)[1])
+    return torch.cat(parts)
 
 
 def peak() -> float:
@@ -91,7 +81,8 @@ def main() -> None:
     network = build(lambda: ConvNet(SHAPE, options.classes), 0)
     real = [torch.randn(options.real, *SHAPE, generator=derive(0, c)) for c in range(options.classes)]
     synthetic = torch.randn(options.classes * IPC, *SHAPE, generator=derive(1))
-    ways: dict[str, Way] = {"ours": ours, "straightforward": straightforward}
+    straight = partial(gm_gradient, plain_classifier(network))
+    ways: dict[str, Way] = {"ours": partial(ours, network), "straightforward": straight}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     memory: dict[str, float] = {}
     gradients: dict[str, Tensor] = {}
@@ -101,7 +92,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, way in ways.items():
             begun = time.process_time()
-            gradients[name] = way(network, real, synthetic)[1]
+            gradients[name] = way(real, synthetic)
             seconds[name].append(time.process_time() - begun)
             memory.setdefault(name, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     print(f"one step has {gflop:.0f} GFLOP; convolution peak {limit:.0f} GFLOP per CPU second")

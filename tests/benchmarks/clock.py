@@ -1,0 +1,56 @@
+"""What a piece of work costs: CPU and wall seconds, minor page faults, and the memory that it has at its peak."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+Cost = dict[str, float]
+"""cpu and wall, in seconds; faults, a number."""
+
+PROCESS = Path("/proc/self")
+
+
+def now() -> Cost:
+    """The clocks of this process, all its threads together."""
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return {"cpu": time.process_time(), "wall": time.perf_counter(), "faults": float(faults)}
+
+
+def since(begun: Cost) -> Cost:
+    """What was spent since then."""
+    return {name: value - begun[name] for name, value in now().items()}
+
+
+def cost_of(work: Callable[[], object]) -> Cost:
+    """What it costs to do it."""
+    begun = now()
+    work()
+    return since(begun)
+
+
+def with_peak(work: Callable[[], T]) -> tuple[T, float | None]:
+    """What the work gives, and how many MB more than before the process had at its peak; None where it does not say.
+
+    Memory that was freed, but that the allocator kept, is given back first, so that what ran before does not count.
+    """
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        (PROCESS / "clear_refs").write_text("5")  # the peak is now what the process has
+        before = _megabytes("VmRSS")
+    except (OSError, AttributeError):
+        return work(), None
+    found = work()
+    return found, _megabytes("VmHWM") - before
+
+
+def _megabytes(name: str) -> float:
+    lines = (PROCESS / "status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024

@@ -1,0 +1,193 @@
+"""Ours and the straightforward way in turn, step by step, and the convolutions of the pass alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.benchmarks.clock import Cost, cost_of, now, since, with_peak
+from tests.benchmarks.limit import Convolutions
+from tests.benchmarks.plain import Step
+
+Lap = Callable[[], None]
+Ours = Callable[[int, Lap], Tensor]
+"""Does so many steps, calls the function after each, and returns what came of them."""
+
+Result = dict[str, Any]
+
+EXACT, ROUNDED = 1e-5, 1e-2
+"""How far the two sides may be apart, relative to their length: in float64, and in float32, where a ReLU that turns at
+another bit moves a gradient by up to one in a thousand."""
+
+LEAST, MOST = 3, 15
+"""Rounds."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two ways to do the same.
+
+    Attributes:
+        ours: see `Ours`.
+        plain: begins the straightforward way: gives its step, whose result is that of ours after as many steps.
+        noted: called with what notes convolutions, does a step of ours on this thread in its `with` block; default:
+            `ours`.
+    """
+
+    ours: Ours
+    plain: Callable[[], Step]
+    noted: Callable[[Convolutions], object] | None = None
+
+    def convolutions(self) -> Convolutions:
+        """Those of a step of ours."""
+        noted, threads = Convolutions(), torch.get_num_threads()
+        torch.set_num_threads(1)  # with more, classes go side by side on threads that it does not see
+        if self.noted is not None:
+            self.noted(noted)
+        else:
+            with noted:
+                self.ours(1, nothing)
+        torch.set_num_threads(threads)
+        return noted
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        name: what is measured.
+        race: makes it, of the sizes that are given.
+        by: "cpu" or "wall": which seconds the ratio is of.
+        target: the ratio that is aimed at.
+        share: of the convolutions alone, the least that is aimed at.
+        threads: intra-op threads.
+        of: so many steps share what is done once before the first.
+    """
+
+    name: str
+    race: Callable[[Any], Race]
+    by: str = "cpu"
+    target: float | None = None
+    share: float | None = None
+    threads: int = 1
+    of: int = 0
+
+
+def nothing() -> None:
+    """For steps that nobody waits for."""
+
+
+def checked(row: Row, sizes: Any) -> float:
+    """How far both sides are apart after a step in float64.
+
+    Raises:
+        RuntimeError: too far for rounding: they do not do the same, and no time means anything.
+    """
+    torch.set_default_dtype(torch.float64)
+    try:
+        race = row.race(sizes)
+        return _near(row, race.ours(1, nothing), race.plain()(), EXACT)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _near(row: Row, ours: Tensor, plain: Tensor, most: float) -> float:
+    difference = float((ours - plain).norm() / plain.norm())
+    if not difference <= most:
+        raise RuntimeError(
+            f"{row.name}: the two sides are {difference:.1e} apart in {ours.dtype}, more than {most:.0e}"
+        )
+    return difference
+
+
+def timed(row: Row, race: Race, noted: Convolutions, rounds: int) -> tuple[dict[str, list[Cost]], Cost]:
+    """What each round costs either side, and the convolutions; and what the first step of ours cost, which is apart."""
+    found: dict[str, list[Cost]] = {"ours": [], "plain": [], "convolutions": []}
+    first: list[Cost] = []
+    step, alone = race.plain(), noted.alone(row.threads)
+    begun = now()
+
+    def lap() -> None:
+        nonlocal begun
+        took = since(begun)
+        if first:
+            found["ours"].append(took)
+            found["plain"].append(cost_of(step))
+            found["convolutions"].append(alone())
+        else:
+            first.append(took)
+        begun = now()
+
+    race.ours(rounds + 1, lap)
+    return found, first[0]
+
+
+def measured(row: Row, sizes: Any, tiny: Any, seconds: float) -> Result:
+    """A line of the table: the ratios of all rounds, and what they were made of.
+
+    Args:
+        row: what to measure.
+        sizes: at which.
+        tiny: at which both sides are compared in float64.
+        seconds: about how long; three rounds are made in any case.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(row.threads)
+    try:
+        exact = checked(row, tiny)
+        begun = now()
+        race = row.race(sizes)
+        found_by_ours, memory = with_peak(lambda: race.ours(1, nothing))
+        found_by_plain, plain_memory = with_peak(race.plain())
+        rounded = _near(row, found_by_ours, found_by_plain, ROUNDED)
+        noted = race.convolutions()
+        rounds = min(MOST, max(LEAST, int(seconds / since(begun)["wall"])))
+        found, first = timed(row, race, noted, rounds)
+        line = _line(row, found, first) | {"difference": rounded, "difference_float64": exact}
+        line |= {"memory": {"ours": memory, "plain": plain_memory}, "bounded_by": []}
+        if missed(line):
+            line["bounded_by"] = largest(lambda: race.ours(1, nothing))
+    finally:
+        torch.set_num_threads(threads)
+    return line
+
+
+def _line(row: Row, found: dict[str, list[Cost]], first: Cost) -> Result:
+    ours = [cost[row.by] for cost in found["ours"]]
+    once = max(0.0, first[row.by] - statistics.median(ours)) / row.of if row.of else 0.0
+    ratios = [(own + once) / plain[row.by] for own, plain in zip(ours, found["plain"])]
+    shares = [alone[row.by] / own for own, alone in zip(ours, found["convolutions"])]
+    seconds = {side: {by: [cost[by] for cost in costs] for by in ("cpu", "wall")} for side, costs in found.items()}
+    return {
+        "row": row.name, "by": row.by, "threads": row.threads, "target": row.target, "share_target": row.share,
+        "rounds": len(ours), "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
+        "share": statistics.median(shares), "once": once, "first": first,
+        "seconds": seconds,
+        "faults": {side: statistics.median(cost["faults"] for cost in found[side]) for side in ("ours", "plain")},
+    }  # fmt: skip
+
+
+def missed(line: Result) -> bool:
+    """Whether a line of the table is beside one of its targets."""
+    slow = line["target"] is not None and line["ratio"] > line["target"]
+    return slow or (line["share_target"] is not None and line["share"] < line["share_target"])
+
+
+def largest(work: Callable[[], object], count: int = 3) -> list[tuple[str, float]]:
+    """The operations that take the most CPU time of a piece of work, on all its threads, each with its share."""
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.profiler import ProfilerActivity, profile
+
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as profiled:
+        work()
+    events: Sequence[Any] = profiled.key_averages()
+    total = sum(event.self_cpu_time_total for event in events) or 1.0
+    events = sorted(events, key=lambda event: -event.self_cpu_time_total)
+    return [(event.key, event.self_cpu_time_total / total) for event in events[:count]]

@@ -1,0 +1,85 @@
+"""The lines of a record as the tables that a person reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import growth, race
+
+Line = dict[str, Any]
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a record; none if there is no such file."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return f"{sorted(values)[len(values) // 2]:.3g}"
+
+
+def _pair(both: dict[str, float | None], scale: float = 1.0) -> str:
+    return " / ".join("–" if (v := both[side]) is None else f"{v / scale:,.0f}" for side in ("ours", "plain"))
+
+
+def rows(lines: Sequence[Line]) -> str:
+    """The table of rows, each missed target in bold."""
+    said = [
+        "| what | seconds | ours | straightforward | ratio | least to most | target | convolutions | memory, MB "
+        "| faults, thousands |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for line in lines:
+        by, seconds = line["by"], line["seconds"]
+        late = line["target"] is not None and line["ratio"] > line["target"]
+        low = line["share_target"] is not None and line["share"] < line["share_target"]
+        ratio, share = f"{line['ratio']:.2f}", f"{100 * line['share']:.0f} %"
+        cells = [
+            line["row"], {"cpu": "CPU", "wall": "wall"}[by],
+            _seconds([s + line["once"] for s in seconds["ours"][by]]), _seconds(seconds["plain"][by]),
+            f"**{ratio}, missed**" if late else ratio, f"{line['least']:.2f} to {line['most']:.2f}",
+            "–" if line["target"] is None else f"{line['target']:.2f}",
+            f"**{share}, missed**" if low else share,
+            _pair(line["memory"]), _pair(line["faults"], 1000),
+        ]  # fmt: skip
+        said.append(f"| {' | '.join(cells)} |")
+    for line in lines:
+        if line["bounded_by"]:
+            ops = ", ".join(f"`{name}` {100 * share:.0f} %" for name, share in line["bounded_by"])
+            said += ["", f"{line['row']} misses its target; the most time of a step of ours is in {ops}."]
+    return "\n".join(said)
+
+
+def grown(lines: Sequence[Line]) -> str:
+    """The table of growth."""
+    said = ["| what grows | CPU seconds | of those of one size |", "|---|---|---|"]
+    for line in lines:
+        medians = [_seconds(values) for values in line["seconds"]["cpu"]]
+        seconds = ", ".join(f"{size:,}: {value}" for size, value in zip(line["sizes"], medians))
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in line["ratios"])
+        more = ", **missed**" if growth.missed(line) else ""
+        said.append(f"| {line['growth']} | {seconds} | {ratios} (of {line['base']:,}){more} |")
+    return "\n".join(said)
+
+
+def tables(lines: Sequence[Line]) -> str:
+    """Where a record is from, and its tables."""
+    if not lines:
+        return "No record is kept yet."
+    first = lines[0]
+    where = f"{first['processor']}, {first['cores']} cores, PyTorch {first['torch']}"
+    said = [f"`{first['command']}` at commit {first['commit']}, {first['when']}: {where}."]
+    for name, make in (("row", rows), ("growth", grown)):
+        own = [line for line in lines if name in line]
+        if own:
+            said += ["", make(own)]
+    return "\n".join(said)
+
+
+def missed(lines: Sequence[Line]) -> list[str]:
+    """The names of what is beside its target."""
+    found = [line["row"] for line in lines if "row" in line and race.missed(line)]
+    return found + [line["growth"] for line in lines if "growth" in line and growth.missed(line)]
