@@ -27,7 +27,7 @@ def test_the_sums_are_those_of_threads_and_the_server_has_no_keys(tmp_path: Path
     ring = Keyring(tmp_path / "rings")
     there = grid(sealed(ring, node=True), tmp_path / "nodes")
     assert_equal(
-        over(there, sealed(ring, node=False), evaluate="none"), beside(sealed(ring, node=True), evaluate="none")
+        over(there, sealed(ring, node=False), evaluate="all"), beside(sealed(ring, node=True), evaluate="all")
     )
 
 
