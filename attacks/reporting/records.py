@@ -50,7 +50,7 @@ class Sent:
         rounds: pixels of each round's sets [M, C, H, W]; a published set alone is one round.
         sets: what each client sent, (client, set) pairs.
         updates: what each client's update did to the last layer's bias, with its number of records if that was sent.
-        replies: how many messages each client sent.
+        replies: in how many trainings each client replied; keys and the like, which other exchanges send, aside.
     """
 
     rounds: list[Tensor]
@@ -70,7 +70,8 @@ class Sent:
         for message in run.messages():
             if message.direction == "down":
                 continue
-            replies[message.client] = replies.get(message.client, 0) + 1
+            if message.exchange == "local":
+                replies[message.client] = replies.get(message.client, 0) + 1
             for made in message.sets.values():
                 if len(made):
                     rounds.setdefault(message.round, []).append(made.pixels().float())

@@ -28,8 +28,9 @@ class Inversion:
         owners: for each client the numbers of its records among `members`, int64 [n_k] each, as
             `fl.study.load(folder).deal().owners` has them. Without them nobody can say whether what comes back is the
             client's. The attack does not see them.
-        victim: `victim(down, up)`: of what the client got and what it sent in a round (`attacks.transcript.Seen`), the
-            message with its replay. None: an update of plain FedAvg, whose replay the folder and `network` tell.
+        victim: `victim(down, up)`: of what the client got and what it sent in a round's training
+            (`attacks.transcript.Seen`), the message with its replay. None: an update of plain FedAvg, whose replay the
+            folder and `network` tell.
         client: whose message; None for the client with the fewest records.
         round: of which round; None for the first that it answered.
         largest: more records in a message than this are not tried, as hardly anything comes back of so many at once.
@@ -81,7 +82,7 @@ def sizes(run: RunFolder, invert: Inversion) -> dict[int, int]:
     """
     answered, said = set(), {}
     for message in run.messages():
-        if message.direction == "up" and invert.round in (None, message.round):
+        if message.direction == "up" and message.exchange == "local" and invert.round in (None, message.round):
             answered.add(message.client)
             weight = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
             if isinstance(weight, float | int) and run.settings.get("weights") == "samples":
@@ -92,7 +93,7 @@ def sizes(run: RunFolder, invert: Inversion) -> dict[int, int]:
 
 
 def pair(run: RunFolder, client: int, number: int | None) -> tuple[Seen, Seen]:
-    """What a client got and what it sent.
+    """What a client got and what it sent in the training of a round.
 
     Args:
         run: the folder.
@@ -104,7 +105,7 @@ def pair(run: RunFolder, client: int, number: int | None) -> tuple[Seen, Seen]:
     """
     down = None
     for message in run.messages():
-        if message.client == client and number in (None, message.round):
+        if message.client == client and message.exchange == "local" and number in (None, message.round):
             if message.direction == "down":
                 down = message
             elif down is not None and down.round == message.round:

@@ -19,6 +19,8 @@ from distillkit.networks import ConvNet
 from distillkit.privacy import gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, Filtered, simulate
+from fl.engine.store import Store
+from fl.message import Message
 
 DIGITS = load("digits", size=8)
 TRAIN = DIGITS.train[:60]
@@ -52,6 +54,16 @@ def test_every_reply_is_held_against_the_ledger(run: Path, tmp_path: Path) -> No
     found = report(short)
     assert "its ledger is short: client 0 sent 2 replies and was charged for 1 releases" in found.verdict
     assert "(2 clients in all owe some)" in found.markdown.read_text()
+
+
+def test_what_is_said_beside_the_training_owes_nothing(run: Path, tmp_path: Path) -> None:
+    """Keys, signatures and the like are exchanges of a round, too."""
+    store = Store(Path(shutil.copytree(run, tmp_path / "run")))
+    for client in range(2):
+        store.record(1, client, "up", Message.of({"Keys.public": torch.ones(4)}), "announce")
+    found = report(store.out)
+    assert not any("ledger is short" in line for line in found.leaks)
+    assert "as it sent replies (at least 0 more)" in found.markdown.read_text()
 
 
 def test_a_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:

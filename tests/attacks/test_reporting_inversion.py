@@ -16,12 +16,14 @@ from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
 from attacks.reporting import Inversion
 from attacks.reporting.folder import opened
-from attacks.reporting.replays import fedavg, pair
+from attacks.reporting.replays import fedavg, pair, sizes
 from attacks.transcript import Seen
 from distillkit.data import clients, load
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import Normalization
 from fl import FedAvg, simulate
+from fl.engine.store import Store
+from fl.message import Message
 
 DIGITS = load("digits", size=8)
 TRAIN, TEST = DIGITS.train[:60], DIGITS.test[:150]
@@ -134,6 +136,21 @@ def test_a_victim_of_ones_own_is_inverted(run: Path, tmp_path: Path) -> None:
     found = report(run, **GIVEN, invert=Inversion(owners=OWNERS, victim=victim, steps=100), out=tmp_path)
     assert asked == [("down", "up")]
     assert any("inverting" in line for line in found.leaks)
+
+
+def test_of_several_exchanges_in_a_round_the_training_is_inverted(run: Path, tmp_path: Path) -> None:
+    """Names of exchanges may sort before that of the training."""
+    store = Store(Path(shutil.copytree(run, tmp_path / "run")))
+    asked = Message.of({"Keys.public": torch.ones(4)})
+    for client, direction in ((0, "down"), (0, "up"), (1, "down"), (1, "up"), (2, "down"), (2, "up")):
+        store.record(1, client, direction, asked, "announce")
+    folder = opened(store.out)
+    for down, up in (pair(folder, 1, None), pair(folder, 1, 1)):
+        assert [(seen.exchange, list(seen.values)[-1]) for seen in (down, up)] == [
+            ("local", "FedAvg.model"), ("local", "FedAvg.update")
+        ]  # fmt: skip
+    owners = [*OWNERS, torch.arange(1)]  # the third never came to the training
+    assert sizes(folder, Inversion(owners=owners)) == {0: 57, 1: 3}
 
 
 def test_refusals(run: Path, tmp_path: Path) -> None:
