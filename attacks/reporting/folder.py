@@ -131,7 +131,7 @@ def opened(folder: str | os.PathLike[str]) -> RunFolder:
             f"{path} holds no run (no config.json): give the folder that was simulate's out=, or that of one run of a "
             "study"
         )
-    config = _json(path / "config.json", (path / "config.json").read_text())
+    config = _json(path / "config.json", _text(path / "config.json"))
     if config.get("format", "distillkit.run/1") not in ("distillkit.run/1", RUN_FORMAT):
         raise DamagedRun(
             f"{path / 'config.json'} is of the format {config['format']!r}, which this version does not know (it knows "
@@ -168,6 +168,13 @@ def _published(path: Path) -> LabeledImages | None:
         raise DamagedRun(f"{path} cannot be read ({error}): take it from a backup, or make the set again") from error
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except ValueError as error:
+        raise DamagedRun(f"{path} cannot be read ({error}): take it from a backup, or run again") from error
+
+
 def _json(path: Path, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
@@ -182,6 +189,6 @@ def _lines(path: Path) -> list[dict[str, Any]] | None:
     """The lines of a JSON-lines file; None without it. A ledger's line that was torn is marked by the line after it."""
     if not path.exists():
         return None
-    lines = path.read_text().splitlines()
+    lines = _text(path).splitlines()
     torn = {i for i, line in enumerate(lines[1:]) if line.replace(" ", "") == '{"torn":true}'}
     return [_json(path, line) for i, line in enumerate(lines) if i not in torn]

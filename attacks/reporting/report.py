@@ -115,6 +115,12 @@ def report(
     """
     run = opened(folder)
     check.positive_int(most, "most")
+    if check.positive_int(shadows, "shadows", least=8) % 2:
+        raise ValueError(f"shadows must be even, as they come in pairs of complements, got {shadows}")
+    check.positive_int(workers, "workers")
+    check.switch(progress, "progress")
+    if started is not None and (members is None or outsiders is None):
+        raise ValueError("started are numbers of members: give members=, and outsiders=, without which no rate is told")
     for value, name, kind in (
         (pipeline, "pipeline", Pipeline), (network, "network", nn.Module), (invert, "invert", Inversion),
         (audit, "audit", Audit),

@@ -188,6 +188,15 @@ def test_refusals(runs: Path, tmp_path: Path) -> None:
         report(runs / "real", **GIVEN, started=torch.tensor([120]), out=tmp_path)
     with pytest.raises(TypeError, match="started must be an int tensor"):
         report(runs / "real", **GIVEN, started=torch.tensor([0.5]), out=tmp_path)
+    with pytest.raises(ValueError, match=r"started are numbers of members: give members=, and outsiders="):
+        report(runs / "average", started=torch.arange(3), out=tmp_path)
+    for number, said in ((7, "at least 8"), (9, "even, as they come in pairs of complements, got 9")):
+        with pytest.raises(ValueError, match=f"shadows must be {said}"):
+            report(runs / "real", shadows=number, out=tmp_path)
+    with pytest.raises(ValueError, match="workers must be at least 1"):
+        report(runs / "real", workers=0, out=tmp_path)
+    with pytest.raises(TypeError, match="progress must be True or False"):
+        report(runs / "real", progress=1, out=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="most must be"):
         report(runs / "real", most=0, out=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -207,6 +216,8 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
     for where in ("config.json", "history.jsonl", "ledger.jsonl"):
         with pytest.raises(DamagedRun, match=f"{where} cannot be read"):
             report(broken(where, where, b'{"a": '))
+        with pytest.raises(DamagedRun, match=f"{where} cannot be read"):
+            report(broken(f"bytes-{where}", where, b"\xff\xfe"))
     with pytest.raises(DamagedRun, match=r"config.json holds list"):
         report(broken("list", "config.json", b"[]"))
     with pytest.raises(DamagedRun, match="which this version does not know"):
