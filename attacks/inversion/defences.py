@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from attacks.inversion.victim import Victim
+from attacks.inversion.victim import Victim, require_victim
 from distillkit import check
 from distillkit.rng import derive
 
@@ -147,8 +147,7 @@ class Defended:
     """
 
     def __init__(self, victim: Victim, *defences: Defence) -> None:
-        if not hasattr(victim, "seen") or not hasattr(victim, "replay"):
-            raise TypeError(f"victim must be a Victim, such as Gradient(...), got {type(victim).__name__}")
+        require_victim(victim, "victim")
         for one in defences:
             if not callable(one) or not hasattr(one, "expected") or isinstance(one, type):
                 raise TypeError(f"defences must be Defences, such as Clip(1.0), got {type(one).__name__}")

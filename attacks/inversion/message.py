@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.priors import Prior, consensus
-from attacks.inversion.victim import Victim
+from attacks.inversion.victim import Victim, require_victim
 from distillkit import check
 from distillkit.display import brief
 from distillkit.losses import gradient_distance
@@ -120,8 +120,7 @@ def invert_message(
         raise TypeError(f"normalization must be a Normalization, got {type(normalization).__name__}")
     if len(normalization.mean) not in (1, dims[0]):
         raise ValueError(f"normalization must have one value a channel of {dims}, got {len(normalization.mean)}")
-    if not all(hasattr(victim, name) for name in ("seen", "ordered", "replay", "classes", "read_labels")):
-        raise TypeError(f"victim must be a Victim, such as Gradient(network, gradients), got {type(victim).__name__}")
+    require_victim(victim, "victim")
     target = victim.seen
     starts = [_noise((count, *dims), target[0], seed, restart) for restart in range(restarts)]
     num_classes = victim.classes(starts[0])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from attacks.inversion.message import invert_message
-from attacks.inversion.victim import Victim
+from attacks.inversion.victim import Victim, require_victim
 from attacks.matching import align, match
 from attacks.metrics import psnr
 from distillkit import check
@@ -93,8 +93,7 @@ def sweep(
     if not victims:
         raise ValueError("victims must hold at least one message, got none")
     for name, victim in victims.items():
-        if not hasattr(victim, "seen") or not hasattr(victim, "replay"):
-            raise TypeError(f"victims must be Victims, such as Gradient(...), got {type(victim).__name__} as {name!r}")
+        require_victim(victim, f"victims[{name!r}]")
     check.batch_of_images(images)
     if not isinstance(normalization, Normalization):
         raise TypeError(f"normalization must be a Normalization, got {type(normalization).__name__}")

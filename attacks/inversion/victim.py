@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distillkit import check
 
-__all__ = ["Replayed", "Victim"]
+__all__ = ["Replayed", "Victim", "require_victim"]
 
 
 class Victim(Protocol):
@@ -55,6 +55,26 @@ class Victim(Protocol):
             ValueError: the message does not say; labels must be given.
         """
         ...
+
+
+_PARTS = ("seen", "ordered", "replay", "classes", "read_labels")
+
+
+def require_victim(victim: object, name: str) -> None:
+    """Refuse what is no `Victim`.
+
+    Args:
+        victim: what was given.
+        name: what it is called in the message.
+
+    Raises:
+        TypeError: a part of a victim is missing, or it is a class.
+    """
+    missing = [part for part in _PARTS if not hasattr(victim, part)]
+    if missing or isinstance(victim, type):
+        got = f"the class {victim.__name__}" if isinstance(victim, type) else type(victim).__name__
+        lacks = f", which has no {', '.join(missing)}" if len(missing) < len(_PARTS) and missing else ""
+        raise TypeError(f"{name} must be a Victim, such as Gradient(network, gradients), got {got}{lacks}")
 
 
 class Replayed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,11 +152,15 @@ def test_recovered_labels_are_counted_by_class() -> None:
 
 
 SENT = Gradient.of(NET, pictures(), LABELS)
+HALF: Any = SimpleNamespace(seen=SENT.seen, replay=SENT.replay)
 BAD: list[tuple[Any, str]] = [
     (lambda: Clip(0), "max_norm must be"),
     (lambda: Noise(-1.0), "std must be"),
     (lambda: Sparsify(0.0), "share must be"),
     (lambda: Defended(NET), "victim must be a Victim"),  # type: ignore[arg-type]
+    (lambda: Defended(HALF, Clip(1.0)), "got SimpleNamespace, which has no ordered, classes, read_labels"),
+    (lambda: sweep({"a": HALF}, pictures(), LABELS), r"victims\['a'\] must be a Victim"),
+    (lambda: Defended(Gradient, Clip(1.0)), "got the class Gradient"),  # type: ignore[arg-type]
     (lambda: Defended(SENT, Clip), "defences must be Defences"),  # type: ignore[arg-type]
     (lambda: sweep({}, pictures(), LABELS), "victims must hold at least one message"),
     (lambda: sweep({"a": SENT}, pictures(), LABELS, count=2), "options must leave out count"),
