@@ -17,7 +17,7 @@ from distillkit.data.layout import SUFFIXES
 from distillkit.rng import derive
 from distillkit.study import Task
 
-__all__ = ["own_task", "require_data", "root_or_pictures", "some_images"]
+__all__ = ["own_task", "refuse_data", "require_data", "root_or_pictures", "some_images"]
 
 WHERE = """\
 --data (or DISTILLKIT_DATA) names the folder in which the datasets lie: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M,
@@ -51,6 +51,19 @@ def own_pictures(path: Path) -> bool:
     if any(name.startswith(tuple(known for known in NAMES if known != "digits")) for name in names):
         return False
     return any(file.suffix.lower() in SUFFIXES for deep in ("*/*", "*/*/*") for file in path.glob(deep))
+
+
+def refuse_data(parser: argparse.ArgumentParser, o: argparse.Namespace) -> None:
+    """End a script whose digits come with scikit-learn, if it was given `--data`.
+
+    Args:
+        parser, o: the script's, and what it parsed.
+
+    Raises:
+        SystemExit: with what to give instead.
+    """
+    if o.data is not None:
+        parser.error(f"--data {o.data} would not be read: these digits come with scikit-learn; leave it out")
 
 
 def require_data(tasks: Iterable[Task]) -> None:

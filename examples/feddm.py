@@ -85,9 +85,11 @@ def arguments(words: list[str] | None) -> Any:
     preset = PRESETS[parser.parse_known_args(words)[0].preset]
     o = parsed(parser, words)
     if o.dp:
-        o.dataset, o.split = (o.dataset or ["digits"])[0], (o.split or ["dirichlet"])[0]
-        if o.pictures or o.dataset not in DATASETS or o.split not in ("dirichlet", "iid"):
-            parser.error(f"--dp is for {', '.join(DATASETS)} by dirichlet or iid, got {o.dataset} by {o.split}")
+        [name, *more], [how, *others] = o.dataset or ["digits"], o.split or ["dirichlet"]
+        if o.pictures or more or others or name not in DATASETS or how not in ("dirichlet", "iid"):
+            got = f"{' and '.join([name, *more])} by {' and '.join([how, *others])}"
+            parser.error(f"--dp is for {', '.join(DATASETS)} by dirichlet or iid, one of each, got {got}")
+        o.dataset, o.split = name, how
         return o
     o.few, o.steps = o.steps, None
     for name, value in {"seeds": [0, 1, 2], **preset}.items():

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from _data import refuse_data
 from _membership import Line, lines_of
 from _membership_tables import TABLES, table
 from _options import command_line, number, parsed
@@ -76,10 +77,16 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = command_line(__doc__, out="runs/membership", presets=tuple(SHADOWS), workers="runs at a time")
     parser.add_argument("--rows", nargs="+", choices=every, default=every, help="what is attacked")
     parser.add_argument("--shadows", type=number(8), default=None, help="runs of each, even; default: the preset's")
+    parser.set_defaults(device="cpu")
     o = parsed(parser, words)
+    refuse_data(parser, o)
+    if o.device != "cpu":
+        parser.error("--device must be cpu: these networks are so small that a GPU would wait for them")
     if len(o.seeds or [0]) > 1:
         parser.error("--seeds takes one seed here: more --shadows say more than another seed")
     [seed], o.shadows = o.seeds or [0], o.shadows or SHADOWS[o.preset]
+    if o.shadows % 2:
+        parser.error(f"--shadows must be even, as they come in pairs of complements, got {o.shadows}")
     torch.set_num_threads(1)
     if o.estimate:
         each = {row: cost(o.out / row, row, o.preset, o.shadows, seed) for row in o.rows if row != TRANSCRIPT}

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from _data import refuse_data
 from _methods import OWN, PERSONAL, VHL, averaging, ensemble, ways
 from _options import command_line, parsed, run_study
 from distillkit.data import load, partition
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=None, metavar="NAME", help="only these, beside FedAvg")
     parser.add_argument("--controls", action="store_true", help="also what tells a method from an accident")
     arguments = parsed(parser)
+    refuse_data(parser, arguments)
     preset = PRESETS[arguments.preset]
     usual, further = ways(preset["late"], preset["divisor"]), controls()
     found = {**usual, **further}

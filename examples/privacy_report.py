@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from _data import refuse_data
 from _options import command_line, number, parsed
 from attacks import Report, report
 from attacks.membership import Pipeline, model_scorer
@@ -86,7 +87,7 @@ def again(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, S
 def raw(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
     """The baseline: the run's network trained on the records themselves, all in one place."""
     network = build(partial(load_run(folder).task.network(split), split.train.num_classes), seed)
-    train(network, split.train[indices], RAW, generator=seed)
+    train(network, split.train[indices], RAW, generator=seed, progress=False)
     return {"model": model_scorer(network)}
 
 
@@ -116,20 +117,20 @@ def main(words: Sequence[str] | None = None) -> list[Report]:
         (__doc__ or "").splitlines()[0], out="runs/privacy_report", presets=tuple(PRESETS), workers="shadows at a time"
     )
     add = parser.add_argument
-    add(
-        "--run",
-        type=Path,
-        default=None,
-        help="folder of a run of a study, kept with transcript=True; default: make one",
-    )
+    add("--run", type=Path, default=None, help="a study's run, kept with transcript=True; default: make one")
     add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="of the run made here")
     add("--init", choices=("real", "noise"), default="real", help="what FedDM's images start from")
     add("--rounds", type=number(1), default=None, help="of the run made here; default: the preset's")
     add("--steps", type=number(0), default=None, help="of each client a round; default: the preset's")
     add("--shadows", type=number(0), default=None, help="repetitions on halves of the records; default: the preset's")
     options = parsed(parser, words)
+    refuse_data(parser, options)
+    if options.run and options.estimate:
+        parser.error("--estimate is of a run that is made here: leave --run out")
     for name, value in PRESETS[options.preset].items():
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
+    if options.shadows % 2 or 0 < options.shadows < 8:
+        parser.error(f"--shadows must be 0, or even and at least 8, got {options.shadows}")
     torch.set_num_threads(1)
     found = []
     for seed in options.seeds or [0]:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from _data import refuse_data
 from _options import command_line, parsed, run_study
 from distillkit import plot
 from distillkit.data import load, partition
@@ -94,6 +95,7 @@ def main() -> None:
     parser.set_defaults(preset="look")
     parser.add_argument("--equal-seconds", action="store_true", help="also give FedAvg FedDM's client seconds")
     arguments = parsed(parser)
+    refuse_data(parser, arguments)
     preset = PRESETS[arguments.preset]
     compared = ways(arguments.preset)
     long = f"FedAvg, {6 * preset['rounds']} rounds"

@@ -153,10 +153,10 @@ def test_three_folders_of_pictures_are_three_clients(feddm: ModuleType, tmp_path
 
 
 def test_private_rows_are_for_their_datasets_alone(feddm: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--dataset", "cifar10"], ["--split", "0.3"]):
+    for words in (["--dataset", "cifar10"], ["--split", "0.3"], ["--dataset", "digits", "mnist"]):
         with pytest.raises(SystemExit):
             feddm.main(["--dp", "sums", *words])
-        assert "--dp is for digits, mnist, fashionmnist by dirichlet or iid" in capsys.readouterr().err
+        assert "--dp is for digits, mnist, fashionmnist by dirichlet or iid, one of each" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         feddm.main(["--split", "-1"])
     assert "must be iid, dirichlet or an alpha above 0" in capsys.readouterr().err

@@ -68,10 +68,21 @@ def test_the_cost_is_said_from_one_timed_run_which_is_kept(
     assert len(list((tmp_path / "raw").glob("shadow-*"))) == 1
 
 
-def test_one_seed_at_a_time(membership: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--seeds 0 1", "--seeds takes one seed here"),
+        ("--shadows 9", "--shadows must be even, as they come in pairs of complements, got 9"),
+        ("--device cuda", "--device must be cpu"),
+    ],
+    ids=["seeds", "shadows", "device"],
+)
+def test_what_it_cannot_do_is_refused(
+    membership: ModuleType, words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        membership.main(["--seeds", "0", "1"])
-    assert "--seeds takes one seed here" in capsys.readouterr().err
+        membership.main(words.split())
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("row", _pipelines.ROWS)

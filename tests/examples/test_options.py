@@ -54,6 +54,17 @@ def test_words_that_mean_nothing_are_refused_by_name(
     assert f"argument {words.split()[0]}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["membership.py", "methods.py", "privacy_report.py", "quickstart.py"])
+def test_data_that_would_not_be_read_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    with pytest.raises(SystemExit) as ended:
+        load_script(f"examples/{name}").main()
+    assert ended.value.code == 2
+    assert "would not be read: these digits come with scikit-learn; leave it out" in capsys.readouterr().err
+
+
 def test_the_folder_is_the_presets_unless_it_is_named() -> None:
     options = load_script("examples/_options.py")
     parser = options.command_line("Nothing.", out="runs/nothing")

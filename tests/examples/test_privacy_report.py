@@ -23,6 +23,14 @@ def test_a_run_is_made_and_reported_and_one_of_ones_own(tmp_path: Path, capsys: 
     assert any("transcript=True" in line for line in again.missing)
     with pytest.raises(SystemExit, match=r"holds no run .*give the folder"):
         script.main(["--run", str(tmp_path / "nowhere")])
+    capsys.readouterr()
+    for words, wanted in (
+        (["--run", str(run), "--estimate"], "--estimate is of a run that is made here"),
+        (["--shadows", "3"], "--shadows must be 0, or even and at least 8, got 3"),
+    ):
+        with pytest.raises(SystemExit):
+            script.main(words)
+        assert wanted in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
