@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 from PIL import Image
 
 from distillkit.recipes import recipe
-from distillkit.study import Study, read_records
+from distillkit.study import read_records
+from tests.examples.studies import asked
 from tests.scripts import load_script
 
 WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
@@ -25,20 +27,7 @@ def script() -> Any:
 @pytest.fixture
 def planned(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the words ask to be run."""
-
-    def plan(*words: object) -> Study:
-        studies: list[Study] = []
-
-        def stop(study: Study, *_: Any, **__: Any) -> None:
-            studies.append(study)
-            raise InterruptedError
-
-        monkeypatch.setattr(script, "run_study", stop)
-        with pytest.raises(InterruptedError):
-            script.main(list(map(str, words)))
-        return studies[0]
-
-    return plan
+    return partial(asked, script, monkeypatch)
 
 
 def test_fedcog_is_its_base_up_to_its_first_round_and_the_table_says_what_came_after(

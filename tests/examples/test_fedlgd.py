@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from distillkit.recipes import recipe
-from distillkit.study import Study, equal_tries, read_records
+from distillkit.study import equal_tries, read_records
+from tests.examples.studies import asked
 from tests.scripts import load_script
 
 TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu"]
@@ -25,23 +26,6 @@ def fedlgd() -> ModuleType:
 @pytest.fixture(scope="module")
 def shows() -> ModuleType:
     return load_script("examples/_fedlgd.py")
-
-
-def asked(script: ModuleType, patch: pytest.MonkeyPatch, *words: str) -> Study:
-    """The study that these words ask for, which is not run."""
-    studies: list[Study] = []
-
-    class Asked(Exception):
-        pass
-
-    def stop(study: Study, *_: object, **__: object) -> None:
-        studies.append(study)
-        raise Asked
-
-    patch.setattr(script, "run_study", stop)
-    with pytest.raises(Asked):
-        script.main([*words])
-    return studies[0]
 
 
 def test_the_table_of_the_paper_is_run_and_every_number_of_it_is_in_the_records(

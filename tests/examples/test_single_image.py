@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,8 @@ import torch
 from PIL import Image
 
 from distillkit.recipes import recipe
-from distillkit.study import Study, read_records
+from distillkit.study import read_records
+from tests.examples.studies import asked
 from tests.scripts import load_script
 
 WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
@@ -26,20 +28,7 @@ def script() -> Any:
 @pytest.fixture
 def planned(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What the words ask to be run."""
-
-    def plan(*words: object) -> Study:
-        studies: list[Study] = []
-
-        def stop(study: Study, *_: Any, **__: Any) -> None:
-            studies.append(study)
-            raise InterruptedError
-
-        monkeypatch.setattr(script, "run_study", stop)
-        with pytest.raises(InterruptedError):
-            script.main(list(map(str, words)))
-        return studies[0]
-
-    return plan
+    return partial(asked, script, monkeypatch)
 
 
 def test_selections_are_compared_and_what_is_shown_is_in_the_records(

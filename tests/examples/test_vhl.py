@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from distillkit.recipes import recipe
-from distillkit.study import Records, Study, read_records, write_records
+from distillkit.study import Records, read_records, write_records
 from tests.distillkit.study import written
+from tests.examples.studies import asked
 from tests.scripts import load_script
 
 TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu", "--no-ablations"]
@@ -21,23 +22,6 @@ TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", 
 @pytest.fixture(scope="module")
 def vhl() -> ModuleType:
     return load_script("examples/vhl.py")
-
-
-def asked(script: ModuleType, patch: pytest.MonkeyPatch, *words: str) -> Study:
-    """The study that these words ask for, which is not run."""
-    studies: list[Study] = []
-
-    class Asked(Exception):
-        pass
-
-    def stop(study: Study, *_: object, **__: object) -> None:
-        studies.append(study)
-        raise Asked
-
-    patch.setattr(script, "run_study", stop)
-    with pytest.raises(Asked):
-        script.main([*words])
-    return studies[0]
 
 
 def test_every_number_of_the_table_is_in_the_records(
