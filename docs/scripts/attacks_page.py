@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "docs" / "scripts")]
+
+from _marks import COMMITS, TABLE, read, with_commits, with_tables  # noqa: E402
 
 from _membership_tables import TABLES, percent, table  # noqa: E402
 from _pipelines import ROWS  # noqa: E402
 
 RECORDS = ROOT / "docs" / "results" / "attacks.jsonl"
-COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
-TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 FOUND = re.compile(r"(<!-- found: (\S+) (\S+) (\S+) -->).*?(<!-- end of found -->)", re.DOTALL)
-__all__ = ["TABLES", "filled", "merged", "pages"]
+__all__ = ["COMMITS", "TABLE", "TABLES", "filled", "merged", "number", "pages", "read"]
 
 Lines = Sequence[dict[str, Any]]
 NUMBERS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -41,11 +41,6 @@ NUMBERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "held-out": lambda line: f"{100 * line['above']['25']['held-out'][0]:.1f}",
 }
 """What a single number may be."""
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The records in a file."""
-    return [json.loads(text) for text in path.read_text().splitlines()]
 
 
 def merged(old: Lines, new: Lines) -> list[dict[str, Any]]:
@@ -71,10 +66,9 @@ def number(lines: Lines, row: str, attack: str, key: str) -> str:
 
 def filled(text: str, lines: Lines) -> str:
     """The text of a page with its tables, commits and numbers made anew from the records."""
-    commits = ", ".join(dict.fromkeys(str(line["commit"]) for line in lines))
-    text = COMMITS.sub(lambda found: f"{found[1]}{commits}{found[2]}", text)
+    text = with_commits(text, (line["commit"] for line in lines))
     text = FOUND.sub(lambda m: f"{m[1]}{number(lines, m[2], m[3].replace('_', ' '), m[4])}{m[5]}", text)
-    return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2], lines) or 'Not run yet.'}\n\n{found[3]}", text)
+    return with_tables(text, lambda name: (table(name, lines) or "Not run yet.") if name in TABLES else None)
 
 
 def pages() -> list[Path]:
@@ -85,7 +79,7 @@ def pages() -> list[Path]:
 
 def main() -> None:
     """Take the records of a folder, then write the pages."""
-    lines = read(RECORDS) if RECORDS.exists() else []
+    lines = read(RECORDS)
     if sys.argv[1:]:
         lines = merged(lines, read(Path(sys.argv[1]) / "records.jsonl"))
         RECORDS.write_text("".join(json.dumps(line) + "\n" for line in lines))

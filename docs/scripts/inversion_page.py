@@ -7,29 +7,21 @@ The records are those of `inversion.py`. A table stands between `<!-- table: PAR
 
 from __future__ import annotations
 
-import json
-import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 DOCS = Path(__file__).parents[1]
+sys.path.insert(0, str(DOCS / "scripts"))
+
+from _marks import TABLE, read, table, with_commits, with_tables  # noqa: E402
+
+__all__ = ["PAGE", "RECORDS", "TABLE", "TABLES", "filled", "read", "write_page"]
+
 RECORDS, PAGE = DOCS / "results" / "inversion.jsonl", DOCS / "results" / "inversion.md"
-TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
 Record = dict[str, Any]
-
-
-def read(path: Path) -> list[Record]:
-    """The lines of a file of records; none if there is no such file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def table(head: str, lines: Sequence[Sequence[str]]) -> str:
-    """Markdown; the columns but the first at the right."""
-    rule = "---|" + "---:|" * head.count("|")
-    return "\n".join([f"| {head} |", f"|{rule}", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
 def cases(records: Sequence[Record]) -> dict[str, list[Record]]:
@@ -119,10 +111,8 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
 
 def filled(text: str, records: Sequence[Record]) -> str:
     """The text of the page with its tables and commits made anew."""
-    commits = ", ".join(dict.fromkeys(str(r["commit"]) for r in records))
-    text = COMMITS.sub(lambda found: f"{found[1]}{commits}{found[2]}", text)
     made = {part: [r for r in records if r["part"] == part] for part in TABLES}
-    return TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](made[found[2]])}\n\n{found[3]}", text)
+    return with_tables(with_commits(text, (r["commit"] for r in records)), lambda part: TABLES[part](made[part]))
 
 
 def write_page() -> None:

@@ -46,9 +46,13 @@ from distillkit.study import (
 from fl.study import at_equal, to_target, worst_clients
 
 DOCS = Path(__file__).parents[1]
+sys.path.insert(0, str(DOCS / "scripts"))
+
+from _marks import COMMITS, TABLE, with_commits, with_tables  # noqa: E402
+
+__all__ = ["TABLE", "filled"]
+
 CURVES = re.compile(r"<!-- curves: (.*?) -->")
-COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
-TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 Options = dict[str, Any]
 
 
@@ -145,13 +149,9 @@ def table(said: str, path: Path) -> Table:
 
 def filled(text: str, path: Path) -> str:
     """The text of a page with its tables and its commits made anew from the records in a file."""
-
-    def commits(found: re.Match[str]) -> str:
-        all_of_them = dict.fromkeys(str(r.line.get("commit")) for r in read_records(path))
-        return f"{found[1]}{', '.join(all_of_them)}{found[2]}"
-
-    text = COMMITS.sub(commits, text)
-    return TABLE.sub(lambda found: f"{found[1]}\n{table(found[2], path)}\n\n{found[3]}", text)
+    if COMMITS.search(text):
+        text = with_commits(text, (r.line.get("commit") for r in read_records(path)))
+    return with_tables(text, lambda said: table(said, path))
 
 
 def draw(text: str, path: Path) -> None:

@@ -10,7 +10,6 @@ least counts, and the largest stands beside it.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,13 +20,13 @@ from typing import Any
 DOCS = Path(__file__).parents[1]
 sys.path.insert(0, str(DOCS / "scripts"))
 
-from inversion_page import table  # noqa: E402
+from _marks import TABLE, table, with_commits, with_tables  # noqa: E402
 from scaling_costs import bytes_of, cost_of  # noqa: E402
 from scaling_methods import costs, even, levels, number, ratios, runs, sizes, words, work  # noqa: E402
 
+__all__ = ["PAGE", "RECORD", "TABLE", "filled"]
+
 RECORD, PAGE = DOCS / "results" / "scaling.json", DOCS / "scaling.md"
-TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
-COMMITS = re.compile(r"(<!-- commits -->).*?(<!-- end of commits -->)", re.DOTALL)
 Rows = list[dict[str, Any]]
 HOUR, WIRE, MEMORY = 3600, 1e9 / 8, 16e9
 """Of the table of limits: seconds a round, bytes a second each way, bytes of memory."""
@@ -228,10 +227,8 @@ BARE = {"costs": costs, "work": work, "levels": levels, "even": even, "ratios": 
 def filled(text: str) -> str:
     """The text of the page with its tables and commits made anew."""
     rows: Rows = json.loads(RECORD.read_text())["rows"]
-    commits = ", ".join(dict.fromkeys(r["commit"] for r in rows))
-    text = COMMITS.sub(lambda found: f"{found[1]}{commits}{found[2]}", text)
     made = {name: partial(make, rows) for name, make in TABLES.items()} | BARE
-    return TABLE.sub(lambda found: f"{found[1]}\n{made[found[2]]()}\n\n{found[3]}", text)
+    return with_tables(with_commits(text, (r["commit"] for r in rows)), lambda name: made[name]())
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from inversion_page import table
+from _marks import table
 from scaling_costs import COSTS, bytes_of, cost_of, shown
 
 import fl.addons
