@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from distillkit import check
 from distillkit.augment import Augmentation, augmented, require_augmentation, require_space
 from distillkit.chunks import chunk_size, forward_chunks
-from distillkit.networks.door import evaluating, require_network, try_network
+from distillkit.modes import evaluating
+from distillkit.networks.door import require_network, try_network
 from distillkit.networks.dropout import seeded_dropout
 from distillkit.networks.samplers import uses_batch_statistics
 from distillkit.plausible import warn

@@ -30,6 +30,7 @@ LEAVES = (
     "provenance",
     "recorded",
     "threads",
+    "modes",
 )
 """Modules of `distillkit` that import nothing of ours but each other."""
 VALUES = ("sets", "normalization")

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.membership._inputs import finite_scores
 from distillkit import check
+from distillkit.modes import evaluating
 from distillkit.rng import derive
 
 __all__ = ["gradient_kde", "gradient_norm"]
@@ -54,18 +55,13 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
     if chunk is None:
         chunk = min(256, max(1, _NUMBERS // sum(p.numel() for p in values.values())))
     chunk = check.positive_int(chunk, "chunk")
-    modes = [(module, module.training) for module in network.modules()]
-    try:
-        network.eval()
+    with evaluating(network):
         with torch.no_grad():
             logits = network(images[:1])
         if not isinstance(logits, Tensor) or logits.ndim != 2:
             raise ValueError(f"network must give logits [n, K], got {list(getattr(logits, 'shape', ()))}")
         check.class_labels(labels, None, logits.shape[1])
         parts = [_norms(network, values, x, y) for x, y in zip(images.split(chunk), labels.split(chunk))]
-    finally:
-        for module, training in modes:
-            module.training = training
     found = torch.cat(parts)
     if not bool(found.isfinite().all()):
         raise ValueError(f"network must have finite gradients, but {int((~found.isfinite()).sum())} records have not")

@@ -13,6 +13,7 @@ from attacks.membership.scores import stable_logit
 from distillkit import check
 from distillkit.chunks import chunk_size, forward_chunks
 from distillkit.display import brief
+from distillkit.modes import evaluating
 
 __all__ = ["Fit", "Fitted", "Pipeline", "Scorer", "fit_once", "model_scorer"]
 
@@ -148,13 +149,8 @@ def model_scorer(
         check.positive_int(chunk, "chunk")
 
     def scorer(images: Tensor, labels: Tensor) -> Tensor:
-        modes = [(module, module.training) for module in network.modules()]
-        try:
-            network.eval()
+        with evaluating(network):
             logits = torch.cat(list(forward_chunks(network, images, chunk_size(images, chunk))))
-        finally:
-            for module, training in modes:
-                module.training = training
         return logits if score is None else score(logits, labels)
 
     return scorer

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from distillkit.modes import evaluating
 from distillkit.networks.base import Network, require_network
 from distillkit.networks.samplers import NetworkSampler, require_same_place
 from distillkit.rng import derive
 
-__all__ = ["evaluating", "require_network", "require_sampler", "try_network"]
+__all__ = ["require_network", "require_sampler", "try_network"]
 
 
 def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
@@ -35,18 +35,6 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
     else:
         return cast(NetworkSampler, networks)
     raise TypeError(f"{name} must be a sampler of networks; {wanted}")
-
-
-@contextlib.contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Put `network` in eval mode for the length of a `with` block; then every module's own mode is put back."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @torch.no_grad()

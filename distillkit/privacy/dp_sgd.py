@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit import check
+from distillkit.modes import modes_kept
 from distillkit.networks.dropout import plain_dropout, seeded_dropout
 from distillkit.privacy.apart import untouched
 from distillkit.privacy.events import EVERYONE, Event
@@ -142,9 +143,8 @@ def train_private(
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
         return rows_of(network(inputs), targets)
 
-    modes = {module: module.training for module in network.modules()}
-    network.train()
-    try:
+    with modes_kept(network):
+        network.train()
         require_per_example(network)
         _refuse_mixing_loss(network, rows_of, *public)
         with (
@@ -165,9 +165,6 @@ def train_private(
                 step_of.step()
                 step_of.zero_grad(set_to_none=True)
                 shown.update()
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return ledger
 
 
