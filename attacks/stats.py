@@ -369,9 +369,7 @@ def _halves(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
         got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
         raise TypeError(f"scores must be a floating-point tensor [n], got {got}")
-    if not isinstance(member, Tensor) or member.dtype != torch.bool:
-        got = member.dtype if isinstance(member, Tensor) else type(member).__name__
-        raise TypeError(f"member must be a bool tensor [n], got {got}")
+    check.mask(member, "member", "[n]")
     if scores.ndim != 1 or member.shape != scores.shape:
         raise ValueError(
             f"scores and member must be two rows of one length, got {list(scores.shape)} and {list(member.shape)}"

@@ -20,6 +20,7 @@ __all__ = [
     "class_labels",
     "device",
     "mapping",
+    "mask",
     "one_of",
     "positive_int",
     "real_number",
@@ -107,6 +108,23 @@ def rows(values: Tensor, name: str) -> Tensor:
         raise ValueError(f"{name} must have two dimensions, none empty, got shape {list(values.shape)}")
     if not bool(torch.isfinite(values.detach()).all()):
         raise ValueError(f"{name} must be finite, got NaN or Inf")
+    return values
+
+
+def mask(values: Tensor, name: str, shape: str = "") -> Tensor:
+    """Return `values` if they are a tensor of truth values.
+
+    Args:
+        values: what was given.
+        name: what the argument is called in the message.
+        shape: what is wanted, for the message: "[n]".
+
+    Raises:
+        TypeError: no tensor, or one of another dtype.
+    """
+    if not isinstance(values, Tensor) or values.dtype != torch.bool:
+        came = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name} must be a bool tensor{f' {shape}' if shape else ''}, got {came}")
     return values
 
 

@@ -41,9 +41,8 @@ def one_run(scores: Tensor, included: Tensor, guesses: int, delta: float, *, con
         TypeError, ValueError: scores that are NaN, coins that are no bool, numbers out of range.
     """
     scores = one_row(scores, "scores", least=1)
-    if not isinstance(included, Tensor) or included.dtype != torch.bool or included.shape != scores.shape:
-        got = f"{included.dtype} {list(included.shape)}" if isinstance(included, Tensor) else type(included).__name__
-        raise ValueError(f"included must be a bool tensor of the scores' shape {list(scores.shape)}, got {got}")
+    if check.mask(included, "included", "[m]").shape != scores.shape:
+        raise ValueError(f"included must have the scores' shape {list(scores.shape)}, got {list(included.shape)}")
     guesses = check.positive_int(guesses, "guesses", most=len(scores))
     delta = check.real_number(delta, "delta", least=0.0, below=1.0)
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)

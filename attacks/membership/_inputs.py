@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
+
+from distillkit import check
 
 __all__ = ["checked_scores", "finite_scores"]
 
@@ -24,8 +25,7 @@ def finite_scores(scores: Tensor, name: str) -> Tensor:
 def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores [n] and [S, n] in float64 and the truth [S, n], on the target's device; else an error that names one."""
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows")
-    if not isinstance(inside, Tensor) or inside.dtype != torch.bool:
-        raise TypeError(f"inside must be a bool tensor, got {getattr(inside, 'dtype', type(inside).__name__)}")
+    check.mask(inside, "inside", "[S, n]")
     if target.ndim != 1 or inside.shape != shadows.shape or shadows.shape[1:] != target.shape:
         raise ValueError(
             f"target must be [n], inside and shadows [S, n], got {list(target.shape)}, {list(inside.shape)} and "

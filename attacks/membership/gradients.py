@@ -118,8 +118,7 @@ def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int
     values = finite_scores(statistic, "statistic").cpu()
     if values.ndim not in (1, 2) or 0 in values.shape:
         raise ValueError(f"statistic must be [n] or [n, d], got {list(values.shape)}")
-    if not isinstance(member, Tensor) or member.dtype != torch.bool:
-        raise TypeError(f"member must be a bool tensor [n], got {getattr(member, 'dtype', type(member).__name__)}")
+    check.mask(member, "member", "[n]")
     if member.shape != values.shape[:1]:
         raise ValueError(
             f"statistic and member must have one row a record, got {list(values.shape)} and {list(member.shape)}"

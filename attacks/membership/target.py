@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from attacks.membership._inputs import finite_scores
@@ -66,9 +65,7 @@ class Shadows:
     labels: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inside, Tensor) or self.inside.dtype != torch.bool:
-            came = getattr(self.inside, "dtype", type(self.inside).__name__)
-            raise TypeError(f"inside must be a bool tensor [S, N], got {came}")
+        check.mask(self.inside, "inside", "[S, N]")
         if self.inside.ndim != 2 or 0 in self.inside.shape:
             raise ValueError(f"inside must be [S, N], neither empty, got {list(self.inside.shape)}")
         check.mapping(self.scores, "scores")

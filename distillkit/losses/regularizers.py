@@ -114,10 +114,7 @@ def prototype_distance(
     labels = check.class_labels(labels, len(embeddings), len(prototypes))
     if present is None:
         present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
-    elif not isinstance(present, Tensor) or present.dtype != torch.bool:
-        kind = present.dtype if isinstance(present, Tensor) else type(present).__name__
-        raise TypeError(f"present must be a bool tensor [K], got {kind}")
-    elif present.shape != prototypes.shape[:1]:
+    elif check.mask(present, "present", "[K]").shape != prototypes.shape[:1]:
         raise ValueError(f"present must have shape [{len(prototypes)}], got {list(present.shape)}")
     counted = present[labels]
     distances = (embeddings[counted] - prototypes[labels[counted]]).square().sum(1)
