@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy, interpolate
 
 from distillkit import LabeledImages, plot
-from distillkit.condense.distribution import distribution_matching
+from distillkit.condense import distribution_matching
 from distillkit.data import clients, load, partition
-from distillkit.generate.patches import Patches
+from distillkit.generate import Patches
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.select import select
