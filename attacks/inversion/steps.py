@@ -136,10 +136,20 @@ class FedAvgUpdate:
             labels: class indices int [N].
             order: the client's batches. The attacker of what is returned does not know them, and sees `epochs` and
                 `batch`, which must be given beside.
+
+        Raises:
+            ValueError: another number of batches than `epochs` and `batch` make.
         """
         blank = [torch.ones_like(p) for p in network.parameters()]
         made = partial(FedAvgUpdate, network, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        client = made(blank, epochs=epochs, batch=batch) if order is None else made(blank, order=order)
+        client = made(blank, epochs=epochs, batch=batch)
+        if order is not None:
+            steps, client = len(client._steps(len(images))), made(blank, order=order)
+            if len(order) != steps:
+                raise ValueError(
+                    f"order must have {steps} batch(es), as epochs={epochs} and batch={batch} make of {len(images)} "
+                    f"images, got {len(order)}: give epochs and batch as the client has them"
+                )
         sent = [change.detach() for change in client.replay(images, labels)]
         return made(sent, epochs=epochs, batch=batch)
 

@@ -233,6 +233,10 @@ BAD: list[tuple[Any, str]] = [
     (lambda: Replayed([torch.ones(2) / 0], SENT.replay, 5), "seen must be finite"),
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not all be 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order must come without epochs"),
+    (
+        lambda: FedAvgUpdate.of(NET, pictures(2), torch.tensor([0, 1]), lr=0.1, order=[torch.arange(2)] * 3),
+        "order must have 1 batch\\(es\\), as epochs=1 and batch=None make of 2 images, got 3: give epochs",
+    ),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[]), "order must hold at least one batch"),
     (
         lambda: FedAvgUpdate(NET, ONES, lr=0.1, order=[torch.tensor([3])]).replay(pictures(1), torch.tensor([0])),
