@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,7 +19,7 @@ FORMAT = "distillkit shadow 1"
 
 
 @contextlib.contextmanager
-def kept(out: str | Path | None, design: Mapping[str, object], count: int) -> Iterator[dict[int, Fitted]]:
+def kept(out: str | os.PathLike[str] | None, design: Mapping[str, object], count: int) -> Iterator[dict[int, Fitted]]:
     """Own the folder for the length of a `with` block, and give what it holds of this design, by number.
 
     Args:
@@ -34,7 +35,7 @@ def kept(out: str | Path | None, design: Mapping[str, object], count: int) -> It
     if out is None:
         yield {}
         return
-    if not isinstance(out, str | Path):
+    if not isinstance(out, str | os.PathLike):
         raise TypeError(f"out must be a folder's path, got {type(out).__name__}")
     with owned(Path(out) / "shadows.lock", f"the folder of shadows {out}"):
         _require_same(design, Path(out) / "design.json")
@@ -42,7 +43,7 @@ def kept(out: str | Path | None, design: Mapping[str, object], count: int) -> It
         yield {number: _read(path) for number, path in paths.items() if path.exists()}
 
 
-def keep(out: str | Path | None, number: int, one: Fitted) -> None:
+def keep(out: str | os.PathLike[str] | None, number: int, one: Fitted) -> None:
     """Write a shadow's scores as a whole.
 
     Args:
@@ -56,7 +57,7 @@ def keep(out: str | Path | None, number: int, one: Fitted) -> None:
         write_tensors(_path(out, number), tensors, {"format": FORMAT, "seconds": repr(one.seconds)})
 
 
-def _path(out: str | Path, number: int) -> Path:
+def _path(out: str | os.PathLike[str], number: int) -> Path:
     return Path(out) / f"shadow-{number:05d}.safetensors"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def estimate(
     count: int,
     *,
     workers: int = 1,
-    out: str | Path | None = None,
+    out: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> Cost:
     """Fit one shadow, to know what all of them will take before anything long starts.
@@ -116,7 +116,7 @@ def shadows(
     pipeline: Pipeline,
     count: int,
     *,
-    out: str | Path | None = None,
+    out: str | os.PathLike[str] | None = None,
     seed: int = 0,
     workers: int = 1,
     where: Place = "threads",
