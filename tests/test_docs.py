@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,7 @@ PACKAGES = [
 ]  # fmt: skip
 
 
+@cache
 def sections() -> list[str]:
     """Every part of a page from one heading to the next."""
     found: list[list[str]] = []
