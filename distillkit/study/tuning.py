@@ -109,13 +109,12 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
 
     Args:
         folder: of the study, its `choice.json`, or a file of `write_records`.
-
         task: only this one; default all.
 
     Returns:
-        A row a task and way: how many settings were tried, those chosen, their score on the validation part, the worst
-        try's score, and which chosen numbers lie at the edge of what was tried (of three values or more): a better one
-        may lie beyond.
+        A row a task and way: how many settings were tried, those chosen (of several tries what they differ in), their
+        score on the validation part, the worst try's score, and which chosen numbers lie at the edge of what was tried
+        (of three values or more): a better one may lie beyond.
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.
@@ -131,7 +130,7 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
         known = [score for score in scores if score is not None]
         chosen = t.tries[t.chosen] if t.tries and t.chosen is not None else None
         edge = ", ".join(_edges(t.tries, chosen["settings"])) if chosen is not None else ""
-        settings = f"as {t.like}" if t.like else NONE if chosen is None else _said(chosen["settings"])
+        settings = f"as {t.like}" if t.like else NONE if chosen is None else _said(_varied(t.tries, chosen["settings"]))
         failed = len(scores) - len(known)
         tries = f"{len(scores)} ({failed} failed)" if failed else str(len(scores) or NONE)
         best, worst = max(known, default=None), min(known, default=None)
@@ -159,6 +158,12 @@ def _choices(path: Path) -> list[Any]:
     if isinstance(head, Mapping) and head.get("format") == RECORDS:
         return list(head["choices"])
     return [read_json(path)]
+
+
+def _varied(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The chosen settings without those that every try had."""
+    varied = {k: v for k, v in chosen.items() if any(one["settings"].get(k) != v for one in tries)}
+    return varied or chosen
 
 
 def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:

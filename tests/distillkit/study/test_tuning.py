@@ -58,12 +58,12 @@ def test_the_table_says_what_was_chosen_and_where_the_grid_ended(tmp_path: Path)
     table = tuning_table(write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE, "DM": tried()}))
     assert table.cells[:4] == (
         ("digits", "FedAvg", "lr=0.3", "3 (1 failed)", "90.0", "50.0", "–"),
-        ("digits", "FedProx", "lr=1.0, mu=0.1", "3", "60.0", "40.0", "lr"),
+        ("digits", "FedProx", "lr=1.0", "3", "60.0", "40.0", "lr"),
         ("digits", "Local", "as FedAvg", "–", "–", "–", "–"),
         ("digits", "DM", "–", "–", "–", "–", "–"),
     )
     assert table.rows[1] == {
-        "task": "digits", "method": "FedProx", "tries": 3, "failed": 0, "like": None, "settings": "lr=1.0, mu=0.1",
+        "task": "digits", "method": "FedProx", "tries": 3, "failed": 0, "like": None, "settings": "lr=1.0",
         "score": 0.6, "worst": 0.4, "edge": "lr",
     }  # fmt: skip
     assert "rule: last; seeds of the tries: 100." in str(table)
