@@ -18,18 +18,13 @@ from distillkit.losses import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
+from tests.attacks.inversion.images import pictures
 
 SHAPE = (1, 8, 8)
 
 
 def network(activation: str = "tanh", norm: str = "none") -> nn.Module:
     return build(lambda: ConvNet(SHAPE, 5, width=8, depth=1, norm=norm, activation=activation), 0)
-
-
-def pictures(n: int) -> Tensor:
-    """Smooth ones, as photographs are."""
-    coarse = torch.rand(n, 1, 3, 3, generator=derive(0))
-    return F.interpolate(coarse, (8, 8), mode="bilinear", align_corners=True)
 
 
 def sent(net: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:

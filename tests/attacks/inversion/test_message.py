@@ -27,17 +27,13 @@ from attacks.inversion.priors import consensus
 from distillkit.losses import BatchNormPrior
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
+from tests.attacks.inversion.images import pictures
 
 SHAPE = (1, 8, 8)
 
 
 def network(activation: str = "tanh", norm: str = "none", width: int = 8) -> nn.Module:
     return build(lambda: ConvNet(SHAPE, 5, width=width, depth=1, norm=norm, activation=activation), 0)
-
-
-def pictures(n: int) -> Tensor:
-    coarse = torch.rand(n, 1, 3, 3, generator=derive(0))
-    return F.interpolate(coarse, (8, 8), mode="bilinear", align_corners=True)
 
 
 def small() -> nn.Module:

@@ -28,15 +28,11 @@ from attacks.inversion import (
 from distillkit import Normalization
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
+from tests.attacks.inversion.images import pictures
 
 SHAPE = (1, 8, 8)
 NET: nn.Module = build(lambda: ConvNet(SHAPE, 5, width=8, depth=1, norm="none", activation="tanh"), 0)
 LABELS = torch.tensor([1, 4])
-
-
-def pictures(n: int = 2) -> Tensor:
-    coarse = torch.rand(n, 1, 3, 3, generator=derive(0))
-    return F.interpolate(coarse, (8, 8), mode="bilinear", align_corners=True)
 
 
 def whole(message: Sequence[Tensor]) -> Tensor:
