@@ -366,9 +366,7 @@ def ppv_between(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Est
 
 def _halves(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
     """The scores of members and of the others, float64 on the CPU."""
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"scores must be a floating-point tensor [n], got {got}")
+    check.floating(scores, "scores", "[n]")
     check.mask(member, "member", "[n]")
     if scores.ndim != 1 or member.shape != scores.shape:
         raise ValueError(

@@ -19,6 +19,7 @@ __all__ = [
     "callable_with",
     "class_labels",
     "device",
+    "floating",
     "mapping",
     "mask",
     "one_of",
@@ -101,9 +102,7 @@ def rows(values: Tensor, name: str) -> Tensor:
     Raises:
         TypeError, ValueError: what they are instead.
     """
-    if not isinstance(values, Tensor) or not values.is_floating_point():
-        came = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"{name} must be a floating tensor [N, d], one row an image, got {came}")
+    floating(values, name, "[N, d], one row an image")
     if values.ndim != 2 or 0 in values.shape:
         raise ValueError(f"{name} must have two dimensions, none empty, got shape {list(values.shape)}")
     if not bool(torch.isfinite(values.detach()).all()):
@@ -123,9 +122,26 @@ def mask(values: Tensor, name: str, shape: str = "") -> Tensor:
         TypeError: no tensor, or one of another dtype.
     """
     if not isinstance(values, Tensor) or values.dtype != torch.bool:
-        came = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"{name} must be a bool tensor{f' {shape}' if shape else ''}, got {came}")
+        raise TypeError(f"{name} must be a bool tensor{f' {shape}' if shape else ''}, got {_came(values)}")
     return values
+
+
+def floating(values: Tensor, name: str, shape: str = "") -> Tensor:
+    """Return `values` if they are a tensor of floating-point numbers, NaN and infinite ones among them.
+
+    Args:
+        values, name, shape: as for `mask`.
+
+    Raises:
+        TypeError: no tensor, or one of another kind of numbers.
+    """
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        raise TypeError(f"{name} must be a floating tensor{f' {shape}' if shape else ''}, got {_came(values)}")
+    return values
+
+
+def _came(values: object) -> str:
+    return str(values.dtype) if isinstance(values, Tensor) else type(values).__name__
 
 
 def positive_int(value: int, name: str, least: int = 1, most: int | None = None) -> int:

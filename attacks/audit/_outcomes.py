@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.binomial import lower, upper
+from distillkit import check
 from distillkit.rng import as_generator
 
 __all__ = ["Event", "Halves", "bounds", "events", "halved", "one_row"]
@@ -133,10 +134,7 @@ def _table(scores: Tensor, name: str) -> Tensor:
 
 
 def _checked(scores: Tensor, name: str) -> Tensor:
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        raise TypeError(
-            f"{name} must be a floating-point tensor, got {getattr(scores, 'dtype', type(scores).__name__)}"
-        )
+    check.floating(scores, name)
     if bool(scores.isnan().any()):
         raise ValueError(
             f"{name} must not be NaN, but {int(scores.isnan().sum())} are, of {scores.numel()}: the attack failed "

@@ -15,9 +15,7 @@ __all__ = ["bias_row", "layer", "logits", "own", "state"]
 
 def bias_row(bias_gradient: Tensor, least: int = 1) -> Tensor:
     """The gradient of a bias in float64 [K]; else an error that names it."""
-    if not isinstance(bias_gradient, Tensor) or not bias_gradient.is_floating_point():
-        came = bias_gradient.dtype if isinstance(bias_gradient, Tensor) else type(bias_gradient).__name__
-        raise TypeError(f"bias_gradient must be a floating tensor [K], one number a unit, got {came}")
+    check.floating(bias_gradient, "bias_gradient", "[K], one number a unit")
     if bias_gradient.ndim != 1 or len(bias_gradient) < least:
         raise ValueError(f"bias_gradient must be [K] with K at least {least}, got shape {list(bias_gradient.shape)}")
     if not bool(torch.isfinite(bias_gradient).all()):
@@ -43,9 +41,8 @@ def own(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tenso
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
     shapes = [list(p.shape) for p in network.parameters()]
     given = check.several(tensors, name, "tensors, one a parameter of the network", len(shapes))
-    for one, shape in zip(given, shapes):
-        if not isinstance(one, Tensor) or not one.is_floating_point():
-            raise TypeError(f"{name} must be floating tensors, got {getattr(one, 'dtype', type(one).__name__)}")
+    for i, (one, shape) in enumerate(zip(given, shapes)):
+        check.floating(one, f"{name}[{i}]")
         if list(one.shape) != shape:
             raise ValueError(f"{name} must have the shapes of network.parameters(), got {list(one.shape)}, not {shape}")
         if not bool(one.isfinite().all()):

@@ -179,10 +179,7 @@ def _of_gradients(
 
 
 def _of_rows(num_classes: int, rows: Tensor, noised: bool) -> Iterator[Bounds]:
-    if not isinstance(rows, Tensor) or not rows.is_floating_point():
-        raise TypeError(
-            f"class_rows must be a floating tensor [K, F], got {getattr(rows, 'dtype', type(rows).__name__)}"
-        )
+    check.floating(rows, "class_rows", "[K, F]")
     if rows.ndim < 2 or 0 in rows.shape or len(rows) != num_classes:
         raise ValueError(f"class_rows must be one row a class, [{num_classes}, F], got {list(rows.shape)}")
     flat = rows.detach().cpu().flatten(1)
@@ -222,9 +219,7 @@ def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _vector(change: Tensor) -> Tensor:
-    if not isinstance(change, Tensor) or not change.is_floating_point():
-        came = getattr(change, "dtype", type(change).__name__)
-        raise TypeError(f"bias_change must be a floating tensor [K], one number a class, got {came}")
+    check.floating(change, "bias_change", "[K], one number a class")
     if change.ndim != 1 or not bool(change.isfinite().all()):
         raise ValueError(f"bias_change must be finite, [K], got shape {list(change.shape)}, or NaN or Inf in it")
     return change.detach().double()

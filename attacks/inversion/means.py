@@ -48,9 +48,8 @@ class ClassMeans:
         given = check.several(means, "means", "tensors [K, F], one an embedding", len(self.embeddings))
         if not given:
             raise ValueError("means must hold at least one tensor [K, F], got none")
-        for rows in given:
-            if not isinstance(rows, Tensor) or not rows.is_floating_point():
-                raise TypeError(f"means must be floating tensors [K, F], got {type(rows).__name__}")
+        for i, rows in enumerate(given):
+            check.floating(rows, f"means[{i}]", "[K, F]")
             if rows.ndim != 2 or len(rows) != len(given[0]) or 0 in rows.shape:
                 raise ValueError(f"means must be [K, F] of the same classes, got {list(rows.shape)}")
         empty = torch.stack([((m == 0) | m.isnan()).all(1) for m in given]).all(0)

@@ -118,9 +118,8 @@ class Replayed:
 
 def _finite(seen: Sequence[Tensor]) -> tuple[Tensor, ...]:
     given = check.several(seen, "seen", "tensors")
-    for one in given:
-        if not isinstance(one, Tensor) or not one.is_floating_point():
-            raise TypeError(f"seen must be floating tensors, got {getattr(one, 'dtype', type(one).__name__)}")
+    for i, one in enumerate(given):
+        check.floating(one, f"seen[{i}]")
         if not bool(one.isfinite().all()):
             raise ValueError("seen must be finite, got NaN or Inf")
     if not any(bool(one.any()) for one in given):

@@ -11,9 +11,7 @@ __all__ = ["checked_scores", "finite_scores"]
 
 def finite_scores(scores: Tensor, name: str) -> Tensor:
     """Scores in float64, without NaN or infinities; else an error that names them."""
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        got = getattr(scores, "dtype", type(scores).__name__)
-        raise TypeError(f"{name} must be a floating-point tensor, got {got}")
+    check.floating(scores, name)
     if not bool(scores.isfinite().all()):
         raise ValueError(
             f"{name} must be finite, but {int((~scores.isfinite()).sum())} of {scores.numel()} values are not; where "

@@ -192,7 +192,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: refutes(GOOD.view(2, 2), GOOD, PROFILE), "same statistics for each run, got 2 and 1 columns"),
     (lambda: refutes(GOOD.view(2, 2, 1), GOOD, PROFILE), r"inside must be a score a run, .* got shape \[2, 2, 1\]"),
     (lambda: refutes(GOOD, GOOD / 0, PROFILE), "outside must not be NaN, but 4 are"),
-    (lambda: refutes(GOOD, GOOD.int(), PROFILE), "outside must be a floating-point tensor, got torch.int32"),
+    (lambda: refutes(GOOD, GOOD.int(), PROFILE), "outside must be a floating tensor, got torch.int32"),
     (lambda: refutes(GOOD, GOOD, PROFILE, confidence=1.0), "confidence"),
     (lambda: many_run(GOOD, GOOD, 1.0), "delta"),
     (lambda: ceiling(1), "runs must be at least 2"),

@@ -138,7 +138,7 @@ def test_audits_are_refused_at_the_door(run: Path, tmp_path: Path) -> None:
     for odd, error, match in [
         ((inside, outside, []), ValueError, "claim must hold at least one"),
         ((inside, outside, 4.0), TypeError, "claim must be a list of pairs"),
-        ((inside.long(), outside, PROFILE), TypeError, "inside must be a floating-point tensor"),
+        ((inside.long(), outside, PROFILE), TypeError, "inside must be a floating tensor"),
         ((inside[:1], outside, PROFILE), ValueError, "inside must be"),
     ]:
         with pytest.raises(error, match=match):

@@ -184,8 +184,8 @@ def test_ppv_of_the_docstring() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: roc([1.0], torch.tensor([True])), "scores must be a floating-point tensor"),
-        (lambda: roc(torch.tensor([1]), torch.tensor([True])), "scores must be a floating-point tensor"),
+        (lambda: roc([1.0], torch.tensor([True])), "scores must be a floating tensor"),
+        (lambda: roc(torch.tensor([1]), torch.tensor([True])), "scores must be a floating tensor"),
         (lambda: roc(torch.zeros(2), torch.tensor([1, 0])), "member must be a bool tensor"),
         (lambda: roc(torch.zeros(2), torch.tensor([True])), "two rows of one length"),
         (lambda: roc(torch.tensor([math.nan, 1.0]), torch.tensor([True, False])), "must not be NaN, but 1 are"),

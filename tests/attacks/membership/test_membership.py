@@ -249,7 +249,7 @@ def refusals() -> list[tuple[Any, str]]:
         ),  # type: ignore[arg-type]
         (lambda: lira(target[:5], inside, shadows), r"target must be \[n\], inside and shadows \[S, n\]"),
         (lambda: lira(target, inside.int(), shadows), "inside must be a bool tensor"),
-        (lambda: lira(target.int(), inside, shadows), "target must be a floating-point tensor"),
+        (lambda: lira(target.int(), inside, shadows), "target must be a floating tensor"),
         (lambda: lira(target, inside, shadows / 0), "shadows must be finite"),
         (lambda: lira(target, all_in, shadows), "trained without every record"),
         (lambda: lira(target, ~all_in, shadows, online=True), "trained with every record"),
