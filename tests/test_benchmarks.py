@@ -54,6 +54,17 @@ def test_convolutions_are_noted_forward_and_backward_and_done_alone() -> None:
         assert cost["cpu"] > 0
 
 
+def test_what_is_done_once_is_no_part_of_a_later_steps_convolutions() -> None:
+    def images(noted: Convolutions) -> int:
+        forward = [(call[1][1][0], n) for call, n in noted.counts.items() if call[0].__name__ == "convolution.default"]
+        return sum(size * n for size, n in forward)
+
+    made = next(row for row in ROWS if row.of).race(TINY)
+    blocks, real, synthetic = 3, TINY.classes * TINY.real, TINY.classes * TINY.ipc
+    assert images(made.convolutions(later=True)) == blocks * synthetic
+    assert images(made.convolutions()) >= blocks * (real + synthetic)
+
+
 def test_a_peak_is_what_the_work_takes_beyond_what_there_was() -> None:
     kept = torch.ones(8 << 20)
     found, peak = with_peak(lambda: float(torch.ones(16 << 20).sum()))

@@ -24,15 +24,17 @@ Said = tuple[Any, ...]
 class Convolutions(TorchDispatchMode):
     """Notes every convolution of the work in its `with` block, forward and backward: sizes, strides and how often.
 
-    It sees the thread that it is entered in, so work on several threads is to be done on one meanwhile.
+    It sees the thread that it is entered in, so work on several threads is to be done on one meanwhile. While
+    `counting` is false it counts nothing.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: dict[Said, int] = {}
+        self.counting = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (ATEN.convolution.default, ATEN.convolution_backward.default):
+        if self.counting and func in (ATEN.convolution.default, ATEN.convolution_backward.default):
             call = (func, *map(_said, args), *(map(_said, (kwargs or {}).values())))
             self.counts[call] = self.counts.get(call, 0) + 1
         return func(*args, **(kwargs or {}))

@@ -43,15 +43,27 @@ class Race:
     plain: Callable[[], Step]
     noted: Callable[[Convolutions], object] | None = None
 
-    def convolutions(self) -> Convolutions:
-        """Those of a step of ours."""
+    def once(self, alone: bool) -> tuple[Tensor, Convolutions | None]:
+        """What a step of ours gives, and its convolutions if it does them all on this thread, as `alone` says."""
+        if self.noted is not None or not alone:
+            return self.ours(1, nothing), None
+        with Convolutions() as noted:
+            return self.ours(1, nothing), noted
+
+    def convolutions(self, *, later: bool = False) -> Convolutions:
+        """Those of a step of ours: of the first, or of a `later` one, without what is done once before."""
         noted, threads = Convolutions(), torch.get_num_threads()
+        noted.counting = not later
+
+        def lap() -> None:
+            noted.counting = True
+
         torch.set_num_threads(1)  # with more, classes go side by side on threads that it does not see
         if self.noted is not None:
             self.noted(noted)
         else:
             with noted:
-                self.ours(1, nothing)
+                self.ours(1 + later, lap)
         torch.set_num_threads(threads)
         return noted
 
@@ -68,6 +80,7 @@ class Row:
         share: of the convolutions alone, the least that is aimed at.
         threads: intra-op threads.
         of: so many steps share what is done once before the first.
+        within: how far both sides may be apart in float32.
     """
 
     name: str
@@ -77,6 +90,7 @@ class Row:
     share: float | None = None
     threads: int = 1
     of: int = 0
+    within: float = ROUNDED
 
 
 def nothing() -> None:
@@ -143,10 +157,10 @@ def measured(row: Row, sizes: Any, tiny: Any, seconds: float) -> Result:
         exact = checked(row, tiny)
         begun = now()
         race = row.race(sizes)
-        found_by_ours, memory = with_peak(lambda: race.ours(1, nothing))
+        (found_by_ours, noted), memory = with_peak(lambda: race.once(row.threads == 1 and not row.of))
         found_by_plain, plain_memory = with_peak(race.plain())
-        rounded = _near(row, found_by_ours, found_by_plain, ROUNDED)
-        noted = race.convolutions()
+        rounded = _near(row, found_by_ours, found_by_plain, row.within)
+        noted = race.convolutions(later=row.of > 0) if noted is None else noted
         rounds = min(MOST, max(LEAST, int(seconds / since(begun)["wall"])))
         found, first = timed(row, race, noted, rounds)
         line = _line(row, found, first) | {"difference": rounded, "difference_float64": exact}

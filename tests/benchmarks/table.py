@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
     )
     parser.add_argument("--out", type=Path, help="a file for the record, a line of JSON a row")
     parser.add_argument("--only", action="append", help="rows whose names have these words in them")
-    parser.add_argument("--seconds", type=float, default=15.0, help="about how long a row is measured")
+    parser.add_argument("--seconds", type=float, default=10.0, help="about how long a row is measured")
     parser.add_argument("--tiny", action="store_true", help="only that everything runs: times of no use, none kept")
     parser.add_argument("--here", action="store_true", help="in this process: memory is that of what ran before too")
     o = parser.parse_args(arguments)
