@@ -151,5 +151,5 @@ class SummedFedDM(PrivateFedDM):
         if self.warm:
             server.state[self.last], server.state[self.around] = images, union.images
         alike = union.labels.new_ones(len(union), dtype=torch.float32)
-        weight = alike if self.weights == "synthetic" else counts[union.labels].float()
-        self.train(server, union, weight / weight.mean() if len(weight) else weight)
+        weight = alike if self.weights == "synthetic" else counts.clamp_min(0.0)[union.labels].float()
+        self.train(server, union, weight / weight.mean().clamp_min(1e-12) if len(weight) else weight)

@@ -286,6 +286,28 @@ def test_the_threshold_of_a_sum_knows_how_much_noise_is_in_it(
     assert asked == [histograms]
 
 
+def test_a_class_that_noise_puts_below_zero_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its images are sent with `least=0`; a negative weight would teach the model to be wrong about them."""
+    counts, weights = [], []
+    receive, train = SummedFedDM.receive, FedDM.train
+
+    def receiving(self: SummedFedDM, server: Any, replies: Any) -> None:
+        counts.append(replies[SummedFedDM.total])
+        receive(self, server, replies)
+
+    def training(self: FedDM, server: Any, union: LabeledImages, weight: Tensor) -> None:
+        weights.append(weight)
+        train(self, server, union, weight)
+
+    monkeypatch.setattr(SummedFedDM, "receive", receiving)
+    monkeypatch.setattr(FedDM, "train", training)
+    play(kind=SummedFedDM, secret=5, sigma_sizes=30.0, weights="samples")
+    (found,), (weight,) = counts, weights
+    assert float(found.min()) < 0 < float(found.max())
+    wanted = found.clamp_min(0.0).repeat_interleave(IPC)
+    assert torch.allclose(weight.double(), wanted / wanted.mean())
+
+
 def test_denominators_are_public_or_noised() -> None:
     """Doubling every record doubles the sums that images are fitted to: nothing is divided by a true count."""
     data = clients()[0]
