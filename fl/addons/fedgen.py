@@ -125,9 +125,10 @@ class FedGen(AddOn):
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """The reply holds how many images of each class the steps have read, plus one."""
-        most = server.settings.most_samples
-        schema[self.counts.key] = Like(torch.zeros(1, server.task.num_classes), least=0.0, most=most)
+        """The reply holds how many images of each class the steps have read, plus one: at most all that they read."""
+        held = server.settings
+        read = sum(p.epochs * held.most_samples if p.steps is None else p.steps * held.batch for p in held.phases)
+        schema[self.counts.key] = Like(torch.zeros(1, server.task.num_classes), least=0.0, most=1 + read)
 
     def begin(self, local: Local) -> None:
         """Begin to count the images of each class at one, and set up the received generator."""

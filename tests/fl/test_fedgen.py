@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from distillkit.networks import initialize
 from distillkit.rng import derive
-from fl import FedAvg, simulate
+from fl import FedAvg, Phase, simulate
 from fl.addons import FedGen, FedNova, FedProx, FedSAM
 from fl.addons._latent import LatentGenerator, diversity
 from fl.averaging.addon import AddOn
@@ -115,6 +115,29 @@ def test_off_and_the_first_round_are_the_base() -> None:
     near, base = play(FedGen(1e-9, 1e-9, **SIZES)), play()
     for name, value in base.server.state[FedAvg.model].items():
         assert torch.allclose(near.server.state[FedAvg.model][name], value, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 12}, {"phases": [Phase(2), Phase(steps=9)]}])
+def test_counts_over_several_passes_fit_a_sample_count_as_tight_as_the_clients(length: dict[str, Any]) -> None:
+    """`most_samples` bounds images; the steps read each of them several times, all of one class if a client is so."""
+    held = [images(8, seed=k) for k in range(2)]
+    one = [data.replace(labels=torch.full((8,), k)) for k, data in enumerate(held)]
+    method = FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1, batch=6, most_samples=8, **length)
+    assert simulate(method, one, rounds=1, progress=False).rows[0]["failed"] == {}
+
+
+def test_a_count_beyond_what_the_steps_can_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1, batch=6, most_samples=24, epochs=2)
+    end = FedGen.end
+
+    def claimed(self: FedGen, local: Any, update: Any, reply: Any) -> None:
+        end(self, local, update, reply)
+        if local.client.id == 3:
+            reply[self.counts] = torch.full((1, 3), 50.0)
+
+    monkeypatch.setattr(FedGen, "end", claimed)
+    failed = simulate(method, federation(), rounds=1, progress=False).rows[0]["failed"]
+    assert failed == {"3": "FedGen.counts must lie in [0, 49], got 50"}
 
 
 @pytest.mark.parametrize("others", [(), (FedProx(0.1), FedSAM(0.05))])
