@@ -86,11 +86,14 @@ def tested_sums(
 
 @torch.no_grad()
 def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
-    """Estimate a network's batch-norm statistics anew on these images: the cumulative mean over chunks of 64."""
-    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    for norm in norms:
+    """Estimate a network's batch-norm statistics anew on these images: the cumulative mean over chunks of 64.
+
+    All else is in eval mode, as in the test that follows: dropout is off, and draws nothing.
+    """
+    network.eval()
+    for norm in (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
         norm.reset_running_stats()
         norm.momentum = None
-    network.train()
+        norm.train()
     for chunk in images.split(64):
         network(chunk)

@@ -168,6 +168,34 @@ def test_batch_norm_buffers_follow_their_rule(rule: str) -> None:
         assert again.accuracy_last is not None
 
 
+class _Dropping(Tiny):
+    """Dropout before the layer whose statistics are estimated."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(outputs, norm=True)
+        self.body = nn.Sequential(nn.Dropout(0.5), *self.body)
+
+
+def test_estimated_statistics_are_those_without_dropout_and_draw_nothing() -> None:
+    """The global model is tested without dropout, so its statistics are those of a pass without."""
+    data = images(30, 10)
+    states = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        run = simulate(
+            FedAvg(factory=_Dropping, buffers="local"), federation()[:2], rounds=1, server_data={"calibration": data},
+            progress=False,
+        )  # fmt: skip
+        assert torch.equal(torch.get_rng_state(), before)
+        states.append(run.models[""].state_dict())
+    seen = run.models[""].body[1](data.images)
+    norm = "body.2.running_"
+    assert torch.allclose(states[0][f"{norm}mean"], seen.mean((0, 2, 3)), atol=1e-6)
+    assert torch.allclose(states[0][f"{norm}var"], seen.var((0, 2, 3)), atol=1e-6)
+    assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
+
+
 def test_averaged_running_statistics_are_the_weighted_mean() -> None:
     clients = federation()[:2]
     nets = {}
