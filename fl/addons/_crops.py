@@ -24,18 +24,24 @@ __all__ = ["Crops", "Pool", "Source", "View"]
 
 @dataclass(frozen=True)
 class View:
-    """How one side sees crops: the shape and normalisation of its images, its device, and when to stop."""
+    """How one side sees crops: the shape, normalisation and dtype of its images, its device, and when to stop."""
 
     shape: tuple[int, ...]
     normalization: Normalization
     device: torch.device
+    dtype: torch.dtype
     running: Callable[[], None]
+
+    def of_pixels(self, pixels: Tensor) -> Tensor:
+        """Pixels uint8 [B, C, H, W] as this side's images."""
+        return self.normalization.encode(pixels.float() / 255).to(self.device, self.dtype)
 
     @staticmethod
     def of(side: Server | Client) -> View:
         """The server's view, or a client's."""
         like = side if isinstance(side, Server) else side.data
-        return View(tuple(like.shape), like.normalization, side.device, side.check_running)
+        dtype = side.dtype if isinstance(side, Server) else side.data.images.dtype
+        return View(tuple(like.shape), like.normalization, side.device, dtype, side.check_running)
 
 
 class Source(ABC):
@@ -137,7 +143,7 @@ class Crops(Source):
                 self._pixels[part] = (255 * patches.batch(part, progress=False)).round().to(torch.uint8)
                 self._known[part] = True
             pixels = self._pixels
-        return view.normalization.encode(pixels.index_select(0, where).float() / 255).to(view.device)
+        return view.of_pixels(pixels.index_select(0, where))
 
 
 class Pool(Source):
@@ -148,5 +154,4 @@ class Pool(Source):
 
     def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
         """Pictures [B, C, H, W] of the pool, normalised as the images beside which they are used."""
-        pixels = pick(held, indices.long()).float() / 255
-        return view.normalization.encode(pixels).to(view.device)
+        return view.of_pixels(pick(held, indices.long()))

@@ -104,8 +104,8 @@ class Shared(AddOn):
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The reply holds a row of logits for each image, and weights only in rounds that ask for them."""
-        outputs = server.outputs
-        schema[self.logits.key] = Like(torch.zeros(len(server.state[self.index]), outputs))
+        shape = len(server.state[self.index]), server.outputs
+        schema[self.logits.key] = Like(torch.zeros(shape, dtype=server.dtype))
         for entry in () if self.warm(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 

@@ -56,7 +56,8 @@ def virtual_set(
         if height != width:
             raise ValueError(f"{owner.name}: noise is square, but the clients' images are {height}x{width}; give a set")
         generator = server.generator(owner.key)
-        return NOISE[source](classes, per_class, height, channels, device=server.device, generator=generator, **options)
+        made = NOISE[source](classes, per_class, height, channels, device=server.device, generator=generator, **options)
+        return made.to(dtype=server.dtype)
     if isinstance(source, str) and source not in server.data:
         known = ", ".join([*NOISE, *server.data])
         raise ValueError(f"{owner.name}: source must be a set or one of {known}, got {source!r}")
@@ -71,4 +72,4 @@ def virtual_set(
             f"{owner.name}: the virtual set has images {found.shape} ({found.normalization}), the clients have "
             f"{server.shape} ({server.normalization}); resize its pixels, or convert it with `renormalized`"
         )
-    return found.replace(columns={}, info={}).to(server.device)
+    return found.replace(columns={}, info={}).to(server.device, server.dtype)

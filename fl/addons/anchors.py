@@ -122,7 +122,7 @@ class Anchors(AddOn):
     def start(self, server: AveragingServer) -> None:
         """Draw G from noise, N(0, 1) a pixel."""
         shape = (server.task.num_classes, server.shape[0])
-        self._draw(server, torch.zeros(shape), torch.ones(shape))
+        self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
         """Answer with mean and standard deviation of each channel in each class, and which classes it owns."""
@@ -132,8 +132,7 @@ class Anchors(AddOn):
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The answer holds a row of statistics for each class, and whether it is owned."""
-        dtype = next(t.dtype for t in server.state[FedAvg.model].values() if t.is_floating_point())
-        blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=dtype)
+        blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = Like(blank)
         schema[self.owned.key] = Like(torch.zeros(len(blank)), least=0.0, most=1.0)
 

@@ -114,7 +114,7 @@ class FedGen(AddOn):
     def start(self, server: AveragingServer) -> None:
         """Draw the generator G; no class is seen yet."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
-        drawn = self._generator(classes, embedding, server.generator("FedGen init"))
+        drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.dtype)
         server.state[self.generator] = {n: t.detach().clone() for n, t in drawn.state_dict().items()}
         server.state[self.seen] = torch.zeros(classes)
         server.state[self.optimizer] = {}
@@ -135,9 +135,9 @@ class FedGen(AddOn):
         local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:
             weights = local.message[self.generator]
-            net = self._generator(local.task.num_classes, len(weights["out.bias"]))
+            net = self._generator(local.task.num_classes, len(weights["out.bias"])).to(weights["out.bias"])
             net.load_state_dict(weights)
-            local.scratch(self).update(net=net.to(weights["out.bias"]).eval(), draws=local.generator(self))
+            local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
         """alpha_t CE on generated embeddings, beta_t KL towards what is said of the generated twin of each image."""
@@ -147,7 +147,8 @@ class FedGen(AddOn):
             return None
         if scratch.get("step") is not step:
             draws, seen = scratch["draws"], local.message[self.seen].cpu()
-            noise = torch.randn(2, len(labels), self.noise, generator=draws).to(labels.device)
+            like = local.message[self.generator]["out.bias"]
+            noise = torch.randn(2, len(labels), self.noise, generator=draws).to(like)
             drawn = torch.multinomial(seen, len(labels), replacement=True, generator=draws).to(labels.device)
             with torch.no_grad():
                 scratch |= {"step": step, "drawn": drawn, "z": scratch["net"](drawn, noise[0]),
@@ -194,7 +195,7 @@ class FedGen(AddOn):
         for _ in range(self.steps):
             server.check_running()
             y = torch.multinomial(held.cpu(), self.batch, replacement=True, generator=draws).to(held.device)
-            noise = torch.randn(self.batch, self.noise, generator=draws).to(held)
+            noise = torch.randn(self.batch, self.noise, generator=draws).to(weights["out.bias"])
             z = net(y, noise)
             loss = self.diversity_weight * diversity(noise, z)
             for k, share in enumerate(shares):

@@ -59,10 +59,11 @@ class VFA(AddOn):
     def start(self, server: AveragingServer) -> None:
         """Draw the means mu_k, [K, d], of each architecture's feature space."""
         networks, drawn = server.settings.networks, dict[str, Tensor]()
+        blank = torch.zeros(1, *server.shape, device=server.device, dtype=server.dtype)
         for architecture in networks.names:
             net = server.network(architecture).eval()
             with torch.no_grad():
-                width = split(net).features(torch.zeros(1, *server.shape, device=server.device)).shape[1]
+                width = split(net).features(blank).shape[1]
             generator = server.generator(f"{self.key} {architecture}")
             drawn |= networks.named(
                 {"mean": torch.rand(server.task.num_classes, width, generator=generator)}, architecture

@@ -174,7 +174,8 @@ def trial_locals(
 
 def empty_set(server: Server) -> LabeledImages:
     """A set without images in the clients' space: what the `server` knows of them, and no more."""
-    nothing = torch.zeros(0, *server.shape, device=server.device), torch.zeros(0, dtype=torch.int64)
+    images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
+    nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)
     return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
 
 

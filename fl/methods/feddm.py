@@ -15,6 +15,7 @@ from distillkit.networks import NetworkBall
 from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
 from fl.averaging.settings import learning_rate
+from fl.averaging.trial import empty_set
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.methods._union import train_on_union
@@ -171,9 +172,7 @@ class FedDM(Method):
 
     def blank(self, server: Server) -> LabeledImages:
         """A set without images in the clients' space, as the `server` knows it: shape, classes, normalisation."""
-        like = next(t for t in server.state[self.model].values() if t.is_floating_point())
-        nothing = like.new_empty(0, *server.shape), like.new_empty(0, dtype=torch.int64)
-        return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
+        return empty_set(server)
 
     def expect(self, server: Server, client: int) -> Schema:
         """A reply holds at most ipc images a class, bare: a set's `info` would tell which classes a client lacks."""

@@ -131,7 +131,7 @@ class FedProto(Method):
                 f"FedProto needs one class an image, which {server.task!r} does not have: such an image has no one "
                 "prototype"
             )
-        classes, blank = server.task.num_classes, torch.zeros(1, *server.shape)
+        classes, blank = server.task.num_classes, torch.zeros(1, *server.shape, dtype=server.dtype)
         sizes = {}
         for name in self.networks.names:
             net = split(self.networks.draw(name, classes, torch.Generator()).eval())
@@ -141,7 +141,7 @@ class FedProto(Method):
             raise ValueError(
                 f"factory: the architectures' embeddings must have one size to share prototypes, got {sizes}"
             )
-        server.state[self.prototypes] = torch.zeros(classes, max(sizes.values()))
+        server.state[self.prototypes] = torch.zeros(classes, max(sizes.values()), dtype=server.dtype)
         server.state[self.known] = torch.zeros(classes, dtype=torch.bool)
 
     def send(self, server: Server, client: int) -> Message:

@@ -153,7 +153,7 @@ def test_the_best_weights_are_those_after_the_best_scored_step() -> None:
 
 
 def view(shape: tuple[int, ...] = (1, 4, 4)) -> View:
-    return View(shape, Normalization([0.5], [0.25]), torch.device("cpu"), lambda: None)
+    return View(shape, Normalization([0.5], [0.25]), torch.device("cpu"), torch.float32, lambda: None)
 
 
 def test_crops_are_those_of_patches_whoever_asks_first() -> None:
@@ -179,7 +179,7 @@ def test_rendering_stops_when_the_run_does() -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    stopped = View((1, 4, 4), Normalization([0.0], [1.0]), torch.device("cpu"), stop)
+    stopped = View((1, 4, 4), Normalization([0.0], [1.0]), torch.device("cpu"), torch.float32, stop)
     with pytest.raises(KeyboardInterrupt):
         Crops(0, 9, None, {}).images(PHOTO, torch.arange(9), stopped)
 

@@ -1,0 +1,44 @@
+"""Images and networks in double precision: whatever an algorithm makes itself is of the clients' dtype."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillkit import LabeledImages
+from fl import simulate
+from fl.message import Message
+from tests.fl.test_devices import ALL
+from tests.fl.test_grid import Net, digits, federation
+
+
+def double(data: LabeledImages) -> LabeledImages:
+    return data.to(dtype=torch.float64)
+
+
+def images_of(message: Message) -> list[Tensor]:
+    return [value.images for _, value in message.items() if isinstance(value, LabeledImages)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_addon_and_method_runs_in_double_precision(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Net.__init__
+
+    def doubled(self: Net, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        self.double()
+
+    monkeypatch.setattr(Net, "__init__", doubled)
+    method, test = ALL[name](), double(digits()[100:110])
+    held = [replace(h, train=double(h.train), test=double(h.test)) for h in federation()]  # type: ignore[arg-type]
+    run = simulate(
+        method, held, rounds=2, test=test, evaluate="all", seed=3, progress=False,
+        server_data={"proxy": double(digits()[90:96]), "test": test}, **({"secret": 1} if method.private else {}),
+    )  # fmt: skip
+    assert [(row["failed"], row.get("failed_evaluation")) for row in run.rows] == [({}, None)] * 2
+    assert {p.dtype for net in run.models.values() for p in net.parameters()} <= {torch.float64}
+    assert {images.dtype for images in images_of(run.server.state)} <= {torch.float64}
