@@ -152,9 +152,11 @@ class Filtered(Method):
         if isinstance(method, Filtered):
             filters = (*method.filters, *filters)
             method = method.method
-        wrong = [f for f in filters if not isinstance(f, Filter)]
         require_method(method)
-        if wrong or not filters:
+        for one in filters:
+            if isinstance(one, type) and issubclass(one, Filter):
+                raise TypeError(f"a filter must be an object, got the class {one.__name__}: {one.__name__}(...)")
+        if not filters or not all(isinstance(one, Filter) for one in filters):
             given = ", ".join(type(x).__name__ for x in (method, *filters))
             raise TypeError(f"Filtered takes a method and then one or more filters, got {given}")
         for one in filters:
