@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ __all__ = ["FedAdagrad", "FedAdam", "FedYogi", "ServerAdaptive"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerAdaptive(AddOn):
+class ServerAdaptive(AddOn, ABC):
     """What `FedAdagrad`, `FedAdam` and `FedYogi` share (Reddi et al., "Adaptive federated optimization", ICLR 2021).
 
     It is Algorithm 2; a subclass says how v moves.

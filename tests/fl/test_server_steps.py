@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl import FedAvg, Run, simulate
+from fl import FedAvg, Run, ServerAdaptive, simulate
 from fl.addons import FedAdagrad, FedAdam, FedAvgM, FedNova, FedProx, FedYogi
 from fl.averaging.addon import AddOn
 from tests.fl import quadratic
@@ -67,6 +67,11 @@ def test_adaptive_steps_follow_algorithm_2(initial: float | None) -> None:
         FedYogi(beta1=0.8, beta2=0.7, **options),
         adaptive(lambda v, d: v - 0.3 * d * np.sign(v - d), 0.8, 0.02, start),
     )  # fmt: skip
+
+
+def test_the_base_of_adaptive_steps_is_no_step_by_itself() -> None:
+    with pytest.raises(TypeError, match="abstract class ServerAdaptive .*second"):
+        ServerAdaptive()  # type: ignore[abstract]
 
 
 def test_the_papers_decays_are_the_defaults() -> None:
