@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -12,7 +13,12 @@ import distillkit
 __all__ = ["Unsent", "reason_of"]
 
 _ENGINE = Path(__file__).parent
-_LIBRARIES = (_ENGINE.parent, Path(distillkit.__file__).parent, Path(torch.__file__).parents[1])
+_LIBRARIES = (
+    _ENGINE.parent,
+    Path(distillkit.__file__).parent,
+    Path(torch.__file__).parents[1],
+    Path(sysconfig.get_path("stdlib")),
+)
 
 
 class Unsent(RuntimeError):
