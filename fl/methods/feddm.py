@@ -119,7 +119,13 @@ class FedDM(Method):
         self.networks.check_run(server, features=True)
 
     def start(self, server: Server) -> None:
-        """Draw w_0, the network's first weights, from the run's seed."""
+        """Draw w_0, the network's first weights, from the run's seed.
+
+        Raises:
+            ValueError: a task with several classes an image.
+        """
+        if not server.task.single_label:
+            raise ValueError(f"{type(self).__name__} needs one class an image, which {server.task!r} does not have")
         server.state[self.model] = self.networks.all_first(server)
 
     def send(self, server: Server, client: int) -> Message:

@@ -150,8 +150,6 @@ class PrivateFedDM(FedDM):
         """
         super().start(server)
         classes = server.task.num_classes
-        if not server.task.single_label:
-            raise ValueError(f"{type(self).__name__} needs one class an image, which {server.task!r} does not have")
         if self.sizes is not None and len(self.sizes) != classes:
             raise ValueError(f"sizes must be {classes} numbers, one a class, got {len(self.sizes)}")
         if not self.public_statistics:

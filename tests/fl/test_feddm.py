@@ -13,8 +13,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from distillkit import LabeledImages
 from distillkit.condense import initial_images
 from distillkit.rng import derive
-from fl import FedDM, Real, Run, simulate
-from tests.fl.small import Tiny, federation
+from fl import FedDM, MultiLabel, Real, Run, simulate
+from tests.fl.small import Tiny, federation, with_rows
 
 IPC, STEPS, EPOCHS = 2, 3, 4
 
@@ -98,6 +98,13 @@ def test_real_images_train_the_same_server(weights: Any) -> None:
         taught(net, clients, [len(c) for c in clients], 5.0, weights)
     for name, value in net.state_dict().items():
         assert torch.allclose(found.server.state[FedDM.model][name], value, atol=1e-5), name
+
+
+@pytest.mark.parametrize("kind", [FedDM, Real])
+def test_several_classes_an_image_are_refused_before_anybody_works(kind: type[FedDM]) -> None:
+    held = [with_rows(data) for data in federation()[:2]]
+    with pytest.raises(ValueError, match=rf"{kind.__name__} needs one class an image, which MultiLabel\(num"):
+        simulate(kind(factory=Tiny), held, task=MultiLabel(3), rounds=1, progress=False)
 
 
 def test_images_labels_and_weights_are_all_that_travels() -> None:
