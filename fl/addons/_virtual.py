@@ -49,7 +49,8 @@ def virtual_set(
         options: further arguments of the noise function.
 
     Raises:
-        ValueError: an unknown source, images that are not square (noise), or a foreign set that does not fit.
+        ValueError: an unknown source, images that are not square (noise), or a foreign set that does not fit, or that
+            holds no images or no class indices.
     """
     channels, height, width = server.shape
     if isinstance(source, str) and source in NOISE:
@@ -62,6 +63,11 @@ def virtual_set(
         known = ", ".join([*NOISE, *server.data])
         raise ValueError(f"{owner.name}: source must be a set or one of {known}, got {source!r}")
     found = server.data[source] if isinstance(source, str) else source
+    if not len(found) or found.labels.ndim != 1:
+        raise ValueError(
+            f"{owner.name}: the virtual set must hold images with class indices, got {len(found)} images, labels "
+            f"{list(found.labels.shape)}"
+        )
     if found.num_classes != classes:
         raise ValueError(
             f"{owner.name}: the virtual set has {found.num_classes} classes, but classes={classes}: give "

@@ -23,7 +23,7 @@ from fl.averaging.addon import AddOn
 from fl.averaging.step import outputs
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.released import InTurn, assert_released, wave, waves
-from tests.fl.small import Tiny, federation, images
+from tests.fl.small import Tiny, federation, images, with_rows
 from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, supcon, toy, trained
 
 NOISE: dict[str, Any] = {"classes": 3, "per_class": 4, "options": {"width": 8}}
@@ -347,6 +347,10 @@ def test_refusals() -> None:
         played(VHL("gan"))
     with pytest.raises(ValueError, match="has 3 classes, but classes=10"):
         played(VHL(images(9, 5)))
+    for virtual in (images(9, 5)[:0], with_rows(images(9, 5))):
+        for addon in (VHL(virtual, 3), VFTL(source=virtual, classes=3)):
+            with pytest.raises(ValueError, match=f"{addon.name}: the virtual set must hold images with class indices"):
+                played(addon)
     with pytest.raises(ValueError, match="convert it with `renormalized`"):
         played(VHL(images(9, 5).renormalized(Normalization((0.5,), (0.5,))), 3))
     with pytest.raises(ValueError, match="VFTL: 10 virtual classes, but outputs for 3 only"):
