@@ -22,6 +22,7 @@ __all__ = [
     "drawn_count",
     "panel",
     "require_ledger",
+    "require_public",
     "server_sets",
     "task_at",
     "test_set",

@@ -26,7 +26,7 @@ from fl.engine.holding import Holding
 from fl.engine.record import data_fingerprint
 from fl.engine.roster import Roster
 from fl.engine.simulate import simulate
-from fl.engine.store import OtherSettings, Store
+from fl.engine.store import OtherSettings, Store, write_atomically
 from fl.engine.where import Where
 from fl.method import Method
 from fl.study.federated import Federated, holdings
@@ -190,7 +190,8 @@ def _begin(known: Loaded, out: Path, seed: int, device: str) -> None:
     if key.exists():
         Store(out).folder.mkdir(exist_ok=True)
         shutil.copy(key, Store(out).folder)
-    (out / "config.json").write_text(json.dumps({**known.config, "seed": seed, "device": device}, indent=2))
+    config = {**known.config, "seed": seed, "device": device}
+    write_atomically(out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
 
 
 def _require_same_images(known: Loaded, task: Task, split: Split) -> None:
