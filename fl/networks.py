@@ -17,7 +17,7 @@ from distillkit.rng import derive
 from fl.message import Tensors
 from fl.sides import Client, Server
 
-__all__ = ["Factory", "Networks"]
+__all__ = ["Factory", "Networks", "copied"]
 
 Factory = Callable[[int], nn.Module]
 """Called with the number of outputs, gives the network."""
@@ -240,6 +240,11 @@ class Networks:
             if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
+
+
+def copied(network: nn.Module) -> Tensors:
+    """A copy of the parameters and buffers of `network`, by name: what is kept or sent while the network trains on."""
+    return {n: t.detach().clone() for n, t in network.state_dict().items()}
 
 
 def _factories(factory: Factory | Mapping[str, Factory] | None, *, several: bool) -> dict[str, Factory]:

@@ -17,6 +17,7 @@ from fl.averaging import AveragingServer
 from fl.batches import pick, shuffled
 from fl.message import Tensors
 from fl.method import Predictor
+from fl.networks import copied
 
 __all__ = ["distill", "distill_models", "due", "falling_steps", "validation_accuracy"]
 
@@ -80,7 +81,7 @@ def distill(
             reached = score(student.eval())
             if reached > best:
                 best, found_at = reached, step
-                kept = {n: t.detach().clone() for n, t in student.state_dict().items()}
+                kept = copied(student)
             elif patience is not None and step - found_at >= patience:
                 break
     if kept is not None:

@@ -115,7 +115,7 @@ class FedGen(AddOn):
         """Draw the generator G; no class is seen yet."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.dtype)
-        server.state[self.generator] = {n: t.detach().clone() for n, t in drawn.state_dict().items()}
+        server.state[self.generator] = server.copied(drawn)
         server.state[self.seen] = torch.zeros(classes)
         server.state[self.optimizer] = {}
 
@@ -204,6 +204,6 @@ class FedGen(AddOn):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        state[self.generator] = {n: t.detach().clone() for n, t in net.state_dict().items()}
+        state[self.generator] = server.copied(net)
         state[self.optimizer], state[self.seen] = moments(optimizer, names), torch.maximum(state[self.seen], held)
         server.notes["generator_loss"] = float(loss.detach())

@@ -20,6 +20,7 @@ from fl.averaging.path import unit_path
 from fl.averaging.settings import Settings
 from fl.batches import Batch, Phase, rows, shuffled
 from fl.message import Message, Tensors
+from fl.networks import copied
 from fl.parts import Part
 from fl.sides import Client
 
@@ -140,7 +141,7 @@ class Local:
 
     def state(self) -> Tensors:
         """A copy of the current parameters and buffers of `net`, by name."""
-        return {n: t.detach().clone() for n, t in self.net.state_dict().items()}
+        return copied(self.net)
 
     @cached_property
     def delta(self) -> Tensors:
@@ -244,7 +245,7 @@ class Local:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        return {n: t.detach().clone() for n, t in net.state_dict().items()}
+        return copied(net)
 
     # How far the training has gone.
 

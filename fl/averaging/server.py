@@ -10,6 +10,7 @@ from fl.averaging.entries import Entries
 from fl.averaging.settings import Settings
 from fl.message import Message, Tensors
 from fl.method import Predictor
+from fl.networks import copied
 from fl.sides import Server
 
 __all__ = ["AveragingServer"]
@@ -78,4 +79,4 @@ class AveragingServer(Server):
 
     def copied(self, network: nn.Module) -> Tensors:
         """A copy of the parameters and buffers of `network`, by name, to keep in `state`."""
-        return {n: t.detach().clone() for n, t in network.state_dict().items()}
+        return copied(network)

@@ -19,7 +19,7 @@ from fl.averaging.trial import empty_set
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.methods._union import train_on_union
-from fl.networks import Factory, Networks
+from fl.networks import Factory, Networks, copied
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
 from fl.sides import Client, Server
@@ -232,7 +232,7 @@ class FedDM(Method):
         )
         radius = self.rho if self.project else None
         train_on_union(server, net, union, weight, optimizer, self.server_epochs, self.server_batch, radius=radius)
-        server.state[self.model] = {n: t.detach().clone() for n, t in net.state_dict().items()}
+        server.state[self.model] = copied(net)
         server.state[self.images] = union
         server.notes["synthetic_images"] = len(union)
 

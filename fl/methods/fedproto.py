@@ -18,7 +18,7 @@ from fl.averaging.settings import learning_rate
 from fl.batches import rows, shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, Predictor, sums_like
-from fl.networks import Factory, Networks
+from fl.networks import Factory, Networks, copied
 from fl.parts import described
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
@@ -172,7 +172,7 @@ class FedProto(Method):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        client.memory[self.own] = {n: t.detach().clone() for n, t in net.state_dict().items()}
+        client.memory[self.own] = copied(net)
         net.eval()
         z = torch.cat(list(forward_chunks(network.features, data.images, chunk_size(data.images))))
         means, counts = class_means(z, data.labels, client.task.num_classes)
