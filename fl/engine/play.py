@@ -163,7 +163,10 @@ def play(
                 method, clients, found, server, share, plan.min_replies, panel, server_threads, test, rounds, key
             )
             if plan.transcript:
-                config["transcript"] = {"adversary": "server", "sees": "every message of every client, as it travelled"}
+                config["transcript"] = {
+                    "adversary": "server",
+                    "sees": "every message of every client in the rounds, as it travelled",
+                }
             if plan.notes is not None:
                 config["notes"] = dict(check.mapping(plan.notes, "notes"))
             if plan.faults is not None:

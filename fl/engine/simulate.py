@@ -86,7 +86,8 @@ def simulate(
         device: where clients and server compute.
         out: a folder for config.json, history.jsonl and checkpoint/; without it nothing is written.
         resume: go on from `out`'s last completed round; a finished run is returned as it is.
-        transcript: keep every message that the server saw under `out`.
+        transcript: keep under `out` the messages of every round that the server sent and used. (Answers before round 1
+            and the results of tests are not among them.)
         notes: JSON values that `out`'s config.json shall hold under `notes`: where the data came from, say. They are no
             part of what a resumed run must have alike.
         on_round: called with each row of the history.

@@ -34,7 +34,7 @@ class Federated(Way):
 
     Args:
         make, tries, settings, like: see `Way`.
-        transcript: keep every message that the server saw, for the attacks.
+        transcript: keep the rounds' messages, for the attacks; see `fl.simulate`.
         delta: of the ledger of a private method (`ledger.jsonl` in the run's folder).
         where: where clients run, see `fl.simulate`.
     """
