@@ -47,7 +47,8 @@ class Networks:
     Raises:
         TypeError: no network, a network instead of a factory, a function of other arguments than one, or an `assign`
             or `initial` of another kind.
-        ValueError: a mapping without factories; `assign` with one architecture, or missing with several.
+        ValueError: a mapping without factories, or with an empty name or one that holds "/"; `assign` with one
+            architecture, or missing with several.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Networks:
         """
         net = self.draw(name, classes, derive(seed, 0, "server", f"init {name}"))
         given = self.part(self.initial or {}, name)
-        return {n: given.get(n, t).detach().clone() for n, t in net.state_dict().items()}
+        return {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
 
     def all_first(self, server: Server) -> Tensors:
         """w_0 of every architecture, as one group for the state of the `server` and for messages, where it computes."""
@@ -258,6 +259,11 @@ def _factories(factory: Factory | Mapping[str, Factory] | None, *, several: bool
     for name, one in given.items():
         if not isinstance(name, str):
             raise TypeError(f"factory must map names of architectures to factories, got the name {name!r}")
+        if isinstance(factory, Mapping) and (not name or "/" in name):
+            raise ValueError(
+                f"factory must map names that are not empty and hold no '/', which parts an architecture from its "
+                f"tensors, got {name!r}"
+            )
         label = f"factory[{name!r}]" if name else "factory"
         if isinstance(one, nn.Module):
             raise TypeError(

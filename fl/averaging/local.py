@@ -302,5 +302,5 @@ def received_state(settings: Settings, client: Client, message: Message) -> Tens
     kept = settings.kept_by_client(networks.template(name, classes))
     if kept:
         own = client.memory.get(Entries.own) or networks.first(name, classes, client.seed)
-        state |= {n: own[n] for n in kept}
+        state |= {n: own[n].to(client.device) for n in kept}
     return state

@@ -258,6 +258,9 @@ def test_refusals_when_built() -> None:
         FedAvg(FedProx(0.1), FedProx(0.2), factory=Tiny)
     with pytest.raises(ValueError, match="lr must be greater than 0"):
         FedAvg(factory=Tiny, lr=0.0)
+    for name in ("", "a/b"):
+        with pytest.raises(ValueError, match=f"names that are not empty and hold no '/'.*got '{name}'"):
+            FedAvg(factory={name: Tiny, "c": Tiny}, assign={0: name, 1: "c"})
     with pytest.raises(ValueError, match="assign must say"):
         FedAvg(factory={"a": Tiny, "b": Tiny})
     with pytest.raises(ValueError, match="mu must be at least 0"):

@@ -17,14 +17,16 @@ import torch
 import fl.addons
 import fl.methods
 from distillkit import LabeledImages
-from fl import Client, Entry, FedAvg, Message, Method, NoUsableReply, Run
+from distillkit.normalization import IDENTITY
+from fl import Classification, Client, Entry, FedAvg, Message, Method, NoUsableReply, Run, Server
+from fl.averaging.local import received_state
 from fl.engine import threads
 from fl.engine.placement import placed
 from fl.engine.pools import ServerThread
 from tests.fl.emulated import DEVICE, Mixed, second_device, there
 from tests.fl.laws import assert_same, tensors
 from tests.fl.small import images
-from tests.fl.test_grid import NAMES, Net, addon, plain
+from tests.fl.test_grid import NAMES, Net, addon, digits, plain
 from tests.fl.test_loopback import METHODS, play, rows
 
 ALL: dict[str, Callable[[], Method]] = {**{n: lambda n=n: plain(addon(n)) for n in NAMES}, **METHODS}  # type: ignore[misc]
@@ -64,6 +66,21 @@ def test_nothing_of_one_device_meets_the_other(name: str, accelerated: Callable[
     wanted = play(ALL[name](), evaluate="drawn")
     assert_same(run, wanted)
     assert rows(run) == rows(wanted)
+
+
+def test_what_a_client_keeps_itself_begins_where_it_computes() -> None:
+    """Also before it has a memory, from first weights that are drawn on the CPU, or were given anywhere."""
+    with second_device():
+        given = {n: t.to(DEVICE) for n, t in Net(3).state_dict().items()}
+        for initial in (None, given):
+            method = FedAvg(factory=Net, personal="classifier.*", initial=initial)
+            assert not any(there(t) for t in method.networks.first("", 3, 0).values())
+            server = Server(Classification(3), (1, 8, 8), IDENTITY, 1, 0, device=DEVICE)
+            server.state[FedAvg.model] = method.networks.all_first(server)
+            client = Client(0, digits()[:4], None, Classification(3), 1, 0, device=DEVICE)
+            state = received_state(method.settings, client, method.send(server, 0))
+            assert state.keys() == given.keys()
+            assert all(there(t) for t in state.values())
 
 
 class Mixing(FedAvg):
