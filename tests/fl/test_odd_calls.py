@@ -12,7 +12,7 @@ import torch
 
 import fl
 import fl.addons
-import fl.filters.filter
+import fl.filters
 import fl.methods
 from distillkit import LabeledImages
 from distillkit.privacy import Ledger
