@@ -12,6 +12,7 @@ d   draws of maps                              N   clients in the round
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 __all__ = ["COSTS", "Cost", "bytes_of", "cost_of", "shown"]
@@ -60,7 +61,7 @@ COSTS = (
     Cost(("FedLGD",), down="4*P + 16", once=f"K*a*{IMAGE}", client=f"c*i*{IMAGE}", server=f"4*P + K*a*{IMAGE}"),
     Cost(
         ("SharedImage", "SingleImage", "SharedPool"),
-        up="r*4*P + 4*s*K + 8", down="4*P + 4*s + 16", once="q", server="4*P + 4*s",
+        up="4*r*P + 4*s*K + 8", down="4*P + 4*s + 16", once="q", server="4*P + 4*s",
     ),
     Cost(
         ("FedGen",),
@@ -93,4 +94,5 @@ def bytes_of(formula: str, values: dict[str, float]) -> float:
 
 def shown(formula: str) -> str:
     """A formula as it is printed."""
-    return "–" if formula == "0" else formula.replace("*", " ")
+    joined = re.sub(r"(?<=[0-9])[*]", "", formula).replace("*", r"\,")
+    return "–" if formula == "0" else f"${joined}$"
