@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from tests.benchmarks import growth, race, show, table
 from tests.benchmarks.clock import with_peak
 from tests.benchmarks.limit import Convolutions
-from tests.benchmarks.rows import ROWS, TINY
+from tests.benchmarks.rows import ROWS
+from tests.benchmarks.sizes import TINY
 from tests.scripts import load_script
 
 SCRIPT = load_script("docs/scripts/benchmarks.py")

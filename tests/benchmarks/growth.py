@@ -11,7 +11,8 @@ from fl import FedAvg, simulate
 from tests.benchmarks.bench_cohort import Clients, network
 from tests.benchmarks.clock import now, since
 from tests.benchmarks.race import Result
-from tests.benchmarks.rows import FULL, Sizes, matching
+from tests.benchmarks.sizes import FULL, Sizes
+from tests.benchmarks.steps import matching
 
 REGISTERED = (10, 100, 1000, 10_000)
 NO_MORE = 1.05

@@ -27,7 +27,8 @@ import torch
 from distillkit.provenance import git_commit
 from tests.benchmarks import growth, show
 from tests.benchmarks.race import Result, measured
-from tests.benchmarks.rows import FULL, ROWS, TINY
+from tests.benchmarks.rows import ROWS
+from tests.benchmarks.sizes import FULL, TINY
 
 NAMES = [*(row.name for row in ROWS), *growth.NAMES]
 
