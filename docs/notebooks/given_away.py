@@ -1,7 +1,5 @@
 """What a trained model and a message give away: a membership attack and an inversion, with their numbers read."""
 
-# ruff: noqa: B018, D103, E402
-
 # %% [markdown]
 # # What a model and a message give away
 #
@@ -103,7 +101,7 @@ for row, images in zip(rows, (private.pixels(), back)):
         axis.axis("off")
 
 # %% [markdown]
-# **How to read it.** 10 dB is no better than a grey square; above 25 dB one sees the picture. Beside it, what is
+# **How to read it.** At 10 dB next to nothing is seen, above 25 dB the picture is. Beside it, what is
 # commonly offered as a defence. The last line of the table is what an attack gets that finds nothing.
 
 # %%

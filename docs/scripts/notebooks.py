@@ -1,7 +1,7 @@
 """Make the site's notebooks from docs/notebooks/*.py: execute them, write each as .ipynb and as a page with pictures.
 
     pip install "nbclient>=0.11" "ipykernel>=7.4"     # for this script alone
-    python docs/scripts/notebooks.py [name ...]
+    python docs/scripts/notebooks.py [name ...]       # --text: after changes of words alone; executes nothing
 
 A source is Python: `# %%` begins a cell, `# %% [markdown]` one of text. `# quick: 3` behind an assignment is what a
 test takes in its place; notebooks are shown without it. Tests and the site need none of the packages above.
@@ -10,7 +10,6 @@ test takes in its place; notebooks are shown without it. Tests and the site need
 from __future__ import annotations
 
 import argparse
-import ast
 import base64
 import json
 import re
@@ -84,6 +83,22 @@ def executed(name: str) -> dict[str, Any]:
     return made
 
 
+def reworded(name: str) -> dict[str, Any]:
+    """The notebook as it was executed, with the text of its source.
+
+    Raises:
+        ValueError: the code is not what was executed.
+    """
+    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text())
+    new = unexecuted(name)["cells"]
+    old = {cell["id"]: cell for cell in notebook["cells"]}
+    code = [cell for cell in new if cell["cell_type"] == "code"]
+    if any(old.get(cell["id"], {}).get("source") != cell["source"] for cell in code):
+        raise ValueError(f"the code of {name} has changed: execute it")
+    notebook["cells"] = [old[cell["id"]] if cell in code else cell for cell in new]
+    return notebook
+
+
 def page(name: str, notebook: dict[str, Any]) -> tuple[str, list[bytes]]:
     """A notebook as a page of the site, and its pictures in order."""
     made = notebook["metadata"]["distillkit"]
@@ -97,9 +112,13 @@ def page(name: str, notebook: dict[str, Any]) -> tuple[str, list[bytes]]:
             parts.append(cell["source"])
             continue
         parts.append(f"```python\n{cell['source']}\n```")
-        for output in cell["outputs"]:
-            data = output.get("data", {})
-            plain = "".join(output.get("text", data.get("text/plain", ""))).rstrip("\n")
+        streams = [output for output in cell["outputs"] if output["output_type"] == "stream"]
+        if streams:
+            said = "".join("".join(output["text"]) for output in streams).rstrip("\n")
+            parts.append(f"```text\n{said}\n```")
+        for output in (one for one in cell["outputs"] if one not in streams):
+            data = output["data"]
+            plain = "".join(data.get("text/plain", ""))
             if "image/png" in data:
                 pictures.append(base64.b64decode("".join(data["image/png"])))
                 parts.append(f"![What the cell above draws]({name}_{len(pictures)}.png)")
@@ -126,6 +145,7 @@ def write(name: str, notebook: dict[str, Any]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=NAMES, help=f"of {', '.join(NAMES)}; default: all")
-    for given in parser.parse_args().names:
-        ast.parse((FOLDER / f"{given}.py").read_text())
-        write(given, executed(given))
+    parser.add_argument("--text", action="store_true", help="take over text that has changed, execute nothing")
+    asked = parser.parse_args()
+    for given in asked.names:
+        write(given, reworded(given) if asked.text else executed(given))

@@ -1,0 +1,75 @@
+"""The notebooks: what is executed is their source, the page shows what came of it, and the source runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+
+from tests.scripts import load_script
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "notebooks"
+SCRIPT = load_script("docs/scripts/notebooks.py")
+LARGEST = 300_000
+
+
+def notebook(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.ipynb").read_text())
+
+
+def test_all_notebooks_have_a_source_and_a_place_in_the_navigation() -> None:
+    for suffix in ("py", "ipynb", "md"):
+        assert sorted(path.stem for path in FOLDER.glob(f"*.{suffix}")) == sorted(SCRIPT.NAMES)
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    assert all(f": notebooks/{name}.md\n" in navigation for name in SCRIPT.NAMES)
+
+
+@pytest.mark.parametrize("name", SCRIPT.NAMES)
+def test_a_notebook_is_its_source_executed_from_the_first_cell_to_the_last(name: str) -> None:
+    found = notebook(name)
+    for cell in found["cells"]:
+        for output in cell.pop("outputs", ()):
+            assert output["output_type"] != "error"
+            assert output.get("name", "stdout") == "stdout", output
+        if cell["cell_type"] == "code":
+            cell["outputs"] = []
+    counts = [cell["execution_count"] for cell in found["cells"] if cell["cell_type"] == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    for cell in found["cells"]:
+        cell.update({"execution_count": None} if cell["cell_type"] == "code" else {})
+    assert found["cells"] == SCRIPT.unexecuted(name)["cells"], f"run python docs/scripts/notebooks.py {name}"
+    made = found["metadata"]["distillkit"]
+    assert made["command"].endswith(name)
+    assert re.fullmatch(r"[0-9a-f]{40}", made["commit"])
+    assert made["cpu_seconds"] > 0
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < LARGEST
+
+
+@pytest.mark.parametrize("name", SCRIPT.NAMES)
+def test_the_page_shows_the_notebook(name: str) -> None:
+    text, pictures = SCRIPT.page(name, notebook(name))
+    assert (FOLDER / f"{name}.md").read_text() == text
+    assert len(pictures) == len(list(FOLDER.glob(f"{name}_*.png"))) > 0
+    assert [(FOLDER / f"{name}_{k}.png").read_bytes() for k in range(1, len(pictures) + 1)] == pictures
+
+
+@pytest.mark.parametrize("name", SCRIPT.NAMES)
+def test_the_source_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (FOLDER / f"{name}.py").read_text()
+    assert len(SCRIPT.quick(source)) != len(source)
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    Path("source.py").write_text(SCRIPT.quick(source))
+    runpy.run_path("source.py", run_name="__main__")
+
+
+def test_cells_are_text_or_code_without_what_is_for_tests_alone() -> None:
+    source = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nsteps = 300  # quick: 2\nf(\n    x,\n)  # fmt: skip\n"
+    assert SCRIPT.cells(source) == [("markdown", "# Title\n\nWords."), ("code", "steps = 300\nf(\n    x,\n)")]
+    assert "steps = 2\n" in SCRIPT.quick(source)
