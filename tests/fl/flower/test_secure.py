@@ -26,9 +26,7 @@ def sealed(ring: Keyring, *, node: bool, **options: Any) -> Method:
 def test_the_sums_are_those_of_threads_and_the_server_has_no_keys(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "rings")
     there = grid(sealed(ring, node=True), tmp_path / "nodes")
-    assert_equal(
-        over(there, sealed(ring, node=False), evaluate="all"), beside(sealed(ring, node=True), evaluate="all")
-    )
+    assert_equal(over(there, sealed(ring, node=False), evaluate="all"), beside(sealed(ring, node=True), evaluate="all"))
 
 
 def test_a_node_that_falls_silent_after_it_has_masked_is_recovered(tmp_path: Path) -> None:
