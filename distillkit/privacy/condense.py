@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillkit import check
 from distillkit.augment import Augmentation
+from distillkit.chunks import chunk_size
 from distillkit.networks.convnet import ConvNet
 from distillkit.networks.door import require_sampler
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
@@ -27,7 +28,7 @@ from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.trained import TrainedNetworks
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
-from distillkit.training import Protocol
+from distillkit.training import Protocol, require_protocol
 
 __all__ = ["condense_private", "public_networks"]
 
@@ -157,6 +158,13 @@ def condense_private(
     counting = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
     check.real_number(first_share, "first_share", least=0.0, most=0.5)
     check.positive_int(first_draws, "first_draws")
+    for name, count in (("steps", steps), ("first_steps", first_steps)):
+        check.positive_int(count, name, least=0)
+    check.real_number(lr, "lr", above=0.0)
+    check.real_number(momentum, "momentum", least=0.0, below=1.0)
+    chunk_size(real.images, chunk)
+    if train is not None:
+        require_protocol(train)
     seed, first_seed, *more = torch.randint(2**62, (passes,), generator=as_generator(generator)).tolist()
     fitted, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)

@@ -127,6 +127,7 @@ def train_private(
     check.switch(progress, "progress")
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
+    check.real_number(lr, "lr", above=0.0)
     sigma = either(epsilon, sigma, delta=delta, count=steps, rate=rate)
     refuse_large_delta(size, delta)
     if not public_statistics:

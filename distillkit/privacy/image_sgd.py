@@ -163,6 +163,9 @@ def image_sgd(
         size=size,
     )
     check.switch(progress, "progress")
+    part = chunk_size(real.images, chunk)
+    if callback is not None:
+        check.callable_with(callback, "callback", ["step", "gradient"], "a function of both")
     ledger = ledger_at(ledger, delta)
     secret = as_secret(secret)
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
@@ -179,7 +182,6 @@ def image_sgd(
     )
     ledger.assume("image_sgd")
     ledger.spend(Event("image_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
-    part = chunk_size(real.images, chunk)
     velocity = torch.zeros_like(start).view_as(synthetic)
     with bar(steps, "private image steps", progress=progress) as shown:
         for step in range(steps):

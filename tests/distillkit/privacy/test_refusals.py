@@ -31,6 +31,7 @@ from distillkit.privacy import (
 )
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from distillkit.training import Protocol
 
 Factory = Callable[[], nn.Module]
 
@@ -59,6 +60,37 @@ def test_the_class_count_must_be_public(condense: Callable[..., LabeledImages], 
     assert condense(derived.replace(num_classes=3)).num_classes == 3
     with pytest.raises(PrivacyError, match="class indices.*labels.argmax"):
         condense(toy_set.replace(labels=torch.eye(3, dtype=torch.float64).repeat(4, 1)))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lr": -1.0}, {"steps": -1}, {"momentum": 1.0}, {"chunk": 0}], ids=["lr", "steps", "momentum", "chunk"]
+)
+def test_what_is_refused_is_not_paid_for(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages, wrong: dict[str, Any]
+) -> None:
+    ledger = Ledger()
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        condense(toy_set, ledger=ledger, **wrong)
+    assert ledger.events == ()
+
+
+@pytest.mark.parametrize("wrong", [{"first_steps": -1}, {"train": Protocol}], ids=["first_steps", "train"])
+def test_options_of_later_passes_are_looked_at_first(
+    toy_set: LabeledImages, toy_network: Factory, wrong: dict[str, Any]
+) -> None:
+    ledger = Ledger()
+    with pytest.raises((TypeError, ValueError), match="first_steps|protocol"):
+        condense_private(toy_set, epsilon=4.0, networks=RandomNetworks(toy_network), ledger=ledger, **wrong)
+    assert ledger.events == ()
+
+
+def test_a_callback_that_cannot_be_called_costs_nothing(toy_set: LabeledImages, toy_network: Factory) -> None:
+    ledger = Ledger()
+    with pytest.raises(TypeError, match="callback is called as"):
+        image_sgd(
+            toy_set, size=12, epsilon=4.0, networks=RandomNetworks(toy_network), ledger=ledger, callback=lambda step: None
+        )
+    assert ledger.events == ()
 
 
 @pytest.mark.parametrize("init", ["real", "statistics", "statistics-whole-set"])
