@@ -19,6 +19,11 @@ def trainable(network: Network) -> tuple[Network, list[nn.Parameter], list[nn.Mo
     """A copy of a drawn network to be trained, its parameters, and its batch norms that use batch statistics."""
     twin = copy.deepcopy(cast(nn.Module, network)).requires_grad_(True)
     norms = [m for m in twin.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and uses_batch_statistics(m)]
+    for norm in norms:
+        if norm.running_mean is None:  # in eval mode it would use the batch's again, whatever `fix_statistics` does
+            like = next(twin.parameters())
+            norm.track_running_stats, norm.num_batches_tracked = True, torch.tensor(0, device=like.device)
+            norm.running_mean, norm.running_var = like.new_zeros(norm.num_features), like.new_ones(norm.num_features)
     return cast(Network, twin), list(twin.parameters()), list(norms)
 
 

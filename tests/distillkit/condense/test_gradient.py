@@ -280,6 +280,23 @@ def test_batch_norm_gets_the_statistics_of_a_mixed_batch_and_batches_of_any_chun
     assert bool(torch.isfinite(trained.images).all())
 
 
+def test_batch_norm_without_running_statistics_is_given_those_of_a_mixed_batch_too() -> None:
+    def untracked() -> nn.Module:
+        network = convnet(norm="batch")()
+        for norm in network.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                norm.track_running_stats = False
+                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+        return network
+
+    options = {"ipc": 2, "iterations": 1, "loops": (2, 1), "generator": 2}
+    a, b = (
+        gradient_matching(data([6, 6]), networks=RandomNetworks(factory), **options).images
+        for factory in (convnet(norm="batch"), untracked)
+    )
+    assert torch.equal(a, b)
+
+
 def test_a_fixed_network_with_batch_norm_keeps_its_running_statistics_and_itself() -> None:
     real, model = data([6, 6]), build(convnet(norm="batch"), 0)
     model(real.images)
