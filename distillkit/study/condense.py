@@ -26,7 +26,7 @@ from distillkit.sets import LabeledImages
 from distillkit.study.config import write_config
 from distillkit.study.task import Task
 from distillkit.study.way import Cost, Job, Way, accepted, privacy_columns
-from distillkit.training import CLASSIC, Protocol, accuracy, train
+from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
 __all__ = ["Condense", "Placed", "placing"]
 
@@ -106,6 +106,10 @@ class Condense(Way):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check.positive_int(self.draws, "draws")
+        require_protocol(self.protocol)
+        check.real_number(self.delta, "delta", above=0.0, below=1.0)
+        check.positive_int(self.threads, "threads")
         if self.tested is not None:
             check.callable_with(self.tested, "tested", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
 
@@ -180,16 +184,16 @@ class Condense(Way):
             seconds = first - began + (last - first) / max(1, len(paces) - 1) * (steps - 1)
         sample = found if found is not None else real[: 10 * real.num_classes]
         epoch, tested = self._paces(sample, test, job)
-        return Cost(seconds + self.draws * (self.protocol.epochs * epoch + tested))
+        return Cost(seconds + self.draws * ((self.protocol.epochs + 1) * epoch + tested))
 
     def _paces(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
         """Seconds of an epoch on a set, and of a test."""
         network, some = build(self._tested(job), 0).to(job.device), test[:_TRIAL_TESTED]
-        began = time.perf_counter()
-        train(network, sample, replace(self.protocol, epochs=1), progress=False)
+        protocol, began = replace(self.protocol, epochs=1), time.perf_counter()
+        train(network, sample, protocol, progress=False)
         trained = time.perf_counter()
         accuracy(network, some)
-        return trained - began, (time.perf_counter() - trained) * len(test) / len(some)
+        return (trained - began) / (protocol.epochs + 1), (time.perf_counter() - trained) * len(test) / len(some)
 
     def _real(self, job: Job) -> tuple[LabeledImages, LabeledImages]:
         real, test = job.task.pooled(job.split, validation=job.validation, keep=job.keep)

@@ -335,15 +335,27 @@ def test_an_estimate_counts_every_epoch_of_a_training_and_its_test_once(
     def takes(seconds: float) -> Any:
         return lambda *given, **options: clock.__setitem__(0, clock[0] + seconds)
 
+    def trained(network: Any, data: Any, protocol: Protocol, **options: Any) -> None:
+        takes(2.0 * (protocol.epochs + 1))()  # so many `train` does, as the papers' code
+
     def made(real: LabeledImages, *, generator: Any) -> LabeledImages:
         takes(7.0)()
         return random_subset(real, ipc=1, generator=generator)
 
     way = Condense(lambda factory: made, draws=3, protocol=Protocol(epochs=50))
     monkeypatch.setattr("distillkit.study.condense.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("distillkit.study.condense.train", takes(2.0))
+    monkeypatch.setattr("distillkit.study.condense.train", trained)
     monkeypatch.setattr("distillkit.study.condense.accuracy", takes(11.0))
-    assert Study(tmp_path, task(), {"A": way}, seeds=(0,)).estimate().seconds == 7 + 3 * (50 * 2 + 11)
+    assert Study(tmp_path, task(), {"A": way}, seeds=(0,)).estimate().seconds == 7 + 3 * (51 * 2 + 11)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"draws": 0}, {"threads": 0}, {"delta": 1.0}, {"protocol": Protocol}],
+    ids=["draws", "threads", "delta", "protocol"],
+)  # fmt: skip
+def test_what_judges_a_set_is_looked_at_before_the_set_is_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+        Condense(lambda factory: random_subset, **wrong)
 
 
 def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tmp_path: Path) -> None:
