@@ -158,10 +158,14 @@ class Task:
     ) -> tuple[LabeledImages, LabeledImages]:
         """All training images that clients would share, in one set, and what is tested on: for ways without clients.
 
+        Those of the clients' own tests are not among them.
+
         Args:
             split, validation, keep: see `deal`.
         """
         pool, test, _ = self._pool(split, validation)
+        if self.own_tests:
+            pool, _ = _held_back(split.train, pool, self.own_tests)
         return _in_memory(split.train[_among(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:

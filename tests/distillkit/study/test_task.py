@@ -71,7 +71,17 @@ def test_a_record_stays_with_its_owner_in_a_subset(seed: int, keep: set[int], ow
         assert kept.tolist() == [n for n in all_of_it.tolist() if n in keep]
     assert [numbers(t) for t in part.own_tests] == [numbers(t) for t in whole.own_tests]
     pooled, _ = one.pooled(split, keep=torch.tensor(sorted(keep), dtype=torch.int64))
-    assert numbers(pooled) == keep
+    assert numbers(pooled) == set().union(*(numbers(c) for c in part.clients))
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 99), own=st.sampled_from([0.0, 0.3]), validation=st.booleans())
+def test_a_way_without_clients_trains_on_what_clients_train_on(seed: int, own: float, validation: bool) -> None:
+    one = task(own_tests=own, server_share=0.2)
+    split = one.load()
+    dealt, (pooled, test) = one.deal(split, seed, validation=validation), one.pooled(split, validation=validation)
+    assert numbers(pooled) == set().union(*(numbers(c) for c in dealt.clients))
+    assert numbers(test) == numbers(dealt.test)
 
 
 def test_tries_are_judged_on_what_nobody_trains_on_and_never_on_the_test_set() -> None:
