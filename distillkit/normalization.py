@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit import check
 
-__all__ = ["IDENTITY", "ZCA", "Normalization"]
+__all__ = ["IDENTITY", "ZCA", "Normalization", "require_normalization"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +20,7 @@ class ZCA:
     """A whitening that was fitted on images: `encode` decorrelates their values, `decode` takes that back.
 
     Some distillation papers work on images that were whitened after standardising; a set keeps the whitening with it,
-    so
-    that its pixels can be shown again. On flattened images, `encode` is `(x - center) @ matrix`.
+    so that its pixels can be shown again. On flattened images, `encode` is `(x - center) @ matrix`.
 
     Attributes:
         center: float [D], the mean of the flattened images that it was fitted on; D = C * H * W.
@@ -108,8 +107,7 @@ class Normalization:
     """What was done to pixels before networks see them: per channel, minus a mean and by a standard deviation.
 
     `encode(pixels)` gives `(pixels - mean) / std`, whitened if `zca` is set; `decode` undoes it. Every `LabeledImages`
-    has
-    one, so that a set is never trained on in another space than it was made in.
+    has one, so that a set is never trained on in another space than it was made in.
 
     Args:
         mean: one number a channel, in pixel units (pixels lie in [0, 1]); one number alone is for every channel.
@@ -120,6 +118,7 @@ class Normalization:
             which is always fitted. No part of equality: the map is the same.
 
     Raises:
+        TypeError: `zca` is no whitening, `measured` neither True nor False.
         ValueError: different numbers of means and stds, or a std that is not positive.
     """
 
@@ -133,8 +132,11 @@ class Normalization:
     ) -> None:
         object.__setattr__(self, "mean", tuple(check.real_number(m, "mean") for m in _channels(mean, "mean")))
         object.__setattr__(self, "std", tuple(check.real_number(s, "std", above=0.0) for s in _channels(std, "std")))
+        if zca is not None and not isinstance(zca, ZCA):
+            raise TypeError(f"zca must be a ZCA, as ZCA.fit(images) gives it, or None, got {type(zca).__name__}")
         object.__setattr__(self, "zca", zca)
-        object.__setattr__(self, "measured", zca is not None if measured is None else bool(measured))
+        known = zca is not None if measured is None else check.switch(measured, "measured")
+        object.__setattr__(self, "measured", known)
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(f"mean and std must have one value a channel, got {len(self.mean)} and {len(self.std)}")
 
@@ -145,13 +147,13 @@ class Normalization:
         Args:
             pixels: float [N, C, H, W] in [0, 1]. A channel that is constant gets std 1.
             public: say True if these images are public. Else the numbers are statistics of the data, and a component
-                that
-                promises privacy refuses them: give it public constants.
+                that promises privacy refuses them: give it public constants.
 
         Raises:
             TypeError, ValueError: see `check.batch_of_images`.
         """
         check.batch_of_images(pixels, "pixels")
+        check.switch(public, "public")
         count = pixels.numel() // pixels.shape[1]
         mean = [total / count for total in _sums(pixels)]
         spread = _sums(pixels, around=pixels.new_tensor(mean, dtype=torch.float64).view(1, -1, 1, 1))
@@ -200,6 +202,20 @@ class Normalization:
             return "pixels in [0, 1]"
         numbers = [f"({', '.join(f'{v:.4g}' for v in values)})" for values in (self.mean, self.std)]
         return f"mean {numbers[0]} std {numbers[1]}" + (" then ZCA" if self.zca else "")
+
+
+def require_normalization(normalization: object, name: str = "normalization") -> None:
+    """Refuse what a user gave as a normalisation unless it is one.
+
+    Args:
+        normalization: what was given.
+        name: what the argument is called in the message.
+
+    Raises:
+        TypeError: numbers, a torchvision transform, the class itself.
+    """
+    if not isinstance(normalization, Normalization):
+        raise TypeError(f"{name} must be a Normalization(mean, std), got {type(normalization).__name__}")
 
 
 def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:

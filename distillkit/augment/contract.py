@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.normalization import Normalization
+from distillkit.normalization import Normalization, require_normalization
 
 __all__ = ["Augment", "Augmentation", "augmented", "require_augmentation", "require_space"]
 
@@ -49,8 +49,8 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
         ValueError: an augmentation that was told another normalisation.
     """
     check.switch(siamese, "siamese")
-    if normalization is not None and not isinstance(normalization, Normalization):
-        raise TypeError(f"normalization must be a Normalization(mean, std), got {type(normalization).__name__}")
+    if normalization is not None:
+        require_normalization(normalization)
     if augment is None:
         return
     call = "augment(images, generator, siamese=...)" if siamese else "augment(images, generator)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from distillkit.networks.convnet import ConvNet
 from distillkit.networks.door import require_sampler
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
 from distillkit.normalization import Normalization
-from distillkit.plausible import without_warnings
+from distillkit.plausible import warn, without_warnings
 from distillkit.privacy.class_means import class_sums, fit_to_means, release
 from distillkit.privacy.events import EVERYONE, Event
 from distillkit.privacy.gaussian import gaussian_sigma
@@ -127,7 +126,7 @@ def condense_private(
         secret: where the noise comes from: the operating system, or a seed, which voids the guarantee.
         generator: public randomness: networks, initial images, augmentation.
         chunk: images per pass; default by device and size.
-        progress: whether each pass's steps show a bar where somebody watches.
+        progress: whether each pass's steps, and the trainings of `train`, show a bar where somebody watches.
 
     Returns:
         A set of K * ipc images, class by class. `info["epsilon"]` is what the ledger guarantees for `client` after
@@ -190,10 +189,9 @@ def condense_private(
     if sizes is None:
         counted = private_histogram(real.labels, num_classes=real.num_classes, sigma=sigma_sizes, **where)
         if size is None and float(counted.sum()) * delta >= 1:
-            warnings.warn(
+            warn(
                 f"delta={delta:g} is not below one over the (noised) number of records, where publishing a random "
-                "record passes; take a smaller delta",
-                stacklevel=2,
+                "record passes; take a smaller delta"
             )
         sizes = counted.clamp_min(max(1.0, 2 * sigma_sizes))
     denominators = sizes.view(1, -1, 1)
@@ -211,7 +209,8 @@ def condense_private(
         if first_share or number:
             shown = real.replace(images=fitted, labels=classes, columns={}, info={})
             if train is not None and isinstance(networks, RandomNetworks):
-                trained = TrainedNetworks(networks.factory, shown, train, redraw=networks.redraw)
+                redraw = networks.redraw
+                trained = TrainedNetworks(networks.factory, shown, train, redraw=redraw, progress=progress)
             maps = PublicMaps(trained or networks, draws, seed=own_seed, centers=fitted, **options)
         fitted = fit(fitted, maps, sigma, steps)
     guarantee = ledger.guarantee(client)

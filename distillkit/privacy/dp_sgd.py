@@ -130,7 +130,7 @@ def train_private(
     check.real_number(lr, "lr", above=0.0)
     sigma = either(epsilon, sigma, delta=delta, count=steps, rate=rate)
     refuse_large_delta(size, delta)
-    if not public_statistics:
+    if not check.switch(public_statistics, "public_statistics"):
         refuse_measured(real.normalization, "train_private")
     refuse_half_precision(real.images, "the images")
     ledger = ledger_at(ledger, delta)

@@ -71,9 +71,10 @@ class Event:
     seeded: bool = False
 
     def __post_init__(self) -> None:
-        check.real_number(self.sigma, "sigma", least=0.0)
-        check.real_number(self.rate, "rate", above=0.0, most=1.0)
-        check.positive_int(self.count, "count")
+        # Python's own numbers, which the ledger's file can hold: NumPy's are taken, and are no JSON.
+        object.__setattr__(self, "sigma", check.real_number(self.sigma, "sigma", least=0.0))
+        object.__setattr__(self, "rate", check.real_number(self.rate, "rate", above=0.0, most=1.0))
+        object.__setattr__(self, "count", check.positive_int(self.count, "count"))
         object.__setattr__(self, "client", identity(self.client))
         if not self.sampling:
             object.__setattr__(self, "sampling", "everything" if self.rate == 1 else "poisson")

@@ -66,7 +66,7 @@ def private_set(
         )
     if size is not None:
         refuse_large_delta(size, delta)
-    if not public_statistics:
+    if not check.switch(public_statistics, "public_statistics"):
         refuse_measured(real.normalization)
     return real
 
@@ -172,6 +172,8 @@ def public_start(
             )
         shape = (real.num_classes * ipc, *real.shape)
         return torch.randn(shape, generator=generator, dtype=real.images.dtype).to(real.images.device), init
+    if not isinstance(init, LabeledImages):
+        raise TypeError(f"init must be 'noise' or a public LabeledImages, got {type(init).__name__}")
     real.require_same_space(init)
     if init.labels.ndim != 1 or init.counts().tolist() != [ipc] * real.num_classes:
         raise ValueError(f"init must hold {ipc} images of each of {real.num_classes} classes, and class indices")

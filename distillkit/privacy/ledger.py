@@ -16,6 +16,7 @@ from distillkit.privacy.accounting import LOOSE, Bound, Spend, compose
 from distillkit.privacy.assumed import ASSUMED
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable
 from distillkit.privacy.events import EVERYONE, Event, Guarantee, identity
+from distillkit.privacy.gaussian import checked_delta
 from distillkit.privacy.journal import Journal
 
 __all__ = ["Ledger"]
@@ -61,8 +62,7 @@ class Ledger:
         budget: float | None = None,
         disjoint: bool = True,
     ) -> None:
-        compose((), delta)
-        self.delta, self.disjoint = float(delta), disjoint
+        self.delta, self.disjoint = checked_delta(delta), check.switch(disjoint, "disjoint")
         self.budget = None if budget is None else check.real_number(budget, "budget", above=0.0)
         self.path = None if path is None else Path(path)
         self._journal = Journal(self.path)

@@ -112,6 +112,8 @@ def per_example_gradients(
     require_per_example(network)
     check.positive_int(chunk, "chunk")
     check.one_of(how, "how", ("auto", "hooks", "func"))
+    if engine is not None:
+        check.one_of(engine, "engine", ("hooks", "vmap", "loop"))
     chosen = {n: p for n, p in network.named_parameters() if p.requires_grad} if trained is None else dict(trained)
     if not chosen:
         raise PrivacyError("trained names no parameter, so there is nothing to take gradients of; leave it out for all")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from distillkit import check
 from distillkit.networks.base import Network, split
 from distillkit.networks.making import NetworkFactory, Redraw, build, frozen
 from distillkit.recorded import Recorded
 from distillkit.sets import LabeledImages
-from distillkit.training import Protocol, train
+from distillkit.training import Protocol, require_protocol, train
 
 __all__ = ["TrainedNetworks"]
 
@@ -30,16 +31,28 @@ class TrainedNetworks(Recorded):
         data: the public set.
         protocol: how they are trained: epochs, optimiser, augmentation.
         redraw: how the parameters are set that no rule is known for; see `networks.initialize`.
+        progress: whether a training shows a bar where somebody watches.
 
     A network is kept for every state it was drawn with, so that a second draw is free and gives the same bits.
+
+    Raises:
+        TypeError: `protocol` is no `Protocol`.
     """
 
     fixed = False
 
     def __init__(
-        self, factory: NetworkFactory, data: LabeledImages, protocol: Protocol, *, redraw: Redraw | None = None
+        self,
+        factory: NetworkFactory,
+        data: LabeledImages,
+        protocol: Protocol,
+        *,
+        redraw: Redraw | None = None,
+        progress: bool = True,
     ) -> None:
+        require_protocol(protocol)
         self._factory, self._data, self._protocol, self._redraw = factory, data, protocol, redraw
+        self._progress = check.switch(progress, "progress")
         self._drawn: dict[bytes, Network] = {}
 
     def draw(self, generator: torch.Generator) -> Network:
@@ -51,7 +64,7 @@ class TrainedNetworks(Recorded):
         state = generator.get_state().numpy().tobytes()
         if state not in self._drawn:
             network = build(self._factory, generator, self._redraw)
-            train(network, self._data, self._protocol, generator=generator)
+            train(network, self._data, self._protocol, generator=generator, progress=self._progress)
             self._drawn[state] = split(frozen(network).eval())
         return self._drawn[state]
 

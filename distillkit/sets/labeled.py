@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from distillkit import check, plausible, sources
 from distillkit.display import as_html, sheet, shown
 from distillkit.files import read_tensors, write_tensors
-from distillkit.normalization import IDENTITY, ZCA, Normalization
-from distillkit.sets.parts import checked_columns, checked_images, checked_info, class_counts
+from distillkit.normalization import IDENTITY, ZCA, Normalization, require_normalization
+from distillkit.sets.parts import as_index, checked_columns, checked_images, checked_info, class_counts
 
 __all__ = ["LabeledImages", "Labels", "confirmed", "from_arrays", "from_source", "within_a_set"]
 
@@ -84,10 +84,8 @@ class LabeledImages:
         self.labels: Tensor
         self.images, self.labels, self.num_classes = checked_images(images, labels, num_classes)
         known = num_classes is not None or self.labels.ndim == 2
-        self.classes_given = known if classes_given is None else bool(classes_given)
-        if not isinstance(normalization, Normalization):
-            came = type(normalization).__name__
-            raise TypeError(f"normalization must be a Normalization(mean, std), got {came}")
+        self.classes_given = known if classes_given is None else check.switch(classes_given, "classes_given")
+        require_normalization(normalization)
         c = self.images.shape[1]
         if len(normalization.mean) not in (1, c):
             raise ValueError(
@@ -186,9 +184,7 @@ class LabeledImages:
     @overload
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> LabeledImages: ...
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> tuple[Tensor, Tensor] | LabeledImages:
-        if not isinstance(index, slice | Tensor):
-            index = torch.as_tensor(index)
-            index = index if len(index.flatten()) else index.long()
+        index = as_index(index)
         if isinstance(index, Tensor) and index.ndim == 0:
             return self.images[int(index)], self.labels[int(index)]
         columns = {name: column[index] for name, column in self.columns.items()}
@@ -298,8 +294,7 @@ class LabeledImages:
 
         Args:
             sets: at least one, all of the same normalisation, shape and classes, with the same columns, and with labels
-                of one
-                kind. What `info` the first one has stays.
+                of one kind. What `info` the first one has stays.
 
         Raises:
             ValueError: no sets, sets of different spaces (the message says how to convert), or differing columns.
@@ -346,8 +341,7 @@ class LabeledImages:
         `from_parts` puts it together again.
 
         The tensors are "images", "labels", "column.<name>" for each column, and a whitening's "zca.center",
-        "zca.matrix" and
-        "zca.inverse".
+        "zca.matrix" and "zca.inverse".
         """
         tensors = {"images": self.images, "labels": self.labels}
         tensors |= {f"column.{name}": column for name, column in self.columns.items()}
@@ -363,9 +357,8 @@ class LabeledImages:
 
         Args:
             tensors, facts: what `parts` returned. An older file that does not say whether the normalisation was
-                measured, or
-                the class count given, counts as measured, and as derived from the labels: a private component refuses
-                both.
+                measured, or the class count given, counts as measured, and as derived from the labels: a private
+                component refuses both.
 
         Raises:
             KeyError, TypeError, ValueError: parts are missing, or do not make a set.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit import check, sources
 
-__all__ = ["checked_columns", "checked_images", "checked_info", "checked_labels", "class_counts"]
+__all__ = ["as_index", "checked_columns", "checked_images", "checked_info", "checked_labels", "class_counts"]
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
@@ -77,6 +77,18 @@ def class_counts(labels: Tensor, num_classes: int) -> Tensor:
     if labels.ndim == 2:
         return (labels > 0.5).sum(0)
     return torch.bincount(labels, minlength=num_classes)
+
+
+def as_index(index: int | slice | Tensor | Sequence[int]) -> slice | Tensor:
+    """What stands between a set's brackets, as PyTorch takes it: an empty list selects nothing.
+
+    Args:
+        index: a number, a slice, a mask, an index tensor or a list.
+    """
+    if isinstance(index, slice | Tensor):
+        return index
+    found = torch.as_tensor(index)
+    return found if found.numel() else found.long()
 
 
 def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:

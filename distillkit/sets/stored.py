@@ -12,9 +12,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from distillkit.normalization import IDENTITY, Normalization
+from distillkit import check
+from distillkit.normalization import IDENTITY, Normalization, require_normalization
 from distillkit.sets.labeled import LabeledImages
-from distillkit.sets.parts import checked_columns, checked_info, checked_labels, class_counts
+from distillkit.sets.parts import as_index, checked_columns, checked_info, checked_labels, class_counts
 from distillkit.sources import InFile
 
 __all__ = ["PixelFile", "StoredImages"]
@@ -111,9 +112,7 @@ class StoredImages(InFile):
     ) -> None:
         self._file, self._rows = file, rows
         self.labels, self.num_classes = checked_labels(labels, len(rows), num_classes)
-        if not isinstance(normalization, Normalization):
-            came = type(normalization).__name__
-            raise TypeError(f"normalization must be a Normalization(mean, std), got {came}")
+        require_normalization(normalization)
         if len(normalization.mean) not in (1, file.shape[0]):
             raise ValueError(
                 f"the pictures have {file.shape[0]} channels, normalization has {len(normalization.mean)}; give one "
@@ -122,7 +121,7 @@ class StoredImages(InFile):
         self.normalization = normalization
         self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(rows))
         self.info: dict[str, Any] = checked_info(info or {})
-        self.classes_given = bool(classes_given)
+        self.classes_given = check.switch(classes_given, "classes_given")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -132,9 +131,7 @@ class StoredImages(InFile):
     @overload
     def __getitem__(self, index: slice | Tensor | Sequence[int]) -> StoredImages: ...
     def __getitem__(self, index: int | slice | Tensor | Sequence[int]) -> tuple[Tensor, Tensor] | StoredImages:
-        if not isinstance(index, slice | Tensor):
-            index = torch.as_tensor(index)
-            index = index if len(index.flatten()) else index.long()
+        index = as_index(index)
         if isinstance(index, Tensor) and index.ndim == 0:
             row = self._rows[int(index)]
             return self._encoded(row[None])[0], self.labels[int(index)]

@@ -350,7 +350,7 @@ def test_sound_networks_are_accepted_and_their_rows_are_exact(name: str) -> None
     for i in range(3):
         alone = torch.autograd.grad(losses(images[i : i + 1], labels[i : i + 1]).sum(), list(model.parameters()))
         scale = torch.cat([g.flatten() for g in alone]).norm()
-        for row, wanted in zip(rows, alone):
+        for row, wanted in zip(rows, alone, strict=True):
             assert float((row[i] - wanted).norm()) <= 2e-4 * float(scale)
     assert all(s.shape[0] == 1 and torch.allclose(s[0], r[1], atol=1e-4 * float(scale)) for s, r in zip(some, rows))
 

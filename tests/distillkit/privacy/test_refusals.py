@@ -88,7 +88,12 @@ def test_a_callback_that_cannot_be_called_costs_nothing(toy_set: LabeledImages, 
     ledger = Ledger()
     with pytest.raises(TypeError, match="callback is called as"):
         image_sgd(
-            toy_set, size=12, epsilon=4.0, networks=RandomNetworks(toy_network), ledger=ledger, callback=lambda step: None
+            toy_set,
+            size=12,
+            epsilon=4.0,
+            networks=RandomNetworks(toy_network),
+            ledger=ledger,
+            callback=lambda step: None,
         )
     assert ledger.events == ()
 
@@ -101,6 +106,32 @@ def test_private_initial_images(condense: Callable[..., LabeledImages], toy_set:
     with pytest.raises(PrivateInitialization, match="an image of the private set"):
         condense(toy_set, init=toy_set[:3], ledger=ledger)
     assert ledger.events == ()
+
+
+@pytest.mark.parametrize("word", ["no", 0, None], ids=str)
+def test_a_word_is_no_promise_that_something_is_public(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages, toy_network: Factory, word: Any
+) -> None:
+    """As a truth value "no" would be a yes, and each of these a weaker guarantee than was meant."""
+    pixels = torch.rand(3, 1, 4, 4)
+    for wrong in (
+        lambda: condense(toy_set, public_statistics=word),
+        lambda: train_private(toy_network(), toy_set, size=12, sigma=1.0, public_statistics=word),
+        lambda: Normalization.of(pixels, public=word),
+        lambda: Ledger(disjoint=word),
+    ):
+        with pytest.raises(TypeError, match="must be True or False"):
+            wrong()
+    for told in ("no", 0):
+        with pytest.raises(TypeError, match="measured must be True or False"):
+            Normalization((0.5,), (0.5,), measured=told)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="classes_given must be True or False"):
+            LabeledImages(pixels, [0, 1, 1], classes_given=told)  # type: ignore[arg-type]
+
+
+def test_a_start_that_is_no_set(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+    with pytest.raises(TypeError, match="init must be 'noise' or a public LabeledImages, got Tensor"):
+        condense(toy_set, init=toy_set.images)
 
 
 def test_batch_norm(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:

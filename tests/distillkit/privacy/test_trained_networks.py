@@ -20,6 +20,7 @@ from distillkit.privacy import (
     fit_to_means,
     gaussian_sigma,
 )
+from distillkit.progress import bar
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train
@@ -75,6 +76,21 @@ def test_every_pass_is_charged_and_all_together_cost_epsilon(toy_set: LabeledIma
     assert private.info["epsilon"] == pytest.approx(8.0)
     assert private.info["sigma"] == later[0].sigma == later[1].sigma
     assert (private.info["passes"], private.info["trained"]) == (3, True)
+
+
+def test_without_progress_no_training_shows_a_bar(
+    toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def noted(total: int, what: str, *, progress: bool, **options: Any) -> Any:
+        asked.append(progress)
+        return bar(total, what, progress=progress, **options)
+
+    monkeypatch.setattr("distillkit.training.bar", noted)
+    condensed(toy_set, toy_network, progress=False)
+    assert asked
+    assert not any(asked)
 
 
 def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
