@@ -17,7 +17,7 @@ from distillkit.data.npz import load_npz
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import IDENTITY, Normalization
 
-__all__ = ["CIFAR10", "NAMES", "load", "root_of"]
+__all__ = ["CIFAR10", "NAMES", "key_of", "load", "root_of"]
 
 _DIGITS = tuple("0123456789")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -118,7 +118,7 @@ def load(
             checksum.
         FileNotFoundError: files are missing; names them, their folder and the command that gets them, or their source.
     """
-    key = str(name).lower().replace("-", "").replace("_", "")
+    key = key_of(name)
     if file := medmnist.file_of(key):
         return medmnist.read(root_of(root, key) / file, size=size, channels=channels, normalization=normalization)
     if key == tiny_imagenet.NAME:
@@ -169,6 +169,15 @@ def _digits() -> tuple[Tensor, Tensor]:
 
     bunch = load_digits()
     return torch.from_numpy(bunch.images).float()[:, None] / 16, torch.from_numpy(bunch.target).long()
+
+
+def key_of(name: str) -> str:
+    """A dataset's name as the tables here have it: case, hyphens and underscores do not matter.
+
+    Args:
+        name: as the user wrote it.
+    """
+    return str(name).lower().replace("-", "").replace("_", "")
 
 
 def root_of(root: str | os.PathLike[str] | None, name: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from distillkit.plausible import warn
 from distillkit.progress import Bar, bar
 from distillkit.sources import in_words
 
-__all__ = ["Size", "held_out", "like_first", "load_folder", "read_picture", "require_memory"]
+__all__ = ["Size", "held_out", "like_first", "load_folder", "read_parts", "read_picture", "require_memory"]
 
 Size = int | tuple[int, int]
 
@@ -59,14 +59,9 @@ def load_folder(
             without `train`, two folders for one split, or a `test_fraction` that is less than a picture of every class.
     """
     path = Path(path).expanduser()
-    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
+    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     found = survey(path)
-    first = found.files["train"][0]
-    shape = read_picture(first, size, channels).shape
-    count = sum(map(len, found.files.values()))
-    require_memory(count, shape, "open_folder")
-    with bar(count, "reading pictures", unit="picture", progress=progress) as b:
-        pixels = {part: _read_all(files, size, channels, first, shape, b) for part, files in found.files.items()}
+    pixels = read_parts(found.files, size, channels, instead="open_folder", progress=progress)
     labels, info = dict(found.labels), dict(found.info)
     if "test" not in pixels:
         info["test_fraction"] = test_fraction
@@ -74,6 +69,28 @@ def load_folder(
         for table in (pixels, labels):
             table["train"], table["test"] = table["train"][kept], table["train"][held]
     return assemble(pixels, labels, found.classes, normalization, info)
+
+
+def read_parts(
+    files: Mapping[str, list[Path]], size: Size | None, channels: int | None, *, instead: str, progress: bool
+) -> dict[str, Tensor]:
+    """Read all pictures of a dataset's parts: by part, float pixels [N, C, H, W] in [0, 1].
+
+    Args:
+        files: by part; `train` has one at least.
+        size, channels: see `load_folder`.
+        instead: what opens them where they are too many; see `require_memory`.
+        progress: whether long reading shows a bar.
+
+    Raises:
+        ValueError: see `read_picture`, `like_first` and `require_memory`.
+    """
+    first = files["train"][0]
+    shape = read_picture(first, size, channels).shape
+    count = sum(map(len, files.values()))
+    require_memory(count, shape, instead)
+    with bar(count, "reading pictures", unit="picture", progress=progress) as shown:
+        return {part: _read_all(own, size, channels, first, shape, shown) for part, own in files.items()}
 
 
 def require_memory(count: int, shape: Sequence[int], instead: str) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from distillkit.data.files import Size, _read_all, read_picture, require_memory
+from distillkit.data.files import Size, read_parts
 from distillkit.data.layout import Listing
 from distillkit.data.split import Split, assemble
 from distillkit.normalization import Normalization
-from distillkit.progress import bar
 
 __all__ = ["Listing", "columns_of", "pictures_in", "read_listing", "require"]
 
@@ -32,14 +31,9 @@ def read_listing(
         ValueError: a picture that cannot be read (it is named), pictures that differ in size or channels, or more of
             them than the machine's memory holds.
     """
-    first = listing.files["train"][0]
-    shape = read_picture(first, size, channels).shape
-    count = sum(map(len, listing.files.values()))
-    require_memory(count, shape, _OPENS.get(listing.info["dataset"], "open_dataset"))
-    with bar(count, "reading pictures", unit="picture", progress=progress) as b:
-        pixels = {part: _read_all(files, size, channels, first, shape, b) for part, files in listing.files.items()}
+    instead = _OPENS.get(listing.info["dataset"], "open_dataset")
     return assemble(
-        pixels,
+        read_parts(listing.files, size, channels, instead=instead, progress=progress),
         listing.labels,
         listing.classes,
         normalization,

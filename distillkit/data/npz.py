@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distillkit.data.files import Size
 from distillkit.data.split import Split, assemble, to_pixels
 from distillkit.normalization import Normalization
 
 __all__ = ["classes_of", "damage_named", "images_of", "labels_of", "load_npz", "opened_npz", "parts_in"]
 
 _PARTS = {"train": "train", "test": "test", "val": "validation"}
-
-Size = int | tuple[int, int]
 
 
 def load_npz(

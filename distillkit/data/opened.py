@@ -81,7 +81,7 @@ def open_folder(
         distillkit.owner.InUse: another process has been making this cache for a day.
     """
     path = Path(path).expanduser()
-    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
+    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     options: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
     return open_listing(survey(path), path, size, channels, normalization, test_fraction=test_fraction, **options)
 

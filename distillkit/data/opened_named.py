@@ -10,7 +10,7 @@ from typing import Any, Literal
 from distillkit import check
 from distillkit.data import medmnist, tiny_imagenet
 from distillkit.data.celeba import list_celeba, list_leaf_celeba
-from distillkit.data.datasets import root_of
+from distillkit.data.datasets import key_of, root_of
 from distillkit.data.files import Size
 from distillkit.data.flair import list_flair
 from distillkit.data.opened import StoredSplit, open_listing
@@ -48,7 +48,7 @@ def open_dataset(
         FileNotFoundError: files are missing; says where they come from.
         OSError, distillkit.owner.InUse: see `open_folder`.
     """
-    key = str(name).lower().replace("-", "").replace("_", "")
+    key = key_of(name)
     if file := medmnist.file_of(key):
         path = root_of(root, key) / file
         split = open_npz(

@@ -111,7 +111,7 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
     data = as_set(data, name="data")
     if not isinstance(column, str) or column not in data.columns:
         raise ValueError(f"column must be one of {', '.join(sorted(data.columns)) or 'none'}, got {column!r}")
-    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, most=1 - 1e-9)
+    test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     values = check.class_labels(data.columns[column], len(data), None, f"column {column!r}").cpu()
     names = tuple(str(k) for k in range(data.num_classes)) if classes is None else tuple(classes)
     if len(names) != data.num_classes:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from distillkit import check
@@ -24,6 +23,7 @@ from distillkit.data import (
     open_leaf_celeba,
     partition,
 )
+from distillkit.data.datasets import root_of
 from distillkit.normalization import IDENTITY
 from distillkit.study.task import Task
 
@@ -117,17 +117,10 @@ def named_task(
         given["root"] = str(root)
     if known.size is not None or size is not None:
         given["size"] = known.size if size is None else check.positive_int(size, "size")
-    where = (str(_root(root, name) / known.folder),) if known.folder else ()
+    where = (str(root_of(root, name) / known.folder),) if known.folder else ()
     title, deal = name, known.deal
     if not known.natural:
         title = f"{name}-dirichlet{check.real_number(alpha, 'alpha', above=0.0):g}-{clients}"
         deal = partial(partition.dirichlet, clients=check.positive_int(clients, "clients"), alpha=alpha)
     made = {"name": title, "data": partial(known.read, *where, **given), "partition": deal, **known.options}
     return Task(**{**made, **options})
-
-
-def _root(root: str | os.PathLike[str] | None, name: str) -> Path:
-    root = root if root is not None else os.environ.get("DISTILLKIT_DATA")
-    if not root:
-        raise ValueError(f"root must say where the data of {name} lies; give root= or set DISTILLKIT_DATA")
-    return Path(root).expanduser()
