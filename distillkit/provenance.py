@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["RUN_FORMAT", "VERSION", "git_commit", "provenance"]
+__all__ = ["RUN_FORMAT", "VERSION", "git_commit", "provenance", "versions"]
 
 VERSION = "0.1.0"
 """Of this distribution."""
@@ -28,6 +29,11 @@ def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> 
     """
     given = {} if generator is None or isinstance(generator, torch.Generator) else {"generator": int(generator)}
     return {**given, **facts, "distillkit": VERSION, "torch": str(torch.__version__)}
+
+
+def versions() -> dict[str, str]:
+    """The versions that a run's results may hang on, for its record: distillkit's, torch's and Python's."""
+    return {"distillkit": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def git_commit(folder: Path | None = None) -> str | None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import platform
 from typing import Any
 
-import torch
-
 from distillkit.files import write_atomically
-from distillkit.provenance import RUN_FORMAT, VERSION
+from distillkit.provenance import RUN_FORMAT, versions
 from distillkit.recipes import NotRecorded, recipe
 from distillkit.study.way import Job
 
@@ -28,9 +25,8 @@ def write_config(made: Any, job: Job) -> None:
         said = recipe(made, store=job.folder / "arguments")
     except NotRecorded as error:
         said, missing = None, str(error)
-    versions = {"distillkit": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
     found = {
         "format": RUN_FORMAT, "recipe": said, "recipe_missing": missing, "seed": job.seed, "device": job.device,
-        "notes": dict(job.notes), "versions": versions,
+        "notes": dict(job.notes), "versions": versions(),
     }  # fmt: skip
     write_atomically(job.folder / "config.json", json.dumps(found, indent=2) + "\n")

@@ -94,7 +94,8 @@ def as_records(records: Given, name: str = "records") -> Records:
         raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
     if not several:
         raise ValueError(f"{name} must hold at least one run, got none")
-    return records if isinstance(records, Records) and once(several) else Records(once(several))
+    known = once(several)
+    return records if isinstance(records, Records) else Records(known)
 
 
 def write_records(records: Given, path: str | os.PathLike[str]) -> Path:

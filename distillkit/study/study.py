@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
 
 from distillkit import check
 from distillkit.data import Split
@@ -19,14 +16,14 @@ from distillkit.files import write_atomically
 from distillkit.owner import owned
 from distillkit.owner import processes as worker_processes
 from distillkit.progress import bar
-from distillkit.provenance import VERSION, git_commit
+from distillkit.provenance import git_commit, versions
 from distillkit.recipes import recipe
 from distillkit.study import choice, tuning
 from distillkit.study.estimate import Estimate, Expected
 from distillkit.study.perform import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
 from distillkit.study.pictures import curves
 from distillkit.study.plan import planned
-from distillkit.study.records import STUDY, Records, read_records
+from distillkit.study.records import STUDY, Records, read_json, read_records
 from distillkit.study.tables import summary_table
 from distillkit.study.task import Task
 from distillkit.study.text import Table
@@ -196,8 +193,7 @@ class Study:
             asked[key] = {**before[key], **asked[key]}
         others = {name: part for name, part in before.get("parts", {}).items() if name not in self.plan.ways}
         asked["parts"] = {**others, **asked["parts"]}
-        versions = {"distillkit": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
-        write_atomically(path, json.dumps({**asked, "versions": versions}, indent=1) + "\n")
+        write_atomically(path, json.dumps({**asked, "versions": versions()}, indent=1) + "\n")
 
     def _way_said(self, name: str, way: Way) -> dict[str, Any]:
         store = self.out / "arguments"
@@ -221,7 +217,7 @@ class Study:
                 if self.plan.has(task, method):
                     said[task].setdefault(method, {"tries": [], "chosen": None if way.like else 0, "like": way.like})
         path = self.out / "choice.json"
-        before = json.loads(path.read_text())["tasks"] if path.exists() else {}
+        before = read_json(path)["tasks"] if path.exists() else {}
         said = {task: {**before.get(task, {}), **said.get(task, {})} for task in {**before, **said}}
         found = {"format": tuning.FORMAT, "rule": self.rule, "seeds": list(self.plan.tune_seeds), "tasks": said}
         write_atomically(path, json.dumps(found, indent=1) + "\n")
@@ -290,9 +286,10 @@ class Study:
     def _estimate(self, options: Mapping[str, Any], processes: int) -> Estimate:
         rows = []
         tries = [order for runs in self.plan.trying().values() for one in runs for order in one]
-        for task, method in dict.fromkeys((o.task, o.method) for o in [*tries, *self.plan.running({})]):
-            own = [o for o in [*tries, *self.plan.running({})] if (o.task, o.method) == (task, method)]
-            left = [o for o in own if not (self.out / o.folder / "summary.json").exists()]
+        orders = [*tries, *self.plan.running({})]
+        for task, method in dict.fromkeys((order.task, order.method) for order in orders):
+            own = [order for order in orders if (order.task, order.method) == (task, method)]
+            left = [order for order in own if not (self.out / order.folder / "summary.json").exists()]
             if left and processes == 1:
                 parts = (
                     self.plan.task(task),
