@@ -93,12 +93,10 @@ class Patches(Recorded):
         if self.jitter[3] > 0.5:
             raise ValueError(f"jitter must be four strengths in [0, 1], the hue's in [0, 0.5], got {jitter}")
         self.jitter_probability = check.real_number(jitter_probability, "jitter_probability", least=0.0, most=1.0)
-        self.jpeg_quality = jpeg_quality
+        self.jpeg_quality = None if jpeg_quality is None else check.positive_int(jpeg_quality, "jpeg_quality", most=100)
         channels, height, width = self.image.shape
-        if jpeg_quality is not None:
-            jpeg_quality = check.positive_int(jpeg_quality, "jpeg_quality", most=100)
-            if channels not in (1, 3):
-                raise ValueError(f"jpeg_quality needs an image of 1 or 3 channels, got {channels}")
+        if jpeg_quality is not None and channels not in (1, 3):
+            raise ValueError(f"jpeg_quality needs an image of 1 or 3 channels, got {channels}")
         if min(height, width) < size:
             raise ValueError(f"image must be at least size={size} pixels high and wide, got {height}x{width}")
 

@@ -109,8 +109,7 @@ def split(network: nn.Module, classifier: str | None = None) -> Network:
     """Give any classifier network the `features` / `classifier` split that components ask for.
 
     Call it on torchvision's networks and on your own; where a component takes a network or a sampler, it is called for
-    you.
-    The wrapper shares the network's parameters under the prefix `model.`.
+    you. The wrapper shares the network's parameters under the prefix `model.`.
 
     Args:
         network: one that has the split already (a method `features` and a `classifier`) is returned as it is.

@@ -37,21 +37,17 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
 
     `RandomNetworks` does so for every draw, `build` once. The distributions are PyTorch's own defaults: Kaiming uniform
     with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for
-    embeddings,
-    Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For a network of our own the
-    draws are those of its constructor after `torch.manual_seed`; torchvision's constructors draw from other
-    distributions,
-    which this function does not know (`AsMade` keeps them). Any other module with parameters of its own is drawn by its
-    method `initialize(generator)` or, without one, by its `reset_parameters()`. Buffers other than running statistics
-    stay
-    as they are.
+    embeddings, Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For a network of
+    our own the draws are those of its constructor after `torch.manual_seed`; torchvision's constructors draw from other
+    distributions, which this function does not know (`AsMade` keeps them). Any other module with parameters of its own
+    is drawn by its method `initialize(generator)` or, without one, by its `reset_parameters()`. Buffers other than
+    running statistics stay as they are.
 
     Args:
         network: any `nn.Module`.
         generator: an int seed, or a CPU generator, which is advanced.
         redraw: called as `redraw(network, generator)` after all this, without gradients: it sets the parameters for
-            which
-            there is no such rule (a class token, position embeddings, layer scales), and may change any other.
+            which there is no such rule (a class token, position embeddings, layer scales), and may change any other.
 
     Raises:
         TypeError: without `redraw`, a module that this function does not know how to draw (it is named, with the

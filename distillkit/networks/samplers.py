@@ -43,8 +43,7 @@ class NetworkSampler(Protocol):
 
         Args:
             generator: what the network is a pure function of. Components pass one that is derived from (seed, step), so
-                a
-                resumed run sees the networks that an uninterrupted one sees.
+                a resumed run sees the networks that an uninterrupted one sees.
         """
         ...
 

@@ -276,7 +276,7 @@ def test_crop_flip_moves_pixels_without_rounding_and_pads_with_black() -> None:
     black = CIFAR.encode(torch.zeros(1, 3, 1, 1))
     outside = (out == black).all(1)
     assert 0 < outside.double().mean() < 0.6
-    for before, after, hole in zip(x, out, outside):
+    for before, after, hole in zip(x, out, outside, strict=True):
         assert set(after[:, ~hole].flatten().tolist()) <= set(before.flatten().tolist())
     torch.testing.assert_close(CropFlip(CIFAR, pad=0, flip=1)(x, 0), x.flip(3), rtol=0, atol=0)
     torch.testing.assert_close(CropFlip(CIFAR, pad=0, flip=0)(x, 0), x, rtol=0, atol=0)

@@ -25,7 +25,7 @@ def test_digits_are_blended_as_the_difference_to_a_crop(global_rng_untouched: No
     crops = torch.from_numpy(photo).permute(2, 0, 1).float().div(255).unfold(1, 16, 1).unfold(2, 16, 1)
     crops = crops.permute(1, 2, 0, 3, 4).flatten(0, 1)  # all fifteen
     used = set()
-    for picture, digit in zip(made.train.pixels(), digits.train.pixels()):
+    for picture, digit in zip(made.train.pixels(), digits.train.pixels(), strict=True):
         far = (crops - digit).abs().sub(picture).abs().flatten(1).amax(1)
         assert float(far.min()) < 1e-5
         used.add(int(far.argmin()))

@@ -119,7 +119,7 @@ def test_every_layout_gives_its_pixels_labels_and_statistics(
     write(tmp_path, name, monkeypatch)
     split = load(name, root=tmp_path)
     normalization = Normalization(*PUBLISHED[name])
-    for part, data in zip(("train", "test"), split):
+    for part, data in zip(("train", "test"), split, strict=True):
         images, labels = raw(name, part)
         assert data.images.dtype == torch.float32
         assert data.normalization == normalization
@@ -141,7 +141,7 @@ def test_an_npz_stands_in_for_missing_files_alone(name: str, tmp_path: Path, mon
         stored |= {f"{part}_images": images.permute(0, 2, 3, 1).numpy(), f"{part}_labels": labels.numpy()}
     np.savez(tmp_path / f"{name}.npz", **stored)
     ours = load(name, root=tmp_path)
-    for one, other in zip(theirs, ours):
+    for one, other in zip(theirs, ours, strict=True):
         assert torch.equal(one.images, other.images)
         assert torch.equal(one.labels, other.labels)
         assert (one.normalization, one.info) == (other.normalization, other.info)

@@ -66,7 +66,7 @@ def test_mnistm_in_the_layouts_in_which_people_have_it(
     write(tmp_path / place)
     for name in ("mnistm", "MNIST-M"):
         split = load(name, root=tmp_path, normalization=HALF)
-        for part, data in zip(("train", "test"), split):
+        for part, data in zip(("train", "test"), split, strict=True):
             assert np.array_equal(as_bytes(data.pixels()), stored(part))
             assert data.labels.tolist() == LABELS[part]
             assert data.info == {"dataset": "mnistm", "split": part}
@@ -140,7 +140,7 @@ def matlab(folder: Path, zero: int = 0, **change: Any) -> None:
 def test_synthdigits_files(zero: int, tmp_path: Path, global_rng_untouched: None) -> None:
     matlab(tmp_path / "SynthDigits", zero)
     split = load("SynthDigits", root=tmp_path, normalization=HALF)
-    for part, data in zip(("train", "test"), split):
+    for part, data in zip(("train", "test"), split, strict=True):
         assert np.array_equal(as_bytes(data.pixels()), stored(part))
         assert data.labels.tolist() == LABELS[part]
         assert data.info == {"dataset": "synthdigits", "split": part}

@@ -82,7 +82,7 @@ def test_what_is_read_is_what_load_folder_gives(
     loaded = load_folder(pets, **options)
     stored = open_folder(pets, cache=tmp_path_factory.getbasetemp() / "cache", **options)
     exact = size in (None, (9, 7)) and channels in (None, 3)
-    for one, other in zip(loaded, stored):
+    for one, other in zip(loaded, stored, strict=True):
         which = data.draw(indices(len(one)))
         wanted, part = one[which], other[which]
         found = other.read(which)
@@ -315,7 +315,7 @@ def test_an_npz_is_read_as_load_npz_reads_it(
     assert (opened_.classes, list(map(len, opened_))) == (loaded.classes, [70, 4])
     assert opened_.validation is not None
     assert loaded.validation is not None
-    for one, other in zip((*opened_, opened_.validation), (*loaded, loaded.validation)):
+    for one, other in zip((*opened_, opened_.validation), (*loaded, loaded.validation), strict=True):
         found = one.read()
         assert torch.equal(found.labels, other.labels)
         assert (found.info, found.classes_given, found.num_classes) == (other.info, False, 3)

@@ -326,7 +326,7 @@ def test_a_cap_keeps_a_subset_of_the_wanted_classes(keep: Any, counts: list[list
     assert all(
         torch.equal(a, b) for a, b in zip(kept, partition.capped(labels, whole, size, keep=keep, generator=seed))
     )  # type: ignore[arg-type]
-    for had, part, n in zip(whole, kept, counts):
+    for had, part, n in zip(whole, kept, counts, strict=True):
         assert torch.equal(part, part.sort().values)
         assert set(part.tolist()) <= set(had.tolist())
         assert len(part) == min(size, len(had))

@@ -35,7 +35,7 @@ def test_images_keep_their_order_and_say_what_was_kept_apart(global_rng_untouche
     data = slices(6, 3)
     split = split_by(data, "patient", 0.5, classes=("well", "ill"))
     again = split_by(data, "patient", 0.5)
-    for part, other in zip(split, again):
+    for part, other in zip(split, again, strict=True):
         assert torch.equal(part.images, other.images)
         rows = torch.isin(data.columns["patient"], part.columns["patient"].unique())
         assert torch.equal(part.images, data.images[rows])

@@ -188,7 +188,7 @@ def test_a_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -
     assert [r.line for r in again] == [r.line for r in found]
     assert str(summary_table(path)) == str(summary_table(folder))
     assert "failed" in found[1].rows[0]
-    for mine, theirs in zip(again, found):
+    for mine, theirs in zip(again, found, strict=True):
         assert [*mine.rows] == [{k: v for k, v in row.items() if k != "failed"} for row in theirs.rows]
     assert read_choice(path)[0] == []
 
