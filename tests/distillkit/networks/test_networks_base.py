@@ -138,7 +138,8 @@ class TestInitialize:
 
     def test_is_a_function_of_the_seed(self, global_rng_untouched: None) -> None:
         a, b, c = (build(lambda: ConvNet((1, 8, 8), 2, width=4), seed) for seed in (1, 1, 2))
-        for (key, x), y, z in zip(a.state_dict().items(), b.state_dict().values(), c.state_dict().values(), strict=True):
+        states = [network.state_dict() for network in (a, b, c)]
+        for (key, x), y, z in zip(states[0].items(), states[1].values(), states[2].values(), strict=True):
             assert torch.equal(x, y), key
             if x.std() > 0:
                 assert not torch.equal(x, z), key
