@@ -42,7 +42,10 @@ class Filtered(Method):
         require_method(method)
         for one in filters:
             if isinstance(one, type) and issubclass(one, Filter):
-                raise TypeError(f"a filter must be an object, got the class {one.__name__}: {one.__name__}(...)")
+                raise TypeError(
+                    f"Filtered takes a method and then one or more filters, got the class {one.__name__}: "
+                    f"{one.__name__}(...)"
+                )
         if not filters or not all(isinstance(one, Filter) for one in filters):
             given = ", ".join(type(x).__name__ for x in (method, *filters))
             raise TypeError(f"Filtered takes a method and then one or more filters, got {given}")

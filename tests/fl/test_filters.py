@@ -235,7 +235,7 @@ def test_bad_chains_are_refused() -> None:
         Filtered(method())
     with pytest.raises(TypeError, match="got FedAvg, SCAFFOLD"):
         Filtered(method(), SCAFFOLD())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"a filter must be an object, got the class Scale: Scale\(...\)"):
+    with pytest.raises(TypeError, match=r"one or more filters, got the class Scale: Scale\(...\)"):
         Filtered(method(), Scale)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Scale is part of a method and none by itself: give Filtered\(FedAvg"):
         Filtered(Scale())  # type: ignore[arg-type]
