@@ -54,8 +54,8 @@ def test_rows_of_labels_are_cut_too() -> None:
     ("options", "words"),
     [
         ({"column": "user"}, "column must be one of patient, got 'user'"),
-        ({"test_fraction": -0.1}, "test_fraction must be in"),
-        ({"test_fraction": 1.0}, "test_fraction must be in"),
+        ({"test_fraction": -0.1}, "test_fraction must be at least 0, got -0.1"),
+        ({"test_fraction": 1.0}, "test_fraction must be less than 1, got 1"),
         ({"test_fraction": 0.1}, "leaves no test set"),
         ({"test_fraction": 0.9}, "leaves no train set"),
         ({"classes": ("one",)}, "classes must be 2 names, got 1"),
