@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit import check
 
-__all__ = ["IDENTITY", "ZCA", "Normalization", "require_normalization"]
+__all__ = ["IDENTITY", "ZCA", "Normalization"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +163,19 @@ class Normalization:
         # Sums differ in their last digits from processor to processor; without those, two machines agree.
         return Normalization([float(f"{v:.13g}") for v in mean], [float(f"{v:.13g}") for v in std], measured=not public)
 
+    @staticmethod
+    def require(given: object) -> None:
+        """Refuse what a user gave as `normalization` unless it is one.
+
+        Args:
+            given: numbers, a torchvision transform, the class itself.
+
+        Raises:
+            TypeError: it is none; the message says how to make one.
+        """
+        if not isinstance(given, Normalization):
+            raise TypeError(f"normalization must be a Normalization(mean, std), got {type(given).__name__}")
+
     def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
         if not like.is_floating_point():
             raise TypeError(f"images must be floating point, got {like.dtype}; divide uint8 pixels by 255")
@@ -202,20 +215,6 @@ class Normalization:
             return "pixels in [0, 1]"
         numbers = [f"({', '.join(f'{v:.4g}' for v in values)})" for values in (self.mean, self.std)]
         return f"mean {numbers[0]} std {numbers[1]}" + (" then ZCA" if self.zca else "")
-
-
-def require_normalization(normalization: object, name: str = "normalization") -> None:
-    """Refuse what a user gave as a normalisation unless it is one.
-
-    Args:
-        normalization: what was given.
-        name: what the argument is called in the message.
-
-    Raises:
-        TypeError: numbers, a torchvision transform, the class itself.
-    """
-    if not isinstance(normalization, Normalization):
-        raise TypeError(f"{name} must be a Normalization(mean, std), got {type(normalization).__name__}")
 
 
 def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:

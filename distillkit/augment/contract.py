@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import check
-from distillkit.normalization import Normalization, require_normalization
+from distillkit.normalization import Normalization
 
 __all__ = ["Augment", "Augmentation", "augmented", "require_augmentation", "require_space"]
 
@@ -50,7 +50,7 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
     """
     check.switch(siamese, "siamese")
     if normalization is not None:
-        require_normalization(normalization)
+        Normalization.require(normalization)
     if augment is None:
         return
     call = "augment(images, generator, siamese=...)" if siamese else "augment(images, generator)"

@@ -10,7 +10,7 @@ from torch import Tensor
 from distillkit import check
 from distillkit.augment._draws import Draws
 from distillkit.augment.contract import Augment
-from distillkit.normalization import Normalization, require_normalization
+from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 
 __all__ = ["CropFlip", "in_space"]
@@ -109,7 +109,7 @@ def in_space(augment: Augment, normalization: Normalization) -> Augment:
     Raises:
         TypeError: what is no augmentation, or no normalisation.
     """
-    require_normalization(normalization)
+    Normalization.require(normalization)
     if not callable(augment) or isinstance(augment, type):
         came = f"the class {augment.__name__}" if isinstance(augment, type) else type(augment).__name__
         raise TypeError(f"augment must be an augmentation, such as CropFlip(normalization), got {came}")

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from distillkit import check, plausible, sources
 from distillkit.display import as_html, sheet, shown
 from distillkit.files import read_tensors, write_tensors
-from distillkit.normalization import IDENTITY, ZCA, Normalization, require_normalization
+from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.sets.parts import as_index, checked_columns, checked_images, checked_info, class_counts
 
 __all__ = ["LabeledImages", "Labels", "confirmed", "from_arrays", "from_source", "within_a_set"]
@@ -85,7 +85,7 @@ class LabeledImages:
         self.images, self.labels, self.num_classes = checked_images(images, labels, num_classes)
         known = num_classes is not None or self.labels.ndim == 2
         self.classes_given = known if classes_given is None else check.switch(classes_given, "classes_given")
-        require_normalization(normalization)
+        Normalization.require(normalization)
         c = self.images.shape[1]
         if len(normalization.mean) not in (1, c):
             raise ValueError(

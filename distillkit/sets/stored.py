@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distillkit import check
-from distillkit.normalization import IDENTITY, Normalization, require_normalization
+from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets.labeled import LabeledImages
 from distillkit.sets.parts import as_index, checked_columns, checked_info, checked_labels, class_counts
 from distillkit.sources import InFile
@@ -112,7 +112,7 @@ class StoredImages(InFile):
     ) -> None:
         self._file, self._rows = file, rows
         self.labels, self.num_classes = checked_labels(labels, len(rows), num_classes)
-        require_normalization(normalization)
+        Normalization.require(normalization)
         if len(normalization.mean) not in (1, file.shape[0]):
             raise ValueError(
                 f"the pictures have {file.shape[0]} channels, normalization has {len(normalization.mean)}; give one "
