@@ -14,7 +14,8 @@ from fl.study import outcome_hash
 from tests.flower_real.deployed import APP, ROOT, Flower
 
 sys.path.append(str(APP))
-from dk_app.settings import METHODS, SETTINGS, load_client, test_set
+from dk_app import settings
+from dk_app.settings import METHODS, SETTINGS, load_client
 
 SIMULATED = ("FedAvg", "SCAFFOLD", "VHL", "FedCOG", "FedLGD", "FedDM", "SingleImage")
 TRIES = 8
@@ -24,7 +25,7 @@ DEPLOYED = ("FedDM", "SCAFFOLD")
 def beside(name: str, setting: str, clients: int) -> str:
     """The hash with threads."""
     held = [load_client(k, clients) for k in range(clients)]
-    return outcome_hash(simulate(METHODS[name](), held, test=test_set(), progress=False, **SETTINGS[setting]))
+    return outcome_hash(simulate(METHODS[name](), held, test=settings.test_set(), progress=False, **SETTINGS[setting]))
 
 
 def compared(found: dict[str, dict[str, Any]], names: tuple[str, ...], setting: str, clients: int) -> list[str]:

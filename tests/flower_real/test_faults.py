@@ -41,7 +41,7 @@ def test_a_killed_client_and_one_that_hangs_answer_again_and_a_run_without_answe
     assert second["status"] == "finished:failed"
     assert "NoUsableReply" in logs["second"]
     for client in range(2):  # both nodes answer in the next run, the one that hung too
-        assert f"client {client} RuntimeError: client {client} cannot" in logs["second"]
+        assert f"client {client} raised RuntimeError: client {client} cannot" in logs["second"]
 
 
 def pending(out: Path, number: int) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -90,3 +91,13 @@ def table() -> list[tuple[list[str], str]]:
     """The rows of the page's table of refusals: keys, and what is said."""
     body = PAGE.read_text().split('after "refused:" |')[1].split("\n\n")[0]
     return [(re.findall(r"`(\w+)`", keys), said) for keys, said in re.findall(r"^\| (`.*?) \| (.*?) \|$", body, re.M)]
+
+
+def test_the_table_of_hashes_is_its_records() -> None:
+    record = json.loads((PAGE.parent / "results" / "flower.json").read_text())
+    assert f"commit {record['commit']}" in PAGE.read_text()
+    assert len(record["rows"]) == 9
+    for row in record["rows"]:
+        assert row["hash_threads"] == row["hash_flower"]
+        hashes = " | ".join(f"`{row[name][:12]}`" for name in ("hash_threads", "hash_flower"))
+        assert f"| {row['place']} | {row['method']} | {hashes} | {row['seconds']:.1f} |" in PAGE.read_text()
