@@ -26,7 +26,7 @@ def test_the_tables_of_a_page_are_of_its_records(path: Path) -> None:
 
 
 def test_the_tables_of_a_card_are_of_the_records_that_it_names() -> None:
-    cards = {card: card.read_text() for card in sorted((RESULTS.parent / "methods").glob("*.md"))}
+    cards = {card: card.read_text() for card in SCRIPT.cards()}
     with_tables = [card for card, text in cards.items() if SCRIPT.TABLE.search(text)]
     assert with_tables
     for card in with_tables:

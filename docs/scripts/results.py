@@ -11,7 +11,7 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
 
 and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
 printed), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column from
-`results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE` may stand on a page of `methods/`: it
+`results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE` may stand on `papers.md` and `methods/`: it
 is made of PAGE's records, when PAGE is. Where the page says `<!-- curves: NAME option=value ... -->`, with
 `task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->`
 stands of which commits the records are. New records are held against those before, and what moved is printed;
@@ -162,6 +162,11 @@ def draw(text: str, path: Path) -> None:
         curves(found, **options).savefig(path.parents[1] / "pictures" / f"{name}.png", dpi=150)
 
 
+def cards() -> list[Path]:
+    """The pages whose tables are of other pages' records."""
+    return [DOCS / "results" / "papers.md", *sorted(DOCS.glob("methods/*.md"))]
+
+
 def main() -> None:
     """Take the records of the named studies, then write the page."""
     page, *folders = sys.argv[1:]
@@ -174,7 +179,7 @@ def main() -> None:
     text = filled(path.with_suffix(".md").read_text(), path)
     path.with_suffix(".md").write_text(text)
     draw(text, path)
-    for card in sorted(DOCS.glob("methods/*.md")):
+    for card in cards():
         text = card.read_text()
         if f" from={page} " in text:
             card.write_text(filled(text, path))
