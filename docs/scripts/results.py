@@ -11,8 +11,8 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
 
 and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
 printed), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column from
-`results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE` may stand on `papers.md` and `methods/`: it
-is made of PAGE's records, when PAGE is. Where the page says `<!-- curves: NAME option=value ... -->`, with
+`results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE` stands on `papers.md` or in `methods/`:
+it is made of PAGE's records, when PAGE is. Where the page says `<!-- curves: NAME option=value ... -->`, with
 `task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->`
 stands of which commits the records are. New records are held against those before, and what moved is printed;
 `FOLDER@NAME` is a study of one task with another study's settings, whose task is kept by that name;
