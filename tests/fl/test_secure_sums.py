@@ -578,10 +578,10 @@ def test_a_run_killed_after_its_tests_still_has_the_memories_that_count(
     method, commit = FedAvg(SCAFFOLD(), **FAST), Engine._commit
     whole = play(method, rounds=3)
 
-    def killed(self: Engine, number: int, row: Any) -> None:
+    def killed(self: Engine, number: int, *rest: Any) -> None:
         if number == 2:
             raise Killed
-        commit(self, number, row)
+        commit(self, number, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "_commit", killed)
