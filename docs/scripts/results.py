@@ -164,7 +164,7 @@ def draw(text: str, path: Path) -> None:
 
 def cards() -> list[Path]:
     """The pages whose tables are of other pages' records."""
-    return [DOCS / "results" / "papers.md", *sorted(DOCS.glob("methods/*.md"))]
+    return [*DOCS.glob("results/papers.md"), *sorted(DOCS.glob("methods/*.md"))]
 
 
 def main() -> None:
