@@ -158,7 +158,8 @@ def distribution_matching(
         FloatingPointError: the loss is no longer finite.
 
     On a CPU as many classes as `torch.get_num_threads()` are worked on at once, each on one thread and a copy of the
-    network, so that the result is that of one thread. (A network that cannot be copied takes them in turn.)
+    network, so that the result is that of one thread. (A network that cannot be copied takes them in turn. What goes
+    through it in one piece, because of batch statistics or because it is little, goes on all threads.)
 
     Deviations: the released code of DM seeds its augmentation from the clock; ours derives it. It runs
     `steps + 1` steps; we run `steps`. FedLGD's and DM's averages over absent classes are NaN; ours leave them out.
