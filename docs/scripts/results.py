@@ -9,7 +9,7 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
     rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with their intervals)
 
-and each takes `task=NAME`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
+and each takes `task="S|T"`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
 printed), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column from
 `results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE` stands on `papers.md` or in `methods/`:
 it is made of PAGE's records, when PAGE is. Where the page says `<!-- curves: NAME option=value ... -->`, with
@@ -27,6 +27,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +93,20 @@ KINDS: dict[str, Callable[[Records, Options], Table]] = {
 }
 
 
-def chosen(records: Records, task: str | None, ways: Sequence[str]) -> Records:
-    """The records of a task and of some ways, in the order of these."""
-    unknown = set(ways) - {r.method for r in records} - {method for _, method, _ in records.missing}
+def chosen(records: Records, tasks: Sequence[str], ways: Sequence[str]) -> Records:
+    """The records of some tasks and of some ways, in the order of these; of all where none is named."""
+    known = [{key[part] for key in records.missing} for part in (0, 1)]
+    unknown = set(tasks) - {r.task for r in records} - known[0] | set(ways) - {r.method for r in records} - known[1]
     if unknown:
         raise ValueError(f"no run of {', '.join(sorted(unknown))}")
+    found = [r for r in records if asked_for(r.task, tasks) and asked_for(r.method, ways)]
+    found.sort(key=lambda r: (tasks.index(r.task) if tasks else 0, ways.index(r.method) if ways else 0))
+    return Records(found, [key for key in records.missing if asked_for(key[0], tasks) and asked_for(key[1], ways)])
 
-    def among(key: tuple[str, str]) -> bool:
-        return task in (None, key[0]) and (not ways or key[1] in ways)
 
-    found = [r for r in records if among((r.task, r.method))]
-    ordered = sorted(found, key=lambda r: ways.index(r.method)) if ways else found
-    return Records(ordered, [key for key in records.missing if among(key[:2])])
+def asked_for(name: str, names: Sequence[str]) -> bool:
+    """Whether a name is among those named; if none is, every one."""
+    return not names or name in names
 
 
 def taken(said: str) -> Records:
@@ -120,23 +123,25 @@ def taken(said: str) -> Records:
 
 
 def options_of(said: str) -> tuple[str, dict[str, Any]]:
-    """The name in a mark and its options; `ways` and `hide` are lists."""
+    """The name in a mark and its options; `task`, `ways` and `hide` are lists."""
     name, *words = shlex.split(said)
     options: dict[str, Any] = dict(word.split("=", 1) for word in words)
-    return name, options | {key: options[key].split("|") for key in ("ways", "hide") if key in options}
+    return name, options | {key: options[key].split("|") for key in ("task", "ways", "hide") if key in options}
 
 
 def table(said: str, path: Path) -> Table:
     """The table that a page asks for, of the records in a file, or in the file beside it that it names."""
     kind, options = options_of(said)
     path = path.with_name(f"{options.pop('from', path.stem)}.jsonl")
-    task, ways = options.pop("task", None), options.pop("ways", [])
+    tasks, ways = options.pop("task", []), options.pop("ways", [])
     hide, published = options.pop("hide", []), options.pop("published", "no")
     late = int(options.pop("late", 1))
     if kind == "tuning":
-        made = tuning_table(path, task=task)
+        made = tuning_table(path)
+        kept = [asked_for(row["task"], tasks) and asked_for(row["method"], ways) for row in made.rows]
+        made = replace(made, cells=tuple(compress(made.cells, kept)), rows=list(compress(made.rows, kept)))
     elif kind in KINDS:
-        made = KINDS[kind](chosen(read_records(path), task, ways).late(late), options)
+        made = KINDS[kind](chosen(read_records(path), tasks, ways).late(late), options)
     else:
         raise ValueError(f"a table must be one of tuning, {', '.join(KINDS)}, got {kind!r}")
     if options:
@@ -158,7 +163,7 @@ def draw(text: str, path: Path) -> None:
     """Draw the curves that a page shows."""
     for said in CURVES.findall(text):
         name, options = options_of(said)
-        found = chosen(read_records(path), options.pop("task", None), options.pop("ways", []))
+        found = chosen(read_records(path), options.pop("task", []), options.pop("ways", []))
         curves(found, **options).savefig(path.parents[1] / "pictures" / f"{name}.png", dpi=150)
 
 
