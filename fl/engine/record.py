@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import distillkit
 from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
 from distillkit.plausible import warn, without_warnings
 from distillkit.privacy import Ledger
-from distillkit.provenance import RUN_FORMAT
+from distillkit.provenance import RUN_FORMAT, versions
 from distillkit.recipes import NotMade, NotRecorded, made, named, recipe
 from distillkit.sets import LabeledImages, StoredImages
 from fl.engine.roster import Roster
@@ -200,5 +198,4 @@ def config_of(
     assigned = method.inner.assigned(clients)
     if assigned:
         fixed["assigned"] = tensor_fingerprint([json.dumps(list(assigned))])
-    versions = {"distillkit": distillkit.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    return {**fixed, "rounds": rounds, "versions": versions}
+    return {**fixed, "rounds": rounds, "versions": versions()}
