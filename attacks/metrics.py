@@ -10,6 +10,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ class MissingWeights(FileNotFoundError):
         file, url: as the attributes.
 
     Attributes:
+        net: as given.
         file: where they are looked for.
         url: where they come from.
     """
@@ -43,7 +45,10 @@ class MissingWeights(FileNotFoundError):
             f"    curl --create-dirs -o {file} {url}\n"
             "or call lpips(..., download=True). The folder is torch.hub's: set TORCH_HOME to move it."
         )
-        self.file, self.url = file, url
+        self.net, self.file, self.url = net, file, url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.net, self.file, self.url), vars(self)
 
 
 def psnr(images: Tensor, references: Tensor) -> Tensor:

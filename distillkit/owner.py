@@ -37,6 +37,9 @@ class InUse(RuntimeError):
         super().__init__(message)
         self.pid = pid
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.pid), vars(self)
+
 
 @contextlib.contextmanager
 def owned(lock: Path, what: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:

@@ -6,6 +6,9 @@ charged.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 __all__ = [
     "BatchStatistics",
     "BudgetExhausted",
@@ -35,6 +38,9 @@ class BudgetExhausted(PrivacyError):
     def __init__(self, message: str, *, fits: int) -> None:
         super().__init__(message)
         self.fits = fits
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), fits=self.fits), self.args, vars(self)
 
 
 class NotAccountable(PrivacyError):

@@ -40,6 +40,9 @@ class Lacking(LookupError):
         super().__init__(f"client {client} lacks the body of a kept entry")
         self.client = client
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.client,), vars(self)
+
 
 @dataclass(frozen=True)
 class Job:

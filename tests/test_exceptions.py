@@ -1,0 +1,55 @@
+"""Whatever we raise in another process arrives as it was raised: its type, its words and its facts."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pkgutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import attacks
+import distillkit
+import fl
+from attacks.metrics import MissingWeights
+from distillkit.owner import InUse
+from distillkit.privacy import BudgetExhausted
+from fl.engine.wire import Lacking
+
+OWN: dict[type[BaseException], Callable[[], BaseException]] = {
+    MissingWeights: lambda: MissingWeights("alex", Path("hub") / "alex.pth", "https://example.org/alex.pth"),
+    InUse: lambda: InUse("runs/a is another's", 7),
+    BudgetExhausted: lambda: BudgetExhausted("too much", fits=3),
+    Lacking: lambda: Lacking(5),
+}
+"""One of each class that is not made of a message alone."""
+
+
+def raised() -> Iterator[type[BaseException]]:
+    """Every class of exceptions that our packages define."""
+    for package in (distillkit, attacks, fl):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            for found in vars(importlib.import_module(module.name)).values():
+                if isinstance(found, type) and issubclass(found, BaseException) and found.__module__ == module.name:
+                    yield found
+
+
+CLASSES = sorted(set(raised()), key=lambda kind: kind.__qualname__)
+
+
+def test_the_packages_are_walked() -> None:
+    assert set(OWN) < set(CLASSES)
+    assert set(OWN) == {kind for kind in CLASSES if "__init__" in vars(kind)}
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__qualname__)
+def test_an_exception_survives_the_way_to_another_process(kind: type[BaseException]) -> None:
+    error = OWN.get(kind, lambda: kind("the message"))()
+    error.add_note("in a worker")
+    found = pickle.loads(pickle.dumps(error))
+    assert type(found) is kind
+    assert str(found) == str(error)
+    assert found.args == error.args
+    assert vars(found) == vars(error)
