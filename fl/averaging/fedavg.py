@@ -52,7 +52,7 @@ class FedAvg(Entries, Method):
             McMahan et al.: with ten clients, Dirichlet(0.1), one local epoch and five rounds 0.01 ends at 68 % and 0.1
             at 86 % on digits, at 54 and 66 % on 3,000 images of FashionMNIST (ConvNets, means of two seeds). For Adam
             0.001, its authors'.
-        momentum: of the clients' SGD, in [0, 1).
+        momentum: of the clients' SGD, in [0, 1); 0 with Adam.
         weight_decay: of the clients' optimiser: lambda w is added to the gradient.
         optimizer: the clients' optimiser, "sgd" or "adam".
         optimizer_state: the optimiser's momentum begins anew in each "round", or stays with the "client" from one

@@ -75,6 +75,11 @@ class Settings:
         check.one_of(self.optimizer_state, "optimizer_state", ("round", "client"))
         if self.optimizer_state == "client" and self.optimizer == "sgd" and not self.momentum:
             raise ValueError("optimizer_state='client' keeps momentum, but momentum is 0: give one, or leave it out")
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError(
+                f"momentum is SGD's, and Adam has averages of its own: with optimizer='adam' give momentum=0, "
+                f"got momentum={self.momentum:g}"
+            )
         check.positive_int(self.batch, "batch")
         if self.augment is not None:
             check.callable_with(self.augment, "augment", ["images", "generator"], "`distillkit.augment.DSA()`, say")

@@ -53,7 +53,8 @@ def assert_lawful(
     held = clients or federation()
 
     def play(addons: list[AddOn], rounds: int = 4, **how: Any) -> Run:
-        method = FedAvg(*addons, **{"factory": network, "lr": 0.05, "momentum": 0.9, "batch": 6, **options})
+        momentum = 0.9 if options.get("optimizer") != "adam" else 0.0
+        method = FedAvg(*addons, **{"factory": network, "lr": 0.05, "momentum": momentum, "batch": 6, **options})
         return simulate(method, held, rounds=rounds, participation=min(3, len(held)), seed=5, progress=False, **how)
 
     whole = play(make())

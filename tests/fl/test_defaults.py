@@ -31,6 +31,18 @@ def test_the_default_rate_is_the_optimisers(optimizer: Any, lr: float) -> None:
     assert FedAvg(factory=Tiny, optimizer=optimizer, lr=0.5).settings.lr == 0.5
 
 
+def test_a_momentum_that_adam_would_not_have_is_refused() -> None:
+    FedAvg(factory=Tiny, optimizer="adam", momentum=0.0)
+    with pytest.raises(ValueError, match=r"with optimizer='adam' give momentum=0, got momentum=0\.9"):
+        FedAvg(factory=Tiny, optimizer="adam", momentum=0.9)
+    picture = torch.rand(1, 8, 8, generator=derive(0))
+    with pytest.raises(ValueError, match=r"got momentum=0\.9"):  # its default is Adam
+        SingleImage(picture, factory=Tiny, momentum=0.9)
+    with pytest.raises(ValueError, match=r"got momentum=0\.5"):  # its default is a momentum
+        FedRep(factory=Tiny, optimizer="adam")
+    assert FedRep(factory=Tiny, optimizer="adam", momentum=0.0).settings.optimizer == "adam"
+
+
 def test_compositions_keep_their_papers_values_and_give_way_to_the_users() -> None:
     """FedLGD, section 5.1; FedRep's utils/options.py, lines 15 to 18; single image, section 4.1."""
     picture = torch.rand(1, 8, 8, generator=derive(0))
