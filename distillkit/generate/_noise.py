@@ -56,12 +56,12 @@ def as_noise_set(
     """Raw images [K * n, C, H, W], class by class, as a set of pixels in [0, 1] in a normalisation.
 
     Each channel is mapped to [0, 1] by its extremes over the whole set, or all are clamped. Without a `normalization`
-    it is measured on these pixels.
+    it is measured on these pixels, which are public: they come from a generator, and of nobody's images.
     """
     if not check.switch(clamp, "clamp"):
         low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)
         raw = (raw - low) / torch.where(high > low, high - low, 1)
     pixels = raw.clamp(0, 1)
     labels = torch.arange(num_classes, device=raw.device).repeat_interleave(len(raw) // num_classes)
-    normalization = Normalization.of(pixels) if normalization is None else normalization
+    normalization = Normalization.of(pixels, public=True) if normalization is None else normalization
     return LabeledImages.from_pixels(pixels, labels, num_classes=num_classes, normalization=normalization, info=info)

@@ -17,6 +17,7 @@ from distillkit.generate.noise import stylegan_noise, upsampled_gaussian
 from distillkit.generate.stylegan2 import StyleGAN2, pyramid
 from distillkit.networks import build
 from distillkit.normalization import Normalization
+from distillkit.privacy.guards import refuse_measured
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
@@ -139,6 +140,12 @@ def test_a_noise_set_is_scaled_and_standardised(
     assert torch.allclose(made.images.std((0, 2, 3), correction=0), torch.ones(channels), atol=1e-4)
     assert made.info["mean_std"] >= 0
     assert len({tuple(x.flatten().tolist()) for x in made.images}) == 12
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_noise_is_public_and_so_is_what_is_measured_on_it(name: str) -> None:
+    """What a guarantee takes for public (docs/privacy_guide.md, 3): no record had a part in it."""
+    refuse_measured(MAKERS[name](2, 3, 8).normalization)
 
 
 @pytest.mark.parametrize("name", MAKERS)
