@@ -106,7 +106,8 @@ def _check_like(key: str, got: Value, like: Like, held: Mapping[str, Value]) -> 
     elif isinstance(want, dict) and isinstance(got, dict):
         missing, extra = sorted(set(want) - set(got)), sorted(n[:80] for n in set(got) - set(want))
         if missing or extra:
-            raise BadReply(f"{key} lacks {missing[:3]} and has unknown {extra[:3]}")
+            wrong = {"lacks": missing[:3], "has unknown": extra[:3]}
+            raise BadReply(f"{key} {' and '.join(f'{what} {names}' for what, names in wrong.items() if names)}")
         for name, tensor in got.items():
             _check_tensor(f"{key}[{name}]", tensor, want[name], like.rows)
     elif isinstance(want, LabeledImages) and isinstance(got, LabeledImages):

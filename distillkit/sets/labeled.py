@@ -260,32 +260,35 @@ class LabeledImages:
         columns = {name: column.to(device) for name, column in self.columns.items()}
         return self.replace(images=self.images.to(device, dtype), labels=labels, columns=columns)
 
-    def require_same_space(self, other: LabeledImages) -> None:
+    def require_same_space(self, other: LabeledImages, *, names: tuple[str, str] | None = None) -> None:
         """Refuse two sets that must not be mixed.
 
         Whatever trains on one and tests on the other, or joins them, calls it first.
 
         Args:
             other: the set that is to go with this one.
+            names: what the caller's user calls this one and the other, for the message.
 
         Raises:
             ValueError: `other` has another normalisation, image shape or class count; the message says how to convert
                 it.
         """
+        a, b = names or ("a", "b")
+        both = f"{a} and {b}" if names else "the sets"
         if self.normalization != other.normalization:
             raise ValueError(
-                f"the sets have different normalizations: {self.normalization} and {other.normalization}; "
-                "convert one with `b.renormalized(a.normalization)`"
+                f"{both} have different normalizations: {self.normalization} and {other.normalization}; "
+                f"convert one with `{b}.renormalized({a}.normalization)`"
             )
         if self.shape != other.shape:
             raise ValueError(
-                f"the sets have images of different shapes: {self.shape} and {other.shape}; resize the pixels of one "
+                f"{both} have images of different shapes: {self.shape} and {other.shape}; resize the pixels of one "
                 "and build it again with `LabeledImages.from_pixels`"
             )
         if self.num_classes != other.num_classes:
             raise ValueError(
-                f"the sets have different class counts: {self.num_classes} and {other.num_classes}; if the classes are "
-                "the same ones, say so with `b.replace(num_classes=a.num_classes)`"
+                f"{both} have different class counts: {self.num_classes} and {other.num_classes}; if the classes are "
+                f"the same ones, say so with `{b}.replace(num_classes={a}.num_classes)`"
             )
 
     @staticmethod

@@ -129,7 +129,8 @@ def require_whole(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensor
         raise TypeError(f"{said}, got {type(got).__name__}")
     missing, unknown = sorted(set(mean) - set(got)), sorted(map(str, set(got) - set(mean)))
     if missing or unknown:
-        raise ValueError(f"{said}; it lacks {missing[:3]} and has unknown {unknown[:3]}")
+        wrong = {"lacks": missing[:3], "has unknown": unknown[:3]}
+        raise ValueError(f"{said}; it {' and '.join(f'{what} {names}' for what, names in wrong.items() if names)}")
     for name, tensor in got.items():
         if not isinstance(tensor, Tensor) or tensor.shape != mean[name].shape:
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__

@@ -201,9 +201,9 @@ def test_means_and_spreads() -> None:
 def test_bad_arguments_are_named() -> None:
     data = stripes(8)
     other = data.replace(normalization=Normalization((0.5,), (0.5,)))
-    for sets in ((data, other, None), (data, data, other)):
-        with pytest.raises(ValueError, match=r"convert one with `b\.renormalized"):
-            evaluate(sets[0], sets[1], convnet, real=sets[2])
+    for name, test, real in (("test", other, None), ("real", data, other)):
+        with pytest.raises(ValueError, match=rf"data and {name} .* with `{name}\.renormalized\(data\.normalization\)`"):
+            evaluate(data, test, convnet, real=real)
     with pytest.raises(ValueError, match="draws must be at least 1"):
         evaluate(data, data, convnet, draws=0)
     with pytest.raises(ValueError, match="at least one architecture"):
