@@ -1,0 +1,49 @@
+"""How much of each package the tests run: `python tests/covered.py coverage.json`, as `make coverage` does.
+
+A line a package and a line for each file of which less than 90 % of the branches is taken. Ends with 1 if a package has
+less than 95 %, of its branches or of its statements.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("distillkit", "fl", "attacks")
+FLOOR, LOW = 95.0, 90.0
+"""Percent: of a package, and of a file that is named."""
+
+
+def share(totals: list[Mapping[str, int]], kind: str) -> float:
+    """Percent of the branches ("branches") or statements ("lines") of files that were run; 100 where there are none."""
+    whole = "num_statements" if kind == "lines" else "num_branches"
+    count = sum(one[whole] for one in totals)
+    return 100 * sum(one[f"covered_{kind}"] for one in totals) / count if count else 100.0
+
+
+def told(files: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
+    """Lines to print, each with whether it is what was asked for.
+
+    Args:
+        files: coverage.py's, by path.
+    """
+    for package in PACKAGES:
+        own = {path: file["summary"] for path, file in files.items() if Path(path).parts[0] == package}
+        if not own:
+            raise ValueError(f"nothing of {package} was measured: run from the repository's root")
+        lines, branches = (share(list(own.values()), kind) for kind in ("lines", "branches"))
+        words = f"{package}: {branches:.1f} % of the branches, {lines:.1f} % of the statements, {len(own)} files"
+        yield words, min(lines, branches) >= FLOOR
+        for path, summary in sorted(own.items(), key=lambda file: share([file[1]], "branches")):
+            if (part := share([summary], "branches")) < LOW:
+                missed = summary["num_branches"] - summary["covered_branches"]
+                yield f"  {path}: {part:.0f} %, {missed} not taken", True
+
+
+if __name__ == "__main__":
+    report = list(told(json.loads(Path(sys.argv[1]).read_text())["files"]))
+    print("\n".join(line for line, _ in report))
+    sys.exit(0 if all(good for _, good in report) else f"a package is below {FLOOR:.0f} %")

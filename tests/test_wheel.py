@@ -1,0 +1,91 @@
+"""The wheel brings what is used and nothing else, and what it holds works alone."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+MODULES = {"scikit-learn": "sklearn", "pillow": "PIL", "dp-accounting": "dp_accounting", "mkdocs-material": "material"}
+"""What a distribution is imported as, where that is not its name."""
+OF_MKDOCS = {"markdown", "pygments"}
+"""What mkdocs and mkdocs-material are made of and bring: a hook works on their objects."""
+
+
+def brought(requirements: list[str]) -> set[str]:
+    """The modules of requirements, each of which has a lower bound and no other."""
+    plain = [re.fullmatch(r"([\w-]+)>=[\d.]+", one) for one in requirements]
+    assert None not in plain, requirements
+    names = [found[1] for found in plain if found]
+    return {MODULES.get(name, name) for name in names}
+
+
+@cache
+def imported(*files: Path) -> frozenset[str]:
+    """The first names of what files import, wherever it stands in them, but Python's own and the repository's."""
+    found = set()
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(str(node.module).partition(".")[0])
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "find_spec")):
+                found |= set(re.findall(r"\bf?'([a-z_]+)", ast.unparse(node.args[0])))
+    return frozenset(found - sys.stdlib_module_names - {*PACKAGES, "examples"})
+
+
+def sources(*folders: str) -> tuple[Path, ...]:
+    return tuple(path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
+
+
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+"""By name. `docs` is for a checkout: the packages import nothing of it; `dev` is all that tests need."""
+
+
+def test_what_is_imported_is_required_and_what_is_required_is_imported() -> None:
+    needed = brought(PROJECT["project"]["dependencies"])
+    optional = brought([*EXTRAS["flower"], *EXTRAS["pld"], *EXTRAS["secure"]])
+    used = imported(*sources(*PACKAGES))
+    assert {"torch", "sklearn", "PIL", "flwr"} <= used
+    assert used - needed - optional == set()
+    assert needed - used == set()
+    assert optional - used == set()
+    assert not needed & optional
+
+
+def test_what_the_site_is_made_of_is_its_extra() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    hooks = [ROOT / name for name in re.findall(r"docs/scripts/\w+\.py", settings)]
+    needed, used = brought(EXTRAS["docs"]), imported(*hooks)
+    assert len(hooks) >= 4
+    own = {path.stem for path in sources("docs/scripts")} | {"tests"}
+    assert used - needed - brought(PROJECT["project"]["dependencies"]) - OF_MKDOCS - own == set()
+    assert needed - used - {re.search(r"theme:\n  name: (\w+)", settings)[1]} == set()  # type: ignore[index]
+
+
+def test_tests_have_every_extra_but_flowers_own() -> None:
+    assert EXTRAS["dev"][0] == "distillkit[docs,pld,secure]"  # Flower has an environment of its own: make test-flower
+    assert set(EXTRAS) == {"flower", "pld", "secure", "docs", "dev"}
+
+
+def test_what_the_wheel_holds_works_alone(tmp_path: Path) -> None:
+    """The wheel holds the packages' folders as they are; here they stand away from the repository."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / "alone" / package, ignore=shutil.ignore_patterns("__pycache__"))
+    own = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}  # these are copies
+    environment = {**own, "PYTHONPATH": str(tmp_path / "alone"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", str(ROOT / "tests" / "smoke.py"), "alone"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"^\d{3,} public names are there$", ran.stdout, re.MULTILINE)
+    assert "and a set, a federated run, a budget and an attack were made" in ran.stdout
