@@ -17,7 +17,7 @@ from distillkit.data.layout import SUFFIXES
 from distillkit.rng import derive
 from distillkit.study import Task
 
-__all__ = ["own_task", "refuse_data", "require_data", "root_or_pictures", "some_images"]
+__all__ = ["own_task", "refuse_data", "refuse_unread", "require_data", "root_or_pictures", "some_images"]
 
 WHERE = """\
 --data (or DISTILLKIT_DATA) names the folder in which the datasets lie: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M,
@@ -64,6 +64,25 @@ def refuse_data(parser: argparse.ArgumentParser, o: argparse.Namespace) -> None:
     """
     if o.data is not None:
         parser.error(f"--data {o.data} would not be read: these digits come with scikit-learn; leave it out")
+
+
+def refuse_unread(
+    parser: argparse.ArgumentParser, words: Sequence[str] | None, why: str, *options: str, unless: object = False
+) -> None:
+    """End a script that was given an option which it would not read beside the others.
+
+    Args:
+        parser, words: the script's, and what it parses.
+        why: beside what, as "without --dp".
+        options: those that are not read then, as "--epsilon".
+        unless: whether they are read all the same.
+    """
+    nothing: dict[str, list[Any]] = {option: [] for option in options}
+    marked = {option[2:].replace("-", "_"): mark for option, mark in nothing.items()}
+    found = vars(parser.parse_args(words, argparse.Namespace(**marked)))
+    given = [option for option, mark in nothing.items() if found[option[2:].replace("-", "_")] is not mark]
+    if given and not unless:
+        parser.error(f"{given[0]} would not be read {why}: leave it out")
 
 
 def require_data(tasks: Iterable[Task]) -> None:

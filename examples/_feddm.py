@@ -10,8 +10,9 @@ from fl import AddOn, FedAvg, FedDM, Method, Real
 from fl.addons import SCAFFOLD, FedNova, FedProx
 from fl.study import Federated
 
-__all__ = ["PAPER", "PRESETS", "SOURCE", "claimed", "further"]
+__all__ = ["COSTS", "PAPER", "PRESETS", "SOURCE", "claimed", "further"]
 
+COSTS = ("bytes_up", "bytes_down", "client_seconds", "seconds")
 TRIES = {"FedAvg": grid(epochs=[5, 1], lr=[0.1, 0.03]), "FedDM": grid(server_lr=[0.01, 0.03], rho=[5.0, 20.0])}
 PAPER_TRIES = {  # within the paper's grid; what it chose for weight averaging is not in its text
     "FedAvg": [*grid(epochs=[10, 5], lr=[0.1]), {"epochs": 10, "lr": 0.01}, {"epochs": 20, "lr": 0.1}],

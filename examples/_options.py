@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from _data import require_data, root_or_pictures
+from _data import refuse_unread, require_data, root_or_pictures
 from distillkit.files import write_atomically
 from distillkit.study import Record, Records, Study, curves, pictures, spark, tuning_table
 
@@ -66,14 +66,14 @@ def command_line(
     if pictures:
         add("--size", type=number(8), default=32, help="height and width that your own pictures are resized to")
     add("--estimate", action="store_true", help="only say what it will take: seconds, bytes, memory")
-    parser.set_defaults(default_out=out, pictures=[])
+    parser.set_defaults(default_out=out, pictures=[] if pictures else None)
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
     """What the words say (default: those of the command line), with the folder and the device that they mean.
 
-    `data` is the root of the datasets by name, or None; `pictures` lists the user's own folders and files.
+    `data` is the root of the datasets by name, or None; `pictures` lists the user's own folders and files, if it may.
     """
     found = parser.parse_args(words)
     if isinstance(found.data, list):
@@ -81,6 +81,7 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) 
             found.data, found.pictures = root_or_pictures(found.data)
         except FileNotFoundError as error:
             parser.error(f"argument --data: {error}")
+    refuse_unread(parser, words, "without pictures of your own in --data", *["--size"] * (found.pictures == []))
     found.out = found.out or Path(f"{found.default_out}-{found.preset}")
     del found.default_out
     if found.device == "auto":
@@ -112,10 +113,7 @@ def run_study(
         also: runs of another study that tables and curves show too.
 
     Returns:
-        The records of the study; none after an estimate.
-
-    Raises:
-        SystemExit: a data set cannot be read; or what was asked for is an estimate.
+        The records of the study; none after an estimate. Data that cannot be read end the script.
     """
     require_data([*study.plan.tasks.values(), *study.plan.tuned_tasks.values()])
     if arguments.estimate:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from _data import refuse_unread
 from _options import command_line, number, parsed, run_study
 from distillkit import LabeledImages, data, plot
 from distillkit.augment import DIGITS, DSA, NATURAL
@@ -34,18 +35,12 @@ TRIES: dict[str, list[dict[str, Any]]] = {
 """Of the preset `cpu`: `lr` is on the pixels (published: 1 for DM, 0.1 for DC and DSA), `epochs` the embedding's."""
 PUBLISHED = {"dm": {"lr": 1.0}, "dc": {"lr": 0.1}, "dsa": {"lr": 0.1}}
 PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "dataset": "digits", "ipc": 1, "steps": 2, "iterations": 1, "loops": (2, 1), "batch_real": 8, "epochs": 2,
-        "nets": 2, "embedding_images": 100, "embedding_epochs": 1, "width": 8, "depth": 2,
-    },
-    "cpu": {
-        "dataset": "fashionmnist", "ipc": 10, "steps": 400, "iterations": 3, "loops": (10, 2), "batch_real": 64,
-        "init": "real", "epochs": 75, "batch": 25, "nets": 3, "embedding_images": 5000, "embedding_epochs": 4,
-    },
-    "paper": {
-        "dataset": "fashionmnist", "ipc": 10, "steps": 20_000, "iterations": 1000, "batch_real": 256, "epochs": 1000,
-        "nets": 20, "seeds": [*range(5)], "embedding_images": None, "embedding_epochs": 20,
-    },
+    "smoke": {"dataset": "digits", "ipc": 1, "steps": 2, "iterations": 1, "loops": (2, 1), "batch_real": 8, "epochs": 2,
+        "nets": 2, "embedding_images": 100, "embedding_epochs": 1, "width": 8, "depth": 2},
+    "cpu": {"dataset": "fashionmnist", "ipc": 10, "steps": 400, "iterations": 3, "loops": (10, 2), "batch_real": 64,
+        "init": "real", "epochs": 75, "batch": 25, "nets": 3, "embedding_images": 5000, "embedding_epochs": 4},
+    "paper": {"dataset": "fashionmnist", "ipc": 10, "steps": 20_000, "iterations": 1000, "batch_real": 256,
+        "epochs": 1000, "nets": 20, "seeds": [*range(5)], "embedding_images": None, "embedding_epochs": 20},
 }  # fmt: skip
 WHOLE = {
     "ipc": "images per class", "steps": "DM: optimisation steps", "iterations": "DC and DSA: networks drawn",
@@ -75,8 +70,12 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     reader = partial(data.load_folder if path.is_dir() else data.load_npz, path.resolve())
     named = partial(data.load, found.dataset, root=found.data)
     found.read = partial(reader if path.exists() else named, size=found.size, channels=found.channels)
-    if found.data and found.dataset == "digits":
-        parser.error("--data would not be read: digits come with scikit-learn; your own pictures are --dataset FOLDER")
+    unread = partial(refuse_unread, parser, words)
+    unread(f"with --dataset {found.dataset}", "--data", unless=found.dataset != "digits" and not path.exists())
+    unread("with a --network that is no convnet", "--width", "--depth", unless=found.network == "convnet")
+    unread("without dm in --methods", "--steps", unless="dm" in found.methods)
+    unread("without dc or dsa in --methods", "--iterations", "--loops", unless={"dc", "dsa"} & {*found.methods})
+    unread("without dm, dc or dsa in --methods", "--batch-real", unless={"dm", "dc", "dsa"} & {*found.methods})
     try:
         found.read()
     except (ValueError, FileNotFoundError) as error:

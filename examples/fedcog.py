@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from _data import own_task, some_images
+from _data import own_task, refuse_unread, some_images
 from _fedcog import BASES, PAPER, SOURCE, SPACES, ablations, pair
 from _options import command_line, number, parsed, run_study
 from _paper import ablation_curves, beside
@@ -95,6 +95,7 @@ def main(words: list[str] | None = None) -> None:
     add("--rounds", type=number(1), default=None, help="of a run, FedCOG's first among them; default: the preset's")
     add("--steps", type=number(1), default=None, help="of each phase; default: the preset's")
     o = parsed(parser, words)
+    refuse_unread(parser, words, "with pictures of your own in --data", "--datasets", unless=not o.pictures)
     p = PRESETS[o.preset] | ({"rounds": o.rounds} if o.rounds else {})
     p |= {"start": min(p["start"], p["rounds"])} | ({"steps": o.steps, "generation": o.steps} if o.steps else {})
     compared, seeds = tasks(o, p["rounds"]), o.seeds or ([0] if o.preset == "smoke" else [0, 1, 2])

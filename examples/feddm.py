@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from _data import own_task, require_data
-from _feddm import PAPER, PRESETS, SOURCE, claimed, further
+from _data import own_task, refuse_unread, require_data
+from _feddm import COSTS, PAPER, PRESETS, SOURCE, claimed, further
 from _feddm_private import CLIENTS, CLOSING, DATASETS, DELTA, TITLES, private_study
 from _options import command_line, number, parsed, run_study
 from _paper import beside, chosen, sets_sent
@@ -34,7 +34,6 @@ from fl import FedDM
 
 __all__ = ["CLIENTS", "DELTA", "TITLES"]
 
-COSTS = ("bytes_up", "bytes_down", "client_seconds", "seconds")
 CLAIM = """\
 The claim: with clients of few classes (Dirichlet 0.01) and in as many rounds FedDM ends more accurate than FedAvg. It
 shows if the whole interval of the paired difference over seeds, last round, test images, is above 0. Both take as many
@@ -82,17 +81,19 @@ def arguments(words: list[str] | None) -> Any:
     add("--steps", type=number(1), help="at most so many in each phase, and epochs on the server, to try a preset")
     add("--dp", nargs="+", choices=["none", *TITLES], help="instead: how FedDM's clients are private")
     add("--epsilon", type=float, nargs="+", default=[8.0], help="with --dp: of the whole run, for every private row")
-    preset = PRESETS[parser.parse_known_args(words)[0].preset]
     o = parsed(parser, words)
+    refuse_unread(parser, words, "without --dp", "--epsilon", unless=o.dp)
     if o.dp:
+        refuse_unread(parser, words, "with --dp", "--only", "--tries", "--rounds", "--steps")
         [name, *more], [how, *others] = o.dataset or ["digits"], o.split or ["dirichlet"]
         if o.pictures or more or others or name not in DATASETS or how not in ("dirichlet", "iid"):
             got = f"{' and '.join([name, *more])} by {' and '.join([how, *others])}"
             parser.error(f"--dp is for {', '.join(DATASETS)} by dirichlet or iid, one of each, got {got}")
         o.dataset, o.split = name, how
         return o
+    refuse_unread(parser, words, "with these pictures in --data", *["--dataset", "--split"][: len(o.pictures)])
     o.few, o.steps = o.steps, None
-    for name, value in {"seeds": [0, 1, 2], **preset}.items():
+    for name, value in {"seeds": [0, 1, 2], **PRESETS[o.preset]}.items():
         setattr(o, name, value if getattr(o, name, None) is None else getattr(o, name))
     return o
 
@@ -123,8 +124,7 @@ def main(words: list[str] | None = None) -> None:
         return
     ways, drawn = claimed(o), dict[str, Any]({"by": ("round", "bytes", "client_seconds"), "ends": False})
     every = {name: tasks_of(o, name) for name in (["own"] if o.pictures else o.dataset)}
-    for tasks in every.values():
-        require_data(tasks)
+    require_data(task for tasks in every.values() for task in tasks)
     for name, tasks in every.items():
         study = Study(o.out / name, tasks[0], ways, seeds=o.seeds)
         found = run_study(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from _data import own_task
+from _data import own_task, refuse_unread
 from _fedlgd import AVERAGES, DOMAINS, digits, domain_table, draw
 from _options import command_line, number, parsed, run_study
 from _paper import beside
@@ -127,6 +127,7 @@ def main(words: list[str] | None = None) -> None:
     add("--steps", type=number(1), help="at most so many in each condensation, refinement and matching")
     add("--no-ablations", action="store_true", help="only the ways of Table 1")
     o = parsed(parser, words)
+    refuse_unread(parser, words, "with pictures of your own in --data", "--domains", unless=not o.pictures)
     for name, value in PRESETS[o.preset].items():
         most = o.steps if name in ("condense", "refine", "match") else None
         setattr(o, name, getattr(o, name, None) or (min(value, most) if most else value))

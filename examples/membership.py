@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from _data import refuse_data
+from _data import refuse_data, refuse_unread
 from _membership import Line, lines_of
 from _membership_tables import TABLES, table
 from _options import command_line, number, parsed
@@ -87,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> None:
     [seed], o.shadows = o.seeds or [0], o.shadows or SHADOWS[o.preset]
     if o.shadows % 2:
         parser.error(f"--shadows must be even, as they come in pairs of complements, got {o.shadows}")
+    refuse_unread(parser, words, f"with --rows {TRANSCRIPT} alone", "--shadows", unless={*o.rows} - {TRANSCRIPT})
     torch.set_num_threads(1)
     if o.estimate:
         each = {row: cost(o.out / row, row, o.preset, o.shadows, seed) for row in o.rows if row != TRANSCRIPT}

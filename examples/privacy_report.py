@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from _data import refuse_data
+from _data import refuse_data, refuse_unread
 from _options import command_line, number, parsed
 from attacks import Report, report
 from attacks.membership import Pipeline, model_scorer
@@ -113,9 +113,8 @@ def reported(folder: Path, options: Any) -> Report:
 
 def main(words: Sequence[str] | None = None) -> list[Report]:
     """Make what the options ask for."""
-    parser = command_line(
-        (__doc__ or "").splitlines()[0], out="runs/privacy_report", presets=tuple(PRESETS), workers="shadows at a time"
-    )
+    about = (__doc__ or "").splitlines()[0]
+    parser = command_line(about, out="runs/privacy_report", presets=tuple(PRESETS), workers="shadows at a time")
     add = parser.add_argument
     add("--run", type=Path, default=None, help="a study's run, kept with transcript=True; default: make one")
     add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="of the run made here")
@@ -125,8 +124,9 @@ def main(words: Sequence[str] | None = None) -> list[Report]:
     add("--shadows", type=number(0), default=None, help="repetitions on halves of the records; default: the preset's")
     options = parsed(parser, words)
     refuse_data(parser, options)
-    if options.run and options.estimate:
-        parser.error("--estimate is of a run that is made here: leave --run out")
+    unread = ("--method", "--init", "--rounds", "--steps", "--seeds", "--out", "--device", "--estimate")
+    refuse_unread(parser, words, "with --run", *unread, unless=not options.run)
+    refuse_unread(parser, words, f"with --method {options.method}", "--init", unless=options.method == "FedDM")
     for name, value in PRESETS[options.preset].items():
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
     if options.shadows % 2 or 0 < options.shadows < 8:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from _data import refuse_unread
 from _options import command_line, parsed, run_study
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DIGITS, DSA, NATURAL
@@ -127,6 +128,10 @@ def main(words: list[str] | None = None) -> None:
     parser.set_defaults(ipc=10, nets=None, epochs=None, records=None, small={})
     parser.set_defaults(**PRESETS[parser.parse_known_args(words)[0].preset])
     o = parsed(parser, words)
+    refuse_unread(parser, words, "without class_means", "--epsilons", unless={"class_means", "larger"} & {*o.methods})
+    absent = {"quick", "image_sgd", "dm"} if o.dataset.endswith("28") else {"larger"}
+    if o.methods is not METHODS and absent & {*o.methods}:
+        parser.error(f"--methods {' and '.join(sorted(absent & {*o.methods}))} are not for --dataset {o.dataset}")
     network: Any = partial(ConvNet, (1, 16, 16), width=32, depth=2)
     size, space = 16, (0.1307, 0.3081)
     if o.dataset.endswith("28"):

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _data import own_task, some_images
+from _data import own_task, refuse_unread, some_images
 from _options import command_line, number, parsed, run_study
 from _paper import ablation_curves, beside
 from _single_image import CHOSEN, NOTHING, PAPER, SOURCE, SPACES, ablations, headline, photograph
@@ -97,6 +97,7 @@ def main(words: list[str] | None = None) -> None:
     add("--rounds", type=number(1), default=None, help="of a run; default: the preset's")
     add("--steps", type=number(1), default=None, help="of distillation, with one epoch; default: the preset's")
     o = parsed(parser, words)
+    refuse_unread(parser, words, "with a client a folder in --data", "--alpha", unless=len(o.pictures) < 2)
     p = PRESETS[o.preset] | {"alpha": o.alpha, "augment": o.preset == "paper"}
     p |= ({"rounds": o.rounds} if o.rounds else {}) | ({"steps": o.steps, "epochs": 1} if o.steps else {})
     image = photograph(o.image, 1 if o.preset == "smoke" and not o.pictures else 3)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _data import own_task
+from _data import own_task, refuse_unread
 from _options import command_line, number, parsed, run_study
 from _paper import ablation_curves, beside, sets_sent
 from _vhl import BASES, PAPER, SOURCE, TRIES, images, ways
@@ -72,6 +72,8 @@ def main(words: list[str] | None = None) -> None:
     add("--participation", type=float, default=0.5, help="of the clients, in a round")
     add("--network", choices=NETWORK_NAMES, help="default: the preset's")
     o = parsed(parser, words)
+    refuse_unread(parser, words, "with pictures of your own in --data", "--dataset", unless=not o.pictures)
+    refuse_unread(parser, words, "with --pair", "--no-ablations", unless=not o.pair)
     if o.network:
         o.shape, o.layers = {"norm": "group"}, []
     o.settled = {}

@@ -12,6 +12,7 @@ from distillkit.data import load, partition
 from distillkit.study import Study, Task, summary_table
 from fl import FedAvg
 from fl.study import Federated
+from tests.examples.pictures import folder
 from tests.scripts import ROOT, load_script
 
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("[!_]*.py"))
@@ -97,3 +98,50 @@ def test_a_claim_stands_before_the_runs_and_below_the_table_and_an_estimate_runs
     said = play()
     assert said.index("FedAvg learns.") < said.index("digits, seed 0, FedAvg") < said.index("| task")
     assert (tmp_path / "out" / "table.md").read_text().endswith("FedAvg learns.\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("feddm", "--epsilon 8", "--epsilon would not be read without --dp"),
+        *(("feddm", f"--dp none {option}", f"{option.split()[0]} would not be read with --dp")
+          for option in ("--only claim", "--tries 2", "--rounds 3", "--steps 1")),
+        ("feddm", "--data PICTURES --dataset digits", "--dataset would not be read with these pictures in --data"),
+        ("feddm", "--data PICTURES PICTURES --split iid", "--split would not be read with these pictures in --data"),
+        ("fedcog", "--data PICTURES --datasets cifar10", "--datasets would not be read with pictures of your own"),
+        ("fedlgd", "--data PICTURES --domains mnist", "--domains would not be read with pictures of your own"),
+        ("vhl", "--data PICTURES --dataset svhn", "--dataset would not be read with pictures of your own in --data"),
+        ("vhl", "--pair --no-ablations", "--no-ablations would not be read with --pair"),
+        ("single_image", "--data PICTURES PICTURES --alpha 1", "--alpha would not be read with a client a folder"),
+        *((name, "--size 16", "--size would not be read without pictures of your own in --data")
+          for name in ("feddm", "fedcog", "fedlgd", "vhl", "single_image")),
+        ("membership", "--rows transcript --shadows 8", "--shadows would not be read with --rows transcript alone"),
+        *(("privacy_report", f"--run there {option}", f"{option.split()[0]} would not be read with --run")
+          for option in ("--method FedDM", "--init real", "--rounds 1", "--steps 1", "--seeds 0", "--out o")),
+        ("privacy_report", "--method FedAvg --init real", "--init would not be read with --method FedAvg"),
+        ("private_sets", "--methods random --epsilons 8", "--epsilons would not be read without class_means"),
+        ("private_sets", "--methods class_means larger", "--methods larger are not for --dataset digits"),
+        ("condense", "--network mlp --width 8", "--width would not be read with a --network that is no convnet"),
+        ("condense", "--methods random dsa --steps 3", "--steps would not be read without dm in --methods"),
+        ("condense", "--methods dm --loops 1 1", "--loops would not be read without dc or dsa in --methods"),
+        ("condense", "--methods herding --batch-real 8", "--batch-real would not be read without dm, dc or dsa"),
+        ("condense", "--dataset PICTURES --data .", "--data would not be read with --dataset "),
+    ],
+    ids=lambda value: value,
+)  # fmt: skip
+def test_what_would_not_be_read_beside_the_others_is_refused(
+    name: str,
+    words: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each word alone means something; a default is not a word."""
+    place = str(folder(tmp_path / "pictures", each=1))
+    given = ["--preset", "smoke", *(place if word == "PICTURES" else word for word in words.split())]
+    monkeypatch.setattr(sys, "argv", [name, *given])
+    with pytest.raises(SystemExit) as ended:
+        load_script(f"examples/{name}.py").main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
