@@ -48,6 +48,14 @@ class RunFolder:
     transcript: bool
 
     @property
+    def kept_by(self) -> str:
+        """What to do for a transcript where there is none: how the run is made again with its messages kept."""
+        notes = self.config.get("notes")
+        if isinstance(notes, dict) and "way" in notes:
+            return "run the study again in another folder, its way with Federated(..., transcript=True)"
+        return "run again with simulate(..., transcript=True)"
+
+    @property
     def settings(self) -> dict[str, Any]:
         """The method's own options, as far as its recipe says them."""
         recipe = self.config.get("recipe")

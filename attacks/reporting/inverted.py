@@ -45,7 +45,7 @@ def inverted(
         return section
 
     if not run.transcript:
-        return left_out("the run kept no transcript", "run again with simulate(..., transcript=True)")
+        return left_out("the run kept no transcript", run.kept_by)
     if invert.victim is None and (why := not_plain(run)):
         return left_out(why, "give invert=Inversion(victim=...), what replays its messages")
     if invert.victim is None and network is None:

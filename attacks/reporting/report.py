@@ -198,9 +198,7 @@ def _messages(
     outcome: Outcome,
 ) -> list[Section]:
     if not run.transcript and run.published is None:
-        outcome.missing.append(
-            "what was sent: the run kept no transcript; run again with simulate(..., transcript=True)"
-        )
+        outcome.missing.append(f"what was sent: the run kept no transcript; {run.kept_by}")
     if run.from_real and (sent.rounds or run.sent_sets):
         outcome.sends_records = True
     if not sent.rounds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from attacks.reporting.judged import finds, judged
 from attacks.reporting.verdict import KINDS, Outcome, sentence
 from attacks.transcript import DamagedTranscript
 from distillkit import LabeledImages
-from distillkit.data import load
+from distillkit.data import Split, load, partition
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
+from distillkit.study import Study, Task
 from fl import ClientDP, FedAvg, FedDM, Filtered, simulate
+from fl.study import Federated
 
 DIGITS = load("digits", size=16)
 ORDER = torch.randperm(len(DIGITS.train), generator=derive(0))
@@ -130,11 +133,19 @@ def test_a_run_without_transcript_is_reported_and_says_so(runs: Path, tmp_path: 
     shutil.rmtree(run / "transcript")
     found = report(run, **GIVEN)
     assert found.html == run / "report" / "report.html"
-    assert any("transcript=True" in line for line in found.missing)
+    assert any("run again with simulate(..., transcript=True)" in line for line in found.missing)
     assert found.verdict == "This run sends private records: its images start from real ones."
     bare = copied(runs / "average", tmp_path / "other")
     shutil.rmtree(bare / "transcript")
     assert report(bare).verdict.startswith("Nothing can be said yet")
+
+
+def test_a_study_is_told_how_a_study_keeps_a_transcript(tmp_path: Path) -> None:
+    one = Task("few", Split(TRAIN[:40], TEST[:20], DIGITS.classes), partial(partition.iid, clients=2), rounds=1)
+    way = Federated(FedAvg, settings={"batch": 16, "steps": 1})
+    [record] = Study(tmp_path, one, {"FedAvg": way}, seeds=(0,)).run(trial=False, progress=False)
+    [said] = [line for line in report(record.folder).missing if line.startswith("what was sent")]
+    assert said.endswith("run the study again in another folder, its way with Federated(..., transcript=True)")
 
 
 def test_a_published_set_alone_is_attacked(tmp_path: Path) -> None:
