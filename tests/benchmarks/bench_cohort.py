@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,22 +23,15 @@ from distillkit import LabeledImages
 from distillkit.rng import derive
 from fl import FedAvg, simulate
 from fl.averaging.addon import AddOn
+from tests.benchmarks.clients import Clients
 
 
-class Clients(Sequence[LabeledImages]):
-    """Eight random images each, made when asked for."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: int) -> LabeledImages:  # type: ignore[override]
-        generator = derive(number)
-        return LabeledImages(
-            torch.randn(8, 1, 28, 28, generator=generator), torch.randint(10, (8,), generator=generator), num_classes=10
-        )
+def eight(number: int) -> LabeledImages:
+    """Random images of the client of a number."""
+    generator = derive(number)
+    return LabeledImages(
+        torch.randn(8, 1, 28, 28, generator=generator), torch.randint(10, (8,), generator=generator), num_classes=10
+    )
 
 
 class Remembers(AddOn):
@@ -58,7 +50,7 @@ def measure(clients: int, drawn: int, rounds: int, workers: int, remember: bool,
     method = FedAvg(*([Remembers()] if remember else []), factory=network, steps=1)
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(
-            method, Clients(clients), rounds=rounds, participation=drawn, workers=workers,
+            method, Clients(clients, eight), rounds=rounds, participation=drawn, workers=workers,
             out=Path(folder) / "run" if checkpoint else None, progress=False,
         )  # fmt: skip
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -81,7 +73,7 @@ def main() -> None:
 
 
 def _apart(*options: float) -> None:
-    subprocess.run([sys.executable, __file__, *(str(int(o)) for o in options)], check=True)
+    subprocess.run([sys.executable, "-m", "tests.benchmarks.bench_cohort", *(str(int(o)) for o in options)], check=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from fl import Client, FedAvg, FedDM, Message, Method, simulate
 from fl.engine.flower import client_app, serve
 from fl.reduce import Reduced
 from fl.sides import Server
+from tests.benchmarks.clients import Clients
 from tests.fl.flower import double
 
 RECORD = Path(__file__).parents[2] / "docs" / "results" / "scaling.json"
@@ -85,19 +86,9 @@ def cases() -> Iterator[Case]:
     yield Case("long", 1000, 1000, 10_000, 0)
 
 
-class Clients(Sequence[LabeledImages]):
-    """Two small images each, made when asked for."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: int) -> LabeledImages:  # type: ignore[override]
-        if not 0 <= number < self.count:
-            raise IndexError(number)
-        return LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), num_classes=2, normalization=IDENTITY)
+def two(number: int) -> LabeledImages:
+    """Two small images, the same for all clients."""
+    return LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), num_classes=2, normalization=IDENTITY)
 
 
 class Echo(FedAvg):
@@ -129,11 +120,9 @@ def network(weights: int, inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
-class Space(Clients):
-    """Clients in the space of the images that `Pictures` sends."""
-
-    def __getitem__(self, number: int) -> LabeledImages:  # type: ignore[override]
-        return Pictures.sent[:1]
+def one(number: int) -> LabeledImages:
+    """An image in the space of those that `Pictures` sends."""
+    return Pictures.sent[:1]
 
 
 class Split(nn.Module):
@@ -170,12 +159,12 @@ def play(case: Case, folder: Path, marks: list[float]) -> list[dict[str, Any]]:
     rounds = LONG if case.part == "long" else ROUNDS[case.drawn]
     options: dict[str, Any] = {"rounds": rounds, "evaluate": "none", "seed": case.seed, "on_round": mark}
     if case.part == "flower":
-        clients = Clients(case.clients)
+        clients = Clients(case.clients, two)
         with double.standing_in():
             app = client_app(method, lambda k: clients[k], folder=folder)
             nodes = {100 + k: double.context(100 + k, k, case.clients) for k in range(case.clients)}
             return serve(double.Grid(app, nodes), method, poll=1e-4, **options).rows
-    clients = (Space if case.part == "union" else Clients)(case.clients)
+    clients = Clients(case.clients, one if case.part == "union" else two)
     given: Sequence[LabeledImages] = [clients[k] for k in range(len(clients))] if case.part == "listed" else clients
     marks[0] = time.process_time()
     out = folder / "run" if case.part == "kept" else None

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fl import FedAvg, simulate
-from tests.benchmarks.bench_cohort import Clients, network
+from tests.benchmarks.bench_cohort import eight, network
+from tests.benchmarks.clients import Clients
 from tests.benchmarks.clock import now, since
 from tests.benchmarks.race import Result
 from tests.benchmarks.sizes import FULL, Sizes
@@ -39,7 +40,7 @@ def a_round(clients: int, rounds: int) -> float:
         begun = now()
 
     drawn = min(10, clients)
-    simulate(method, Clients(clients), rounds=rounds + 1, participation=drawn, on_round=mark, progress=False)
+    simulate(method, Clients(clients, eight), rounds=rounds + 1, participation=drawn, on_round=mark, progress=False)
     return statistics.median(marks[1:])
 
 

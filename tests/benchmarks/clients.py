@@ -1,0 +1,27 @@
+"""Clients that are made when they are asked for, so that no bench pays for data that nobody trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from distillkit import LabeledImages
+
+
+class Clients(Sequence[LabeledImages]):
+    """So many clients.
+
+    Args:
+        count: how many.
+        images: gives those of the client of a number.
+    """
+
+    def __init__(self, count: int, images: Callable[[int], LabeledImages]) -> None:
+        self.count, self.images = count, images
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> LabeledImages:  # type: ignore[override]
+        if not 0 <= number < self.count:
+            raise IndexError(number)
+        return self.images(number)
