@@ -19,7 +19,7 @@ from distillkit.progress import bar
 from distillkit.provenance import git_commit, versions
 from distillkit.recipes import recipe
 from distillkit.study import choice, tuning
-from distillkit.study.estimate import Estimate, Expected
+from distillkit.study.estimate import Estimate, expected
 from distillkit.study.perform import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
 from distillkit.study.pictures import curves
 from distillkit.study.plan import planned
@@ -27,7 +27,7 @@ from distillkit.study.records import STUDY, Records, read_json, read_records
 from distillkit.study.tables import summary_table
 from distillkit.study.task import Task
 from distillkit.study.text import Table
-from distillkit.study.way import Way
+from distillkit.study.way import Cost, Way
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -128,10 +128,10 @@ class Study:
             self._begin()
             seconds: dict[tuple[str, str], float] = {}
             if check.switch(trial, "trial"):
-                expected = self._estimate(options, processes)
-                seconds = {(row.task, row.method): row.cost.seconds for row in expected.rows}
-                if check.switch(progress, "progress") and expected.rows:
-                    print(expected, end="\n\n", flush=True)
+                found = self._estimate(options, processes)
+                seconds = {(row.task, row.method): row.cost.seconds for row in found.rows}
+                if check.switch(progress, "progress") and found.rows:
+                    print(found, end="\n\n", flush=True)
             options |= {"commit": git_commit()}
             trying = [order for tries in self.plan.trying().values() for runs in tries for order in runs]
             self._do(trying, "tries", processes, options, seconds, progress)
@@ -284,25 +284,14 @@ class Study:
         write_atomically(self.out / "summary.json", json.dumps(lines, indent=1) + "\n")
 
     def _estimate(self, options: Mapping[str, Any], processes: int) -> Estimate:
-        rows = []
-        tries = [order for runs in self.plan.trying().values() for one in runs for order in one]
-        orders = [*tries, *self.plan.running({})]
-        for task, method in dict.fromkeys((order.task, order.method) for order in orders):
-            own = [order for order in orders if (order.task, order.method) == (task, method)]
-            left = [order for order in own if not (self.out / order.folder / "summary.json").exists()]
-            if left and processes == 1:
-                parts = (
-                    self.plan.task(task),
-                    self._split(self.plan.task(task)),
-                    self.plan.ways[method],
-                    self._made(left[0]),
-                )
-                rows.append(Expected(task, method, len(left), *attempt(left[0], *parts, **options)))
-            elif left:
+        def attempted(order: Order) -> tuple[Cost, int | None]:
+            if processes > 1:
                 with worker_processes(1) as pool:
-                    found = pool.submit(attempt_far, self._said(left[0]), self.out, options).result()
-                rows.append(Expected(task, method, len(left), *found))
-        return Estimate(tuple(rows), processes)
+                    return pool.submit(attempt_far, self._said(order), self.out, options).result()
+            task = self.plan.task(order.task)
+            return attempt(order, task, self._split(task), self.plan.ways[order.method], self._made(order), **options)
+
+        return Estimate(expected(self.plan, self.out, attempted), processes)
 
     # What came of it.
 

@@ -418,6 +418,48 @@ def test_what_a_study_will_take_is_measured_and_counts_what_is_left(tmp_path: Pa
     assert [(row.method, row.runs) for row in study.estimate(processes=1).rows] == [("B", 1)]
 
 
+@dataclass(frozen=True)
+class Slow(Known):
+    """A way whose trial takes two seconds of a clock, and every run of it twenty."""
+
+    tried: ClassVar[list[str]] = []
+    clock: ClassVar[list[float]] = [0.0]
+
+    def trial(self, made: Number, job: Job) -> Cost:
+        self.tried.append(job.run.split("-")[1])
+        self.clock[0] += 2
+        return Cost(20.0, 1000, 1000)
+
+    def is_for_make(self, name: str) -> bool:
+        return name != "rounds"
+
+
+def test_a_control_is_not_tried_where_that_is_no_small_part_of_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of one run, but a fortieth of four; and what is made otherwise, or runs longer, tells of itself alone."""
+
+    def make(factory: Any, value: float = 1.0) -> Number:
+        return Number(value)
+
+    monkeypatch.setattr("distillkit.study.estimate.time.perf_counter", lambda: Slow.clock[0])
+    Slow.tried.clear()
+    one: dict[str, Any] = {"like": "a", "seeds": (0,)}
+    ways = {
+        "few": Slow(make, settings={"value": 2.0}, **one), "a": Slow(make),
+        "many": Slow(make, settings={"value": 2.0}, like="a"), "longer": Slow(make, settings={"rounds": 9}, **one),
+        "other": Slow(lambda factory: Number(1.0), **one),
+    }  # fmt: skip
+    found = Study(tmp_path, task(), ways, seeds=(0, 1, 2, 3)).estimate()
+    assert Slow.tried == ["a", "many", "longer", "other"]
+    assert [(row.method, row.runs, row.like) for row in found.rows] == [
+        ("few", 1, "a"), ("a", 4, None), ("many", 4, None), ("longer", 1, None), ("other", 1, None)
+    ]  # fmt: skip
+    assert found.seconds == 20 * 11
+    assert "made, few (as a)" in str(found)
+    assert "Not tried, as that would take over 5% of their runs: 1, put down as what they are like." in str(found)
+
+
 def test_networks_are_made_where_the_run_computes_and_others_may_be_tested(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
