@@ -118,9 +118,16 @@ def _check_like(key: str, got: Value, like: Like, held: Mapping[str, Value]) -> 
         raise BadReply(f"{key} is a {type(got).__name__}, want a {type(want).__name__}")
     if like.along is not None:
         other = held.get(like.along.key)
-        count, wanted = (len(v) if isinstance(v, Tensor | LabeledImages) else None for v in (got, other))
+        count, wanted = _rows(got), _rows(other)
         if count is None or count != wanted:
             raise BadReply(f"{key} must have a row for each of {like.along.key}: {count} for {wanted}")
+
+
+def _rows(value: object) -> int | None:
+    """How many rows there are; None for what has none."""
+    if isinstance(value, Tensor):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, LabeledImages) else None
 
 
 def _check_tensor(name: str, got: Tensor, want: Tensor, rows: int | None) -> None:

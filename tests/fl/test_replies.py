@@ -217,6 +217,21 @@ def test_what_was_found(name: str, change: Any, why: str) -> None:
             raise BadReply(row["failed"]["1"])
 
 
+@pytest.mark.parametrize("other", [torch.tensor(1.0), torch.ones(3), 2.0, "two"], ids=["scalar", "3", "number", "text"])
+def test_rows_along_what_has_other_rows_or_none_are_refused_by_name(other: Any) -> None:
+    """Whichever of the two stands first in the schema."""
+
+    class Both:
+        values, weights = Entry[Any]("first"), Entry[torch.Tensor]("first")
+
+    entries = {entry.key: entry for entry in (Both.values, Both.weights)}
+    along = Like(torch.zeros(1), rows=9, along=Both.values)
+    schema: Schema = {Both.weights.key: along, Both.values.key: Like(torch.zeros(1), rows=9)}
+    check_reply(Message({Both.weights: torch.ones(2), Both.values: torch.ones(2)}), entries, schema)
+    with pytest.raises(BadReply, match=r"Both\.weights must have a row for each of Both\.values: 2 for (None|3)"):
+        check_reply(Message({Both.weights: torch.ones(2), Both.values: other}), entries, schema)
+
+
 @pytest.mark.parametrize("place", [0, 1, 3, 9])
 def test_a_test_that_cannot_be_is_not_counted(place: int) -> None:
     """One more image, right answer, true positive or missed image than there are."""

@@ -73,16 +73,19 @@ class Account:
             elif "assumed" in line:
                 self.ledger.assume(line["by"], line["assumed"])
 
-    def said(self, asked: Mapping[str, Any]) -> dict[str, str]:
+    def said(self, asked: Any) -> dict[str, str]:
         """What the server is told with every answer: the lines that it has not seen, in a string of facts.
 
         Args:
-            asked: `name`, of the ledger that the server knows, and `seen`, how many lines of it.
+            asked: `name`, of the ledger that the server knows, and `seen`, how many lines of it; from the server, so
+                it may be anything.
 
         Raises:
-            ValueError: the server has seen more than there is.
+            ValueError: that is not what it says, or it has seen more than there is.
         """
-        seen = int(asked["seen"]) if asked["name"] == self.name else 0
+        if not isinstance(asked, Mapping) or type(asked.get("seen")) is not int:
+            raise ValueError("the method is private, and the server does not say what it has seen of its ledger")
+        seen = asked["seen"] if asked.get("name") == self.name else 0
         every = lines_of(self.ledger)
         last = every[-1][0] if every else 0
         if last < seen:

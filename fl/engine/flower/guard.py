@@ -64,29 +64,30 @@ class Guard:
             raise ValueError("the method is private, and the server says nothing of a ledger")
         return self._account.branch(job.ledger)
 
-    def said(self, asked: Mapping[str, Any]) -> dict[str, str]:
+    def said(self, asked: Any) -> dict[str, str]:
         """The lines of the node's ledger that the server has not seen; see `Account.said`.
 
         Args:
-            asked: what it has seen.
+            asked: what it has seen, as it says.
 
         Raises:
-            ValueError: there is no ledger, or it has lost lines.
+            ValueError: there is no ledger, or it has lost lines, or the server does not say.
         """
         if self._account is None:
             raise ValueError("this node runs no private method, and keeps no ledger")
         return self._account.said(asked)
 
-    def parts(self, job: Job, found: Answer | BudgetExhausted, asked: Mapping[str, Any] | None) -> Parts:
+    def parts(self, job: Job, found: Answer | BudgetExhausted, asked: Any) -> Parts:
         """What leaves the node.
 
         Args:
             job: what was asked.
             found: what came of it.
-            asked: what the server has seen of the node's ledger; None if the method is not private.
+            asked: what the server has seen of the node's ledger, as it says; nothing but a refusal leaves a private
+                method's node if it does not say.
         """
         account = self._account
-        if account is None or asked is None:
+        if account is None:
             return answer_parts(job.head.version, found) if isinstance(found, Answer) else _refused(str(found), {})
         try:
             facts = account.said(asked)

@@ -198,14 +198,14 @@ class Node:
                 self.method, door.task_at(self.task, held.roster.first), {number: held.roster[0]},
                 Memories(folder / "memory"), self.device, ledger=guard.branch(job),
             )  # fmt: skip
-            left = place["deadline"] - (time.time() - created)
+            left, seen = place["deadline"] - (time.time() - created), place["ledger"]
         except Lacking:
             return to_parts(Message(), {"lacking": "a body"})
         except PolicyRefusal as error:
             return _refused(str(error))
         except Exception as error:  # what came is anything
             return self._failed(error)
-        return guard.parts(job, _within(left, site, job), place["ledger"])
+        return guard.parts(job, _within(left, site, job), seen)
 
 
 @dataclass(frozen=True)

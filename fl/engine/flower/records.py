@@ -83,7 +83,10 @@ def _tensor(name: str, array: Any) -> torch.Tensor:
     if len(array.data) != wanted:
         raise ValueError(f"its tensor {name!r} has {len(array.data)} bytes, and {dtype} {shape} takes {wanted}")
     if not wanted:
-        return torch.empty(shape, dtype=dtype)
+        try:
+            return torch.empty(shape, dtype=dtype)
+        except (RuntimeError, TypeError) as error:  # no side is negative, and their product is beyond 64 bits
+            raise ValueError(f"its tensor {name!r} has the shape {shape}") from error
     raw = torch.frombuffer(bytearray(array.data), dtype=torch.uint8)
     if dtype is torch.bool and bool((raw > 1).any()):
         raise ValueError(f"its tensor {name!r} holds bytes that are neither true nor false")

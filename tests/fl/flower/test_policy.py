@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from distillkit.privacy import compose
+from distillkit.privacy import BudgetExhausted, compose
 from fl import Client, FedAvg, Message, Method, NoUsableReply, Run
 from fl.addons import DPSGD
+from fl.codec import from_parts
 from fl.engine.flower import app_hash, client_app, read_policy
+from fl.engine.flower.account import Account
+from fl.engine.flower.guard import Guard
+from fl.engine.seam import Answer, Head, Letter
+from fl.engine.wire import Job
 from fl.methods import PrivateFedDM
 from tests.fl.flower import double
 from tests.fl.flower.test_private import METHODS, SUM, events_of
@@ -209,6 +216,32 @@ def test_under_a_finite_epsilon_errors_and_notes_stay_on_the_node(tmp_path: Path
         one_strict(tmp_path / word, Talking(False), epsilon=word).rows[0]["noted"]["images"] for word in ("8.0", "inf")
     ]
     assert noted[1] - noted[0] == len(held(1).train)
+
+
+@pytest.mark.parametrize("asked", [None, {}, "a", {"name": "a", "seen": "0"}, {"name": "a", "seen": None}], ids=str)
+def test_a_server_that_does_not_say_what_it_has_seen_of_the_ledger_gets_a_refusal_and_no_more(
+    asked: Any, tmp_path: Path
+) -> None:
+    """Else it would be told what the policy withholds, and of a release that nobody paid for."""
+    policy = read_policy(written(tmp_path / "policy.toml"))
+    guard = Guard(NoisySum(), policy, Account(tmp_path / "ledgers", 1, "a", policy))
+    job = Job(Head("local", 1, "x", 0), 1, Letter(Message()))
+    told = (Answer(1, error="raised KeyError: 6 images"), Answer(1, Message({NoisySum.total: torch.ones(1)})))
+    for found in (*told, BudgetExhausted("6 images", fits=0)):
+        reply, facts = from_parts(*guard.parts(job, found, asked))
+        assert not len(reply)
+        assert facts == {"refused": "the method is private, and the server does not say what it has seen of its ledger"}
+    with pytest.raises(ValueError, match="does not say what it has seen"):
+        guard.said(asked)
+    with pytest.raises(ValueError, match="runs no private method, and keeps no ledger"):
+        Guard(FedAvg(**FAST), policy, None).said({"name": "a", "seen": 0})
+
+
+def test_a_server_that_has_seen_more_than_there_is_is_told_what_to_do(tmp_path: Path) -> None:
+    account = Account(tmp_path, 1, "a", None)
+    with pytest.raises(ValueError, match="its ledger has 0 lines, and had 2: restore the file"):
+        account.said({"name": "a", "seen": 2})
+    assert json.loads(account.said({"name": "another", "seen": 2})["account"])["since"] == 0
 
 
 def test_a_policy_that_cannot_be_used_any_more_answers_nothing(tmp_path: Path) -> None:

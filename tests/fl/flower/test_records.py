@@ -118,6 +118,7 @@ def spoiled(change: str) -> Any:
         "stype": ("A.x", app.Array(x.dtype, x.shape, "numpy.ndarray", x.data)),
         "short": ("A.x", app.Array(x.dtype, x.shape, x.stype, x.data[:-1])),
         "negative": ("A.x", app.Array(x.dtype, (-2, -3), x.stype, x.data)),
+        "empty and endless": ("A.x", app.Array(x.dtype, (0, *[2**31 - 1] * 3), x.stype, b"")),
         "no boolean": ("A.b", app.Array("bool", (1,), x.stype, b"\x02")),
     }
     if change in put:
@@ -136,6 +137,7 @@ def spoiled(change: str) -> Any:
     ("change", "said"),
     [
         ("dtype", "float8"), ("stype", "numpy.ndarray"), ("short", "23 bytes"), ("negative", "shape"),
+        ("empty and endless", r"'A\.x' has the shape \(0, 2147483647"),
         ("no boolean", "neither true nor false"), ("number among strings", "strings"), ("record missing", "records"),
         ("further record", "records"),
     ],
