@@ -47,15 +47,16 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks
 
+# On an idle machine: what is measured is kept, and the page made of it. Killed, the first goes on where it was.
+bench-page: $(STAMP)
+	$(BIN)/python -m tests.benchmarks --out docs/results/benchmarks.jsonl; made=$$?; \
+	$(BIN)/python docs/scripts/benchmarks.py && exit $$made
+
 # The engine beside Flower's simulation and pfl-research, in Flower's environment.
 bench-peers: $(FLOWER)/.made
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --quiet "pfl==0.6.*"
-	$(FLOWER)/bin/python tests/benchmarks/bench_peers.py
-
-# The same on an idle machine, kept, and the page of it made.
-bench-page: $(STAMP)
-	$(BIN)/python -m tests.benchmarks --out docs/results/benchmarks.jsonl
-	$(BIN)/python docs/scripts/benchmarks.py
+	$(FLOWER)/bin/python -m tests.benchmarks peers --out docs/results/peers.json; made=$$?; \
+	$(FLOWER)/bin/python docs/scripts/benchmarks.py && exit $$made
 
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict

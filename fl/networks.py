@@ -176,7 +176,8 @@ class Networks:
         """
         if name is None:
             name = self.architecture(side.id) if isinstance(side, Client) else self.names[0]
-        net = copy.deepcopy(self.template(name, side.task.num_classes)).to(side.device)
+        template = self.template(name, side.task.num_classes)
+        net = copy.deepcopy(template, _blanks(template, weights)).to(side.device)
         net.load_state_dict(weights)
         return net
 
@@ -241,6 +242,12 @@ class Networks:
             if not isinstance(tensor, Tensor) or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
                 got = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
+
+
+def _blanks(template: nn.Module, weights: Tensors) -> dict[int, Any]:
+    """For `copy.deepcopy`: unfilled parameters for those of `template` that `weights` are loaded into next."""
+    plain = [p for n, p in template.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
+    return {id(p): nn.Parameter(torch.empty_like(p), p.requires_grad) for p in plain}
 
 
 def copied(network: nn.Module) -> Tensors:

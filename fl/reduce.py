@@ -16,6 +16,9 @@ __all__ = ["BadReply", "Like", "Reduced", "Reducer", "Schema", "check_reply", "d
 
 V = TypeVar("V")
 
+_PIECE = 1 << 16
+"""Numbers that are multiplied and added at once: 512 KiB in float64."""
+
 
 def _number(value: float, rule: str) -> Tensor:
     whole = isinstance(value, int) and rule != "mean"
@@ -43,6 +46,16 @@ def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
     if isinstance(weight, Tensor) and weight.ndim:
         return value.to(torch.float64) * weight.to(torch.float64).view(-1, *[1] * (value.ndim - 1))
     return value.to(torch.float64, copy=True).mul_(weight)
+
+
+def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
+    """Add the value times its weight to a sum, in its place; a large one in pieces, which stay in the cache."""
+    even = value.is_cpu and total.is_contiguous() and value.is_contiguous()
+    if not even or (isinstance(weight, Tensor) and weight.ndim):
+        total.add_(_weighted(value, weight))
+        return
+    for held, part in zip(total.view(-1).split(_PIECE), value.detach().view(-1).split(_PIECE), strict=True):
+        held.add_(_weighted(part, weight))
 
 
 def divided(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
@@ -212,8 +225,10 @@ class Reducer:
             sums[key] = torch.maximum(sums[key], value) if key in sums else value
             return
         if value.is_floating_point():
-            term = _weighted(value, weight)
-            sums[key] = sums[key].add_(term) if key in sums else term
+            if key in sums:
+                _add_weighted(sums[key], value, weight)
+            else:
+                sums[key] = _weighted(value, weight)
         else:
             term = value.to(torch.int64)
             sums[key] = sums[key] + term if key in sums else term

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.benchmarks import growth, race, show, table
+from tests.benchmarks import bench_peers, bench_profiles, growth, peers, race, show, table
 from tests.benchmarks.clock import with_peak
 from tests.benchmarks.limit import Convolutions
 from tests.benchmarks.rows import ROWS
@@ -94,7 +94,36 @@ def test_the_table_is_printed_and_kept_line_by_line(tmp_path: Path, capsys: pyte
     assert "| private class means, a step | CPU |" in said
     assert "| width: a DM step |" in said
     with pytest.raises(ValueError, match="made with --tiny"):
-        SCRIPT.filled(SCRIPT.PAGE.read_text(), out)
+        SCRIPT.filled(SCRIPT.PAGE.read_text(), out.rename(tmp_path / "benchmarks.jsonl").parent)
+
+
+def test_a_run_goes_on_where_it_was_and_a_row_that_fails_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, did = tmp_path / "made.jsonl", list[int]()
+
+    def made(number: int, tiny: bool, seconds: float) -> dict[str, Any]:
+        did.append(number)
+        if number == broken:
+            raise RuntimeError("no")
+        return {"growth": table.NAMES[number], "sizes": [1], "base": 1, "ratios": [1.0], "seconds": {"cpu": [[1.0]]}}
+
+    monkeypatch.setattr(table, "line", made)
+    names = [table.NAMES.index(name) for name in growth.NAMES[1:]]
+    words = ["--here", "--out", str(out), *(word for name in growth.NAMES[1:] for word in ("--only", name))]
+    broken = names[1]
+    with pytest.raises(SystemExit, match=f"failed: {growth.NAMES[2]}"):
+        table.main(words)
+    assert did == names
+    broken, did[:] = -1, []
+    lines = table.main(words)
+    assert did == [names[1]]
+    assert [table.NAMES.index(line["growth"]) for line in lines] == names
+    assert show.read(out) == json.loads(json.dumps(lines))
+    monkeypatch.setattr(table, "code", lambda: "other code")
+    did.clear()
+    table.main(words)
+    assert did == names
 
 
 def test_what_is_done_once_is_shared_by_the_steps_it_is_for() -> None:
@@ -139,11 +168,74 @@ def test_a_profile_names_the_operations_of_all_threads() -> None:
     assert "aten::mm" in [name for name, _ in race.largest(work)]
 
 
-def test_the_page_is_of_its_record(tmp_path: Path) -> None:
+def test_the_page_is_of_its_records(tmp_path: Path) -> None:
     text = SCRIPT.PAGE.read_text()
-    assert SCRIPT.TABLE.search(text)
-    assert SCRIPT.filled(text, SCRIPT.RECORD) == text, "run python docs/scripts/benchmarks.py"
-    part = tmp_path / "part.jsonl"
-    part.write_text(json.dumps(line(tiny=False)))
-    with pytest.raises(ValueError, match=f"lacks {ROWS[0].name}, .*{growth.NAMES[-1]}"):
-        SCRIPT.filled(text, part)
+    assert [mark for _, mark, _ in SCRIPT.TABLE.findall(text)] == ["benchmarks.jsonl", "peers.json", "profiles.json"]
+    assert SCRIPT.filled(text, SCRIPT.RESULTS) == text, "run python docs/scripts/benchmarks.py"
+    facts = dict.fromkeys(("command", "commit", "when", "processor", "cores", "torch"), "x")
+    rows = [line(row=row.name, tiny=False, took=1.5, **facts) for row in ROWS]
+    (tmp_path / "benchmarks.jsonl").write_text("\n".join(map(json.dumps, rows[1:])))
+    said = SCRIPT.filled(text, tmp_path)
+    assert f"Not measured: {ROWS[0].name}, {', '.join(growth.NAMES)}." in said
+    assert f"in {1.5 * (len(ROWS) - 1):.0f} s: x, x cores" in said
+
+
+def shapes(**changed: Any) -> dict[str, Any]:
+    """A record of peers as it is kept."""
+    rows = [{"way": way, "repeat": 0, "wall": wall, "cpu": cpu, "replies": 50}
+            for way, wall, cpu in (("plain loop", 2.0, 2.0), ("ours, workers 1", 2.1, 2.1), ("Flower", 5.0, None))
+            for _ in range(3)]  # fmt: skip
+    return {
+        "command": "c", "commit": "d", "when": "e", "seconds": 10.0, "processor": "p", "cores": 2, "rows": rows,
+        "versions": {"torch": "1", "flwr": "2", "ray": "3"}, "users": 1000, "cohort": 50, "images": 50,
+        "targets": {"ours, workers 1": 1.03}, "ways": ["plain loop", "ours, workers 1", "Flower"],
+        "failed": {"pfl-research": "it is not installed"}, **changed,
+    }  # fmt: skip
+
+
+def test_peers_stand_beside_the_plain_loop_with_their_versions_and_replies(tmp_path: Path) -> None:
+    said = bench_peers.table(shapes()).splitlines()
+    assert said[0] == "`c` at commit d, e, in 10 s: p, 2 cores, PyTorch 1; 1,000 users of 50 images, 50 in a round."
+    assert said[4:] == [
+        "| plain loop | – | 3 | 150 | 2.00 | 2.00 to 2.00 | 1.00 | 1.00 |",
+        "| ours, workers 1 | – | 3 | 150 | 2.10 | 2.10 to 2.10 | **1.05 (target 1.03), missed** | 1.05 |",
+        "| Flower | flwr 2, ray 3 | 3 | 150 | 5.00 | 5.00 to 5.00 | 2.50 | – |",
+        "", "pfl-research: it is not installed.",
+    ]  # fmt: skip
+    (tmp_path / "peers.json").write_text(json.dumps(shapes(cohort=3)))
+    with pytest.raises(ValueError, match="is of 1000 users, 3 in a round"):
+        SCRIPT.filled(SCRIPT.PAGE.read_text(), tmp_path)
+
+
+def test_rounds_in_which_clients_fail_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fewer(rounds: int) -> list[dict[str, Any]]:
+        return [{"wall": 0.1, "cpu": 0.1, "replies": 2 + (number == 0)} for number in range(rounds)]
+
+    def failing(rounds: int) -> list[dict[str, Any]]:
+        raise RuntimeError("gone")
+
+    real = bench_peers.ways(6, 3)
+    short = {name: way for name, way in real.items() if name == "plain loop" or name.startswith("ours")}
+    monkeypatch.setattr(bench_peers, "ways", lambda *_: {**short, "Flower": fewer, "pfl-research": failing})
+    monkeypatch.setattr(peers, "IMAGES", 10)
+    out = tmp_path / "made.json"
+    record = bench_peers.main(["--users", "6", "--cohort", "3", "--rounds", "2", "--repeats", "1", "--out", str(out)])
+    assert json.loads(out.read_text()) == record
+    assert [(row["way"], row["replies"]) for row in record["rows"]] == [(name, 3) for name in short]
+    assert record["failed"]["Flower"] == "rounds with [3, 2] replies, want 3 each"
+    assert record["failed"]["pfl-research"] == "RuntimeError: gone"
+
+
+def test_operations_are_counted_by_kind_and_what_is_large_is_named() -> None:
+    kinds = {
+        "aten::mkldnn_convolution": "convolution", "aten::addmm": "matrix product", "Python": "Python",
+        "aten::native_group_norm_backward": "norm", "aten::avg_pool2d": "pooling", "aten::copy_": "copies",
+        "Optimizer.step#SGD.step": "optimiser", "aten::sub": "sub", "ConvolutionBackward0": "convolution",
+    }  # fmt: skip
+    assert {name: bench_profiles.kind(name) for name in kinds} == kinds
+    row = {"example": "a", "method": "M", "task": "t", "cpu_seconds": 3.2, "commit": "c",
+        "shares": {"convolution": 0.5, "matrix product": 0.2, "norm": 0.2, "copies": 0.04, "sub": 0.03}}  # fmt: skip
+    record = {"command": "r", "when": "w", "processor": "p", "torch": "1", "rows": [row, row]}
+    said = bench_profiles.table(record).splitlines()
+    assert said[0] == "`r` at commit c, w: p, PyTorch 1."
+    assert said[-1] == "| `a`, M on t | 3 | 70 % | norm 20 % | 10 % |"

@@ -1,44 +1,70 @@
-"""Write the table of `docs/benchmarks.md` from its record, and from nothing else.
+"""Write the tables of `docs/benchmarks.md` from their records, and from nothing else.
 
     python docs/scripts/benchmarks.py
 
-The record is what `python -m tests.benchmarks --out docs/results/benchmarks.jsonl` wrote (`make bench-page` does both).
-One that was made at tiny sizes, or that lacks a row, is refused.
+The records are what `make bench-page`, `make bench-peers` and `python -m tests.benchmarks profiles` keep under
+`docs/results/`. One that was made at tiny sizes is refused; rows that one lacks are named on the page.
 """
 
 from __future__ import annotations
 
-import re
+import json
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-from tests.benchmarks import show  # noqa: E402
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "scripts")]
+from _marks import TABLE, with_tables  # noqa: E402
+
+from tests.benchmarks import bench_peers, bench_profiles, show  # noqa: E402
 from tests.benchmarks.table import NAMES  # noqa: E402
 
-RECORD, PAGE = ROOT / "docs" / "results" / "benchmarks.jsonl", ROOT / "docs" / "benchmarks.md"
-TABLE = re.compile(r"(<!-- table -->\n).*?(<!-- end of table -->)", re.DOTALL)
+__all__ = ["PAGE", "RESULTS", "TABLE", "filled"]
+
+RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "benchmarks.md"
+NONE = "No record is kept yet."
 
 
-def filled(text: str, record: Path) -> str:
-    """The text of the page with the tables of a record; without one it says so.
-
-    Args:
-        text: of the page, with its marks.
-        record: its file, which need not exist.
-
-    Raises:
-        ValueError: the record is no whole one.
-    """
+def rows(record: Path) -> str:
+    """The table of rows and the one of growth."""
     lines = show.read(record)
     if any(line["tiny"] for line in lines):
         raise ValueError(f"{record.name} was made with --tiny, which measures nothing: make it again without")
-    missing = [name for name in NAMES if name not in {line.get("row", line.get("growth")) for line in lines}]
-    if lines and missing:
-        raise ValueError(f"{record.name} lacks {', '.join(missing)}: make it again without --only")
-    return TABLE.sub(lambda found: f"{found[1]}\n{show.tables(lines)}\n\n{found[2]}", text)
+    held = {show.name(line) for line in lines}
+    missing = [name for name in NAMES if lines and name not in held]
+    return show.tables(lines) + (f"\n\nNot measured: {', '.join(missing)}." if missing else "")
+
+
+def peers(record: Path) -> str:
+    """Ours beside the others."""
+    if not record.exists():
+        return NONE
+    held = json.loads(record.read_text())
+    if (held["users"], held["cohort"]) != (1000, 50):
+        raise ValueError(f"{record.name} is of {held['users']} users, {held['cohort']} in a round, want 1000 and 50")
+    return bench_peers.table(held)
+
+
+def profiles(record: Path) -> str:
+    """Where the time of the examples goes."""
+    return bench_profiles.table(json.loads(record.read_text())) if record.exists() else NONE
+
+
+MAKERS = {"benchmarks.jsonl": rows, "peers.json": peers, "profiles.json": profiles}
+
+
+def filled(text: str, results: Path) -> str:
+    """The text of the page with its tables made anew; where there is no record it says so.
+
+    Args:
+        text: of the page, with its marks: a table's is the name of its record.
+        results: the records' folder.
+
+    Raises:
+        ValueError: a record that measured nothing, or other sizes than the page speaks of.
+    """
+    return with_tables(text, lambda mark: MAKERS[mark](results / mark))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), RECORD))
+    PAGE.write_text(filled(PAGE.read_text(), RESULTS))

@@ -280,16 +280,18 @@ class FedAvg(Entries, Method):
         train(local, self.addons)
 
         slot = self._slot("normalise")
-        update, state = slot.normalise(local, local.delta) if slot else local.delta, local.state()
+        update = slot.normalise(local, local.delta) if slot else local.delta
+        sent, kept = self.settings.sent_buffers(local.net), self.settings.kept_by_client(local.net)
+        whole = any(a.keeps_previous for a in self.addons)
+        state = local.state() if sent or kept or whole else {}
         reply = Message({self.samples: samples, self.update: local.named(update)})
-        for entry, names in self.settings.sent_buffers(local.net):
+        for entry, names in sent:
             reply[entry] = local.named({n: state[n] for n in names})
         for addon in self.addons:
             addon.end(local, update, reply)
-        kept = self.settings.kept_by_client(local.net)
         if kept:
             client.memory[self.own] = {n: state[n] for n in kept}
-        if any(a.keeps_previous for a in self.addons):
+        if whole:
             client.memory[self.last] = state
         return reply
 

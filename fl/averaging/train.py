@@ -65,3 +65,5 @@ def take(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) 
     optimizer.step()
     for addon in addons:
         addon.after_step(step)
+    for param in step.trained.values():
+        param.grad = None  # else the next step's gradient is made beside this one, in memory that is new

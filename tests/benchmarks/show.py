@@ -17,6 +17,11 @@ def read(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
 
 
+def name(line: Line) -> str:
+    """What a line is called in the table."""
+    return str(line["row"] if "row" in line else line["growth"])
+
+
 def _seconds(values: Sequence[float]) -> str:
     return f"{sorted(values)[len(values) // 2]:.3g}"
 
@@ -71,9 +76,10 @@ def tables(lines: Sequence[Line]) -> str:
         return "No record is kept yet."
     first = lines[0]
     where = f"{first['processor']}, {first['cores']} cores, PyTorch {first['torch']}"
-    said = [f"`{first['command']}` at commit {first['commit']}, {first['when']}: {where}."]
-    for name, make in (("row", rows), ("growth", grown)):
-        own = [line for line in lines if name in line]
+    took = sum(line["took"] for line in lines)
+    said = [f"`{first['command']}` at commit {first['commit']}, {first['when']}, in {took:.0f} s: {where}."]
+    for kind, make in (("row", rows), ("growth", grown)):
+        own = [line for line in lines if kind in line]
         if own:
             said += ["", make(own)]
     return "\n".join(said)
@@ -81,5 +87,4 @@ def tables(lines: Sequence[Line]) -> str:
 
 def missed(lines: Sequence[Line]) -> list[str]:
     """The names of what is beside its target."""
-    found = [line["row"] for line in lines if "row" in line and race.missed(line)]
-    return found + [line["growth"] for line in lines if "growth" in line and growth.missed(line)]
+    return [name(line) for line in lines if (race if "row" in line else growth).missed(line)]

@@ -4,26 +4,34 @@
     python -m tests.benchmarks --out docs/results/benchmarks.jsonl --only "DM step"
 
 Every row is a process of its own, alone on the machine. Before a time is taken, both sides are held against each other,
-in float64 at a small size and in float32 at the measured one, and a difference ends the program.
+in float64 at a small size and in float32 at the measured one, and sides that differ have no row.
+
+The record is written after every row, and rows that it has of the same code and machine are not measured again: a run
+that was killed goes on where it was. A row that fails takes none of the others with it; the program ends with 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import json
 import multiprocessing
 import os
 import platform
 import shlex
 import sys
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from distillkit.files import write_atomically
 from distillkit.provenance import git_commit
 from tests.benchmarks import growth, show
 from tests.benchmarks.race import Result, measured
@@ -31,6 +39,8 @@ from tests.benchmarks.rows import ROWS
 from tests.benchmarks.sizes import FULL, TINY
 
 NAMES = [*(row.name for row in ROWS), *growth.NAMES]
+SAME = ("code", "torch", "python", "processor", "cores", "tiny")
+"""What must be as it was for a row to stand."""
 
 
 def line(number: int, tiny: bool, seconds: float) -> Result:
@@ -47,6 +57,14 @@ def apart(work: Callable[..., Result], *arguments: Any) -> Result:
         return one.submit(work, *arguments).result()
 
 
+def code() -> str:
+    """A hash of the sources that a row runs."""
+    root = Path(__file__).parents[2]
+    files = sorted(p for part in ("distillkit", "fl", "tests/benchmarks") for p in (root / part).rglob("*.py"))
+    text = b"".join(f"{p.relative_to(root)}\n".encode() + p.read_bytes() for p in files)
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
 def processor() -> str:
     """Its name, as the system calls it."""
     try:
@@ -56,6 +74,13 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def known(path: Path | None, facts: dict[str, Any], seconds: float) -> dict[str, Result]:
+    """The rows of a record that need not be measured again, by name: of the same code, machine, sizes and length."""
+    wanted = {name: facts[name] for name in SAME} | {"asked": seconds}
+    lines = show.read(path) if path is not None else []
+    return {show.name(line): line for line in lines if wanted.items() <= line.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> list[Result]:
     """Measure, print, and keep what was asked for."""
     parser = argparse.ArgumentParser(
@@ -63,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
     )
     parser.add_argument("--out", type=Path, help="a file for the record, a line of JSON a row")
     parser.add_argument("--only", action="append", help="rows whose names have these words in them")
-    parser.add_argument("--seconds", type=float, default=10.0, help="about how long a row is measured")
+    parser.add_argument("--seconds", type=float, default=8.0, help="about how long a row is measured")
     parser.add_argument("--tiny", action="store_true", help="only that everything runs: times of no use, none kept")
     parser.add_argument("--here", action="store_true", help="in this process: memory is that of what ran before too")
     o = parser.parse_args(arguments)
@@ -74,17 +99,29 @@ def main(arguments: Sequence[str] | None = None) -> list[Result]:
     words = sys.argv[1:] if arguments is None else arguments
     facts = {
         "command": shlex.join(["python", "-m", "tests.benchmarks", *words]),
-        "commit": git_commit(), "torch": str(torch.__version__), "python": platform.python_version(),
+        "commit": git_commit(), "code": code(), "torch": str(torch.__version__), "python": platform.python_version(),
         "processor": processor(), "cores": os.cpu_count(), "tiny": o.tiny, "when": f"{datetime.date.today():%Y-%m-%d}",
     }  # fmt: skip
-    found: list[Result] = []
+    held, failed, begun = known(o.out, facts, o.seconds), list[str](), time.perf_counter()
     for position, number in enumerate(wanted):
-        print(f"{position + 1} of {len(wanted)}: {NAMES[number]}", file=sys.stderr, flush=True)
-        run = line if o.here else lambda *given: apart(line, *given)
-        found.append(run(number, o.tiny, o.seconds) | facts)
+        name = NAMES[number]
+        if name in held:
+            continue
+        start, run = time.perf_counter(), line if o.here else partial(apart, line)
+        print(f"{position + 1} of {len(wanted)}, after {start - begun:.0f} s: {name}", file=sys.stderr, flush=True)
+        try:
+            made = run(number, o.tiny, o.seconds)
+        except Exception:  # among them a process that the system killed
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        held[name] = made | facts | {"asked": o.seconds, "took": time.perf_counter() - start}
         if o.out:
-            o.out.write_text("".join(f"{json.dumps(own)}\n" for own in found))
+            write_atomically(o.out, "".join(f"{json.dumps(held[name])}\n" for name in NAMES if name in held))
+    found = [held[NAMES[number]] for number in wanted if NAMES[number] in held]
     print(show.tables(found))
     if missed := show.missed(found):
         print(f"\nBeside their targets: {', '.join(missed)}.")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}; the same command measures what is missing")
     return found

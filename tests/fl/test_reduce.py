@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
+from fl import reduce
 from fl.message import Entry, Message
 from fl.reduce import BadReply, Like, Reducer, Schema, check_reply
 
@@ -128,6 +129,24 @@ def test_sums_are_kept_in_float64() -> None:
     big, small = torch.tensor([1e8]), torch.tensor([1.0])
     result = fold(*[Message({E.fixed: t}) for t in (big, small, small, -big)])
     assert result.sum(E.fixed).item() == 2.0
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_a_large_sum_is_made_in_pieces_to_the_bit(
+    piece: int, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduce, "_PIECE", piece)
+    generator = torch.Generator().manual_seed(piece)
+    values = [torch.randn(5, 3, 4, 2, generator=generator).contiguous(memory_format=layout) for _ in range(4)]
+    kept = [value.clone() for value in values]
+    weights = [0.3, 7.0, 1e-3, 2.5]
+    found = fold(*[Message({E.count: w, E.group: {"a": v}}) for w, v in zip(weights, values, strict=True)])
+    total = torch.zeros(5, 3, 4, 2, dtype=torch.float64)
+    for value, weight in zip(kept, weights, strict=True):
+        total = total + value.double() * weight
+    assert torch.equal(found.sum(E.group)["a"], total)
+    assert all(map(torch.equal, values, kept))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,199 @@
+"""Where the CPU time of the examples goes: a round or two of the `cpu` preset of each, by kind of operation.
+
+    python -m tests.benchmarks profiles --data DATA                                        all five, in two minutes
+    python -m tests.benchmarks profiles --data DATA --only vhl --out docs/results/profiles.json
+
+One process an example, one worker of one thread. PyTorch's profiler says how long each operation took, less those that
+it calls; what a client's and the server's work takes beside all operations is "Python". Shares are of all of these
+together. With --out the record is written after every example, and others that it has stay in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from distillkit.files import write_atomically
+from distillkit.provenance import git_commit
+from fl.engine import threads
+from fl.engine.pools import ServerThread
+from tests.benchmarks.table import apart, processor
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES: dict[str, tuple[str, list[str]]] = {
+    "feddm": ("FedDM", ["--dataset", "mnist", "--only", "claim", "--tries", "1", "--rounds", "1"]),
+    "vhl": ("FedAvg + VHL", ["--dataset", "cifar10", "--pair", "--rounds", "1"]),
+    "fedcog": ("FedCOG", ["--datasets", "fashionmnist", "--headline", "--rounds", "1"]),
+    "fedlgd": ("FedLGD", ["--no-ablations", "--rounds", "2", "--steps", "20"]),
+    "single_image": ("", ["--headline", "--rounds", "1"]),
+}
+"""By example: the way that is profiled, "" for the first, and the words that make it short."""
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "Python": ("Python",),
+    "optimiser": ("Optimizer.",),
+    "convolution": ("conv", "Conv"),
+    "matrix product": ("aten::mm", "addmm", "bmm", "matmul", "linear"),
+    "norm": ("group_norm", "GroupNorm", "batch_norm", "BatchNorm", "instance_norm", "layer_norm"),
+    "pooling": ("pool", "Pool"),
+    "activation": ("relu", "Relu", "threshold", "clamp_min", "tanh", "Tanh", "sigmoid", "gelu"),
+    "loss": ("softmax", "SoftMax", "nll", "Nll", "cross_entropy"),
+    "augmentation": ("grid_sampler", "affine_grid", "flip", "roll"),
+    "drawing": ("normal_", "uniform_", "randperm", "random_", "randn", "multinomial"),
+    "copies": ("copy_", "clone", "index", "aten::cat", "fill_", "zero_", "contiguous", "aten::to", "empty", "gather"),
+}
+"""By kind: parts of the names of its operations; the first kind that fits counts."""
+
+LIMIT = 0.05
+
+
+class Found(BaseException):
+    """Ends an example where its study would begin."""
+
+
+def kind(name: str) -> str:
+    """What an operation of this name is counted as: what fits nothing goes by its own name."""
+    fitting = (kind for kind, parts in KINDS.items() if any(part in name for part in parts))
+    return next(fitting, name.removeprefix("aten::"))
+
+
+def study_of(example: str, words: Sequence[str]) -> Any:
+    """The study that an example would run with these words."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    module, found = importlib.import_module(example), list[Any]()
+
+    def run_study(study: Any, *_: Any, **__: Any) -> None:
+        found.append(study)
+        raise Found
+
+    module.run_study = run_study  # type: ignore[attr-defined]
+    try:
+        module.main(list(words))
+    except Found:
+        return found[0]
+    raise RuntimeError(f"{example} ran no study")
+
+
+def spanned(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same work in a span of the profiler's, whose own time is what no operation takes."""
+
+    def spanning(*given: Any, **options: Any) -> Any:
+        with record_function("Python"):
+            return work(*given, **options)
+
+    return spanning
+
+
+def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
+    """The kinds of operations of an example, each with its share, the largest first.
+
+    Args:
+        example: one of `EXAMPLES`.
+        data: the root of the datasets.
+        more: further words for its command line.
+    """
+    from distillkit.study.perform import attempt
+
+    torch.set_num_threads(1)
+    wanted, words = EXAMPLES[example]
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--preset", "cpu", "--device", "cpu", "--seeds", "0", *words, *more]
+        study = study_of(example, [*words, "--data", data, "--out", folder])
+        orders = [order for order in study.plan.running({}) if not wanted or order.method == wanted]
+        if not orders:
+            raise ValueError(f"{example} has no way called {wanted!r}; there are {', '.join(study.plan.ways)}")
+        order = orders[0]
+        task, way, made = study.plan.task(order.task), study.plan.ways[order.method], study._made(order)
+        threads.respond = spanned(threads.respond)  # type: ignore[attr-defined]
+        run = ServerThread.run
+        ServerThread.run = lambda self, work: run(self, spanned(work))  # type: ignore[method-assign]
+        everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+        begun = time.process_time()
+        with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere, acc_events=True) as profiled:
+            attempt(order, task, study._split(task), way, made, device="cpu", workers=1)
+        spent = time.process_time() - begun
+    seconds: dict[str, float] = {}
+    for event in profiled.key_averages():
+        own = kind(event.key)
+        seconds[own] = seconds.get(own, 0.0) + event.self_cpu_time_total / 1e6
+    total = sum(seconds.values())
+    largest = sorted(seconds.items(), key=lambda item: -item[1])
+    return {
+        "example": example, "method": order.method, "task": order.task,
+        "words": shlex.join(["python", f"examples/{example}.py", *words]), "cpu_seconds": round(spent, 1),
+        "shares": {name: round(own / total, 4) for name, own in largest if own / total >= 0.001},
+    }  # fmt: skip
+
+
+def table(record: dict[str, Any]) -> str:
+    """What a record says, in Markdown: convolutions and matrix products together, then each kind above a twentieth."""
+    said = [
+        "| example, method | CPU s | convolution and matrix products | above 5 % | all else |",
+        "|---|---:|---:|---|---:|",
+    ]
+    for row in record["rows"]:
+        both = sum(row["shares"].get(name, 0.0) for name in ("convolution", "matrix product"))
+        large = {
+            name: share for name, share in row["shares"].items()
+            if share > LIMIT and name not in ("convolution", "matrix product")
+        }  # fmt: skip
+        cells = ", ".join(f"{name} {100 * share:.0f} %" for name, share in large.items()) or "–"
+        rest = 100 * (1 - both - sum(large.values()))
+        name = f"`{row['example']}`, {row['method']} on {row['task']}"
+        said.append(f"| {name} | {row['cpu_seconds']:.0f} | {100 * both:.0f} % | {cells} | {rest:.0f} % |")
+    where = f"{record['processor']}, PyTorch {record['torch']}"
+    commits = ", ".join(dict.fromkeys(str(row["commit"]) for row in record["rows"]))
+    return "\n".join([f"`{record['command']}` at commit {commits}, {record['when']}: {where}.", "", *said])
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Profile, keep after every example, print the table."""
+    parser = argparse.ArgumentParser(
+        "python -m tests.benchmarks profiles", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", default=os.environ.get("DISTILLKIT_DATA", ""), help="root of the datasets by name")
+    parser.add_argument("--only", nargs="+", choices=list(EXAMPLES), default=list(EXAMPLES))
+    parser.add_argument("--out", type=Path, help="a file for the record, JSON")
+    o = parser.parse_args(arguments)
+    record: dict[str, Any] = {
+        "command": "python -m tests.benchmarks profiles --data DATA", "when": f"{datetime.date.today():%Y-%m-%d}",
+        "processor": processor(), "torch": str(torch.__version__), "python": platform.python_version(), "rows": [],
+    }  # fmt: skip
+    if o.out and o.out.exists():
+        record["rows"] = [row for row in json.loads(o.out.read_text())["rows"] if row["example"] not in o.only]
+    failed = []
+    for example in o.only:
+        print(example, file=sys.stderr, flush=True)
+        try:
+            made = apart(partial(shares, example, o.data))
+        except Exception as error:
+            print(f"{example} failed: {error}", file=sys.stderr, flush=True)
+            failed.append(example)
+            continue
+        rows = {row["example"]: row for row in [*record["rows"], {**made, "commit": git_commit()}]}
+        record["rows"] = [rows[name] for name in EXAMPLES if name in rows]
+        if o.out:
+            write_atomically(o.out, f"{json.dumps(record, indent=1)}\n")
+    print(table(record))
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+    return record
+
+
+if __name__ == "__main__":
+    main()
