@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, replace
@@ -74,6 +75,7 @@ class Ledger:
         self._remarks: list[str] = []
         self._assumed: dict[str, tuple[str, ...]] = {}
         self._mirrored: dict[str, int] = {}
+        self._untaken: deque[tuple[int, dict[str, Any]]] = deque()
         self._torn = 0
         with self._current():
             pass
@@ -300,11 +302,22 @@ class Ledger:
         with self._lock, self._journal.locked():
             lines, torn = self._journal.unread()
             self._torn += torn
-            for number, line in lines:
-                self._take(number, line)
+            self._untaken.extend(lines)
+            while self._untaken:  # a line at which this was interrupted, or that is refused, is not passed over later
+                self._take(*self._untaken[0])
+                self._untaken.popleft()
             yield
 
     def _take(self, number: int, line: dict[str, Any]) -> None:
+        try:
+            self._enter(line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"line {number} of {self.path} is not a ledger's: {json.dumps(line)[:80]} ({error}); give the path of "
+                "a ledger, or of a file that does not exist yet"
+            ) from error
+
+    def _enter(self, line: dict[str, Any]) -> None:
         known = {f.name for f in fields(Event)}
         if "from" in line:  # see `distillkit.privacy.branch.mirror`
             source, place = line["from"]
@@ -319,10 +332,7 @@ class Ledger:
         elif "assumed" in line:
             self._assumed[line["by"]] = tuple(line["assumed"])
         else:
-            raise ValueError(
-                f"line {number} of {self.path} is not a ledger's: {json.dumps(line)[:80]}; give the path of a "
-                "ledger, or of a file that does not exist yet"
-            )
+            raise ValueError("it says nothing that was spent, noted or assumed")
 
 
 def _who(events: Sequence[Event]) -> str:

@@ -6,8 +6,9 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,47 @@ def test_damage_and_loss_are_refused(tmp_path: Path) -> None:
     path.write_text('{"accuracy": 1}\n')
     with pytest.raises(ValueError, match="line 1 of .* is not a ledger's"):
         Ledger(path)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"accuracy": 1}, {"event": {}}, {"event": {**asdict(ONE), "sigma": -1.0}}, {"remark": "x", "from": 5},
+        {"assumed": ["x"]}, {"assumed": 3, "by": "x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_line_that_is_refused_stays_refused_and_what_stands_behind_it_is_not_passed_over(
+    odd: dict[str, Any], tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path / "l")
+    ledger.spend(ONE)
+    with open(tmp_path / "l", "a") as file:
+        file.write(f"{json.dumps(odd)}\n{json.dumps({'event': asdict(ONE)})}\n")
+    for use in (ledger.epsilon, ledger.epsilon, lambda: ledger.spend(ONE), lambda: Ledger(tmp_path / "l")):
+        with pytest.raises(ValueError, match="line 2 of .* is not a ledger's: .* give the path of a ledger"):
+            use()
+    assert len((tmp_path / "l").read_text().splitlines()) == 3
+
+
+def test_reading_that_is_interrupted_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C among the lines of another process: whoever goes on counts them all."""
+    ledger, other = Ledger(tmp_path / "l"), Ledger(tmp_path / "l")
+    other.spend(ONE, replace(ONE, client=2), ONE)
+    take, taken = Ledger._take, []
+
+    def interrupted(self: Ledger, number: int, line: dict[str, Any]) -> None:
+        taken.append(number)
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+        take(self, number, line)
+
+    monkeypatch.setattr(Ledger, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.epsilon()
+    assert ledger.events == other.events
+    assert ledger.epsilon() == other.epsilon()
+    assert taken == [1, 2, 2, 3]
 
 
 def test_nothing_acknowledged_is_forgotten_after_kill(tmp_path: Path) -> None:
