@@ -26,10 +26,12 @@ wheel: $(STAMP)
 	$(BIN)/python -m zipfile --extract dist/*.whl dist/alone
 	cd dist && PYTHONPATH=alone $(CURDIR)/$(BIN)/python -P $(CURDIR)/tests/smoke.py alone
 
-# With Flower itself, in an environment of its own: the stand-in's tests with Flower's own classes, and the table of
-# hashes, in a simulation and on deployed nodes; then what fails, and who is let in. One process: Flower starts its own.
+# With Flower itself, in an environment of its own: the stand-in's tests with Flower's own classes; the table of hashes,
+# in a simulation and on deployed nodes; secure sums, and private runs. Then what fails, and who is let in. One process:
+# Flower starts its own.
 test-flower: $(FLOWER)/.made
-	$(FLOWER)/bin/python -m pytest -q tests/fl/flower tests/flower_real/test_equal.py
+	$(FLOWER)/bin/python -m pytest -q tests/fl/flower tests/flower_real/test_equal.py \
+		tests/flower_real/test_secure.py tests/flower_real/test_private.py
 
 test-flower-faults: $(FLOWER)/.made
 	$(FLOWER)/bin/python -m pytest -q tests/flower_real/test_faults.py tests/flower_real/test_closed.py

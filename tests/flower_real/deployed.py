@@ -121,12 +121,13 @@ class Flower:
         wait_for(listens, "the SuperLink")
 
     def start_node(
-        self, name: str, partition: int, partitions: int, *more: str, secure: tuple[str, ...] = ("--insecure",)
+        self, name: str, partition: int, partitions: int, *, config: str = "", secure: tuple[str, ...] = ("--insecure",)
     ) -> None:
-        """Start a SuperNode that is one of so many partitions."""
+        """Start a SuperNode that is one of so many partitions; `config` is the rest of its node config."""
+        which = f"partition-id={partition} num-partitions={partitions} {config}"
         self.start(
             name, "flower-supernode", *secure, "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
-            "--port", str(free_port()), "--node-config", f"partition-id={partition} num-partitions={partitions}", *more,
+            "--port", str(free_port()), "--node-config", which,
         )  # fmt: skip
 
     def __enter__(self) -> Self:

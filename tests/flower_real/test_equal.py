@@ -44,6 +44,17 @@ def compared(found: dict[str, dict[str, Any]], names: tuple[str, ...], setting: 
     return differ
 
 
+def played(flower: Flower, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Play a run in a simulation of four nodes: what Flower says of it, and its log."""
+    for tried in range(TRIES):  # Ray gives its own start 15 and 30 seconds, whatever the machine is busy with
+        name = f"run{tried}"
+        number = flower.begin(name, config, "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2")
+        run, log = flower.end(name, number), flower.log(name)
+        if "timed out during startup" not in log:
+            break
+    return run, log
+
+
 def test_the_tree_that_is_tested_is_this_one() -> None:
     assert Path(fl.__file__).parents[1] == ROOT
 
@@ -52,12 +63,7 @@ def test_methods_in_a_simulation_of_flower_have_the_hashes_of_threads(capsys: py
     with Flower(simulation=True) as flower:
         out = flower.folder / "out"
         config = {"methods": " ".join(SIMULATED), "setting": "simulated", "out": str(out)}
-        for tried in range(TRIES):  # Ray gives its own start 15 and 30 seconds, whatever the machine is busy with
-            name = f"run{tried}"
-            number = flower.begin(name, config, "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2")
-            run, log = flower.end(name, number), flower.log(name)
-            if "timed out during startup" not in log:
-                break
+        run, log = played(flower, config)
         found = flower.results(out)
     with capsys.disabled():
         print("\n| place | method | with threads | on Flower | | seconds |\n|---|---|---|---|---|---:|")

@@ -9,7 +9,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from dk_app.costs import SIZES, Echo, echo_client
-from dk_app.settings import METHODS, load_client
+from dk_app.settings import load_client, method_of
 from fl.engine.flower import reply_to
 
 app = ClientApp()
@@ -21,12 +21,14 @@ app = ClientApp()
 def answer(message: Any, context: Any) -> Any:
     """Answer one message."""
     name = message.content.pop("method")["name"]
-    partition, partitions = context.node_config["partition-id"], context.node_config["num-partitions"]
-    folder = Path(context.run_config["out"]) / "nodes" / str(partition)
+    here, out = context.node_config, Path(context.run_config["out"])
+    partition, partitions = here["partition-id"], here["num-partitions"]
+    folder = here.get("folder", str(out / "nodes" / str(partition)))
     if name in SIZES:
         return reply_to(message, context, Echo(SIZES[name]), lambda partition: echo_client(), folder=folder)
     return reply_to(
-        message, context, METHODS[name](), lambda partition: load_client(partition, partitions), folder=folder
+        message, context, method_of(name, out, node=True), lambda partition: load_client(partition, partitions),
+        folder=folder, policy=here.get("policy"), code=Path(__file__).parent,
     )  # fmt: skip
 
 

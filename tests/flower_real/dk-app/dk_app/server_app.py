@@ -11,7 +11,7 @@ from typing import Any
 from flwr.serverapp import ServerApp
 
 from dk_app.costs import costs
-from dk_app.settings import METHODS, SETTINGS, Marked, test_set
+from dk_app.settings import SETTINGS, Marked, method_of, test_set
 from fl.engine.flower import serve
 from fl.study import outcome_hash
 
@@ -32,15 +32,17 @@ def main(grid: Any, context: Any) -> None:
     for name, setting in zip(names, settings * len(names)):
         began = time.perf_counter()
         deadline = 1.5 * slowest + 10 if slowest else 900.0
+        method, folder = method_of(name, out, node=False), out / "runs" / name
         run = serve(
-            Marked(grid, name), METHODS[name](), test=test_set(), out=out / "runs" / name, resume=True, poll=1.0,
-            wait=config["wait"], at_once=config["at-once"], deadline=deadline, **SETTINGS[setting],
+            Marked(grid, name), method, test=test_set(), out=folder, resume=True, poll=1.0, deadline=deadline,
+            wait=config["wait"], at_once=config["at-once"], **SETTINGS[setting],
         )  # fmt: skip
         slowest = max(slowest, *(row["seconds"] for row in run.rows))
         line = {
             "method": name, "hash": outcome_hash(run), "accuracy": run.accuracy_last,
             "failed": [row["failed"] for row in run.rows], "round_seconds": [row["seconds"] for row in run.rows],
-            "seconds": time.perf_counter() - began, "distillkit": fl_file(),
+            "epsilon": [row.get("epsilon") for row in run.rows], "seconds": time.perf_counter() - began,
+            "secure_sum": [row.get("secure_sum") for row in run.rows], "distillkit": fl_file(),
         }  # fmt: skip
         write(out, line)
 

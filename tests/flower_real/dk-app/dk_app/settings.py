@@ -18,8 +18,8 @@ from distillkit import LabeledImages
 from distillkit.networks import ConvNet
 from distillkit.normalization import IDENTITY
 from fl import Client, FedAvg, FedDM, Holding, Message, Method
-from fl.addons import SCAFFOLD, VHL, FedCOG
-from fl.methods import FedLGD, SingleImage
+from fl.addons import DPSGD, SCAFFOLD, VHL, FedCOG
+from fl.methods import FedLGD, PrivateFedDM, SingleImage
 
 NETWORK = partial(ConvNet, (1, 8, 8), width=8, depth=1)
 FAST: dict[str, Any] = {"factory": NETWORK, "epochs": 1, "lr": 0.05, "batch": 32}
@@ -54,16 +54,33 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedLGD": lambda: FedLGD(ipc=1, anchors=1, selected=(2,), augment=None, **STEPS, **FAST),
     "FedDM": lambda: FedDM(factory=NETWORK, ipc=1, steps=5, server_epochs=2),
     "SingleImage": lambda: SingleImage(PICTURE, shared=SHARED, factory=NETWORK, epochs=1, batch=4),
+    "DPSGD": lambda: FedAvg(
+        DPSGD(sigma=2.0, rate=0.05, size=35), weights="uniform", factory=NETWORK, epochs=1, lr=0.05
+    ),
+    "PrivateFedDM": lambda: PrivateFedDM(
+        factory=NETWORK, sigma=2.0, sigma_sizes=2.0, draws=2, ipc=1, steps=5, server_epochs=2
+    ),
     "Mishaps": lambda: Mishaps(**FAST),
     "Failing": lambda: Failing(**FAST),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "simulated": {"rounds": 3, "participation": 0.5, "seed": 3, "evaluate": "all"},
     "deployed": {"rounds": 2, "seed": 3, "evaluate": [0]},
+    "secure": {"rounds": 3, "seed": 3, "evaluate": "all"},
     "killed": {"rounds": 3, "seed": 3, "evaluate": "none"},
     "faults": {"rounds": 3, "seed": 3, "evaluate": "none"},
     "once": {"rounds": 1, "seed": 3, "evaluate": "none"},
+    "twice": {"rounds": 2, "seed": 3, "evaluate": "none"},
 }
+
+
+def method_of(name: str, out: Path, *, node: bool) -> Method:
+    """The method of this name, as a node has it or as the server has it; keys of secure sums lie in `out`."""
+    if name in METHODS:
+        return METHODS[name]()
+    from dk_app.sealed import sealed
+
+    return sealed(name, out / "keys", node=node, **FAST)
 
 
 def digits() -> LabeledImages:
