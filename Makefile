@@ -28,13 +28,13 @@ wheel: $(STAMP)
 
 # With Flower itself, in an environment of its own: the stand-in's tests with Flower's own classes; the table of hashes,
 # in a simulation and on deployed nodes; secure sums, and private runs. Then what fails, and who is let in. One process:
-# Flower starts its own.
+# Flower starts its own. What was seen is kept where FLOWER_RECORD says; docs/scripts/flower.py makes the page of it.
 test-flower: $(FLOWER)/.made
-	$(FLOWER)/bin/python -m pytest -q tests/fl/flower tests/flower_real/test_equal.py \
+	FLOWER_TARGET=$@ $(FLOWER)/bin/python -m pytest -q tests/fl/flower tests/flower_real/test_equal.py \
 		tests/flower_real/test_secure.py tests/flower_real/test_private.py
 
 test-flower-faults: $(FLOWER)/.made
-	$(FLOWER)/bin/python -m pytest -q tests/flower_real/test_faults.py tests/flower_real/test_closed.py
+	FLOWER_TARGET=$@ $(FLOWER)/bin/python -m pytest -q tests/flower_real/test_faults.py tests/flower_real/test_closed.py
 
 # The federated examples' smoke presets, each whole and then killed with -9 and started again: minutes.
 killed: $(STAMP)

@@ -6,6 +6,7 @@ import json
 
 from tests.flower_real.certificates import write_certificates, write_key
 from tests.flower_real.deployed import Flower, wait_for
+from tests.flower_real.record import noting
 from tests.flower_real.test_equal import beside
 
 TLS = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key")
@@ -29,32 +30,36 @@ def secured(key: str) -> tuple[str, ...]:
 
 
 def test_an_unregistered_node_and_a_plain_connection_get_nowhere() -> None:
-    with closed() as flower:
-        registered = flower.ask("supernode", "register", "known.pub", "here")
-        flower.start_node("unknown", 0, 1, secure=secured("unknown"))
-        flower.start_node("plain", 0, 1)
-        wait_for(
-            lambda: len(flower.log("unknown")) > 300 or flower.ended("unknown"), "the node without a registered key"
+    with noting("closed") as told:
+        with closed() as flower:
+            registered = flower.ask("supernode", "register", "known.pub", "here")
+            flower.start_node("unknown", 0, 1, secure=secured("unknown"))
+            flower.start_node("plain", 0, 1)
+            wait_for(
+                lambda: len(flower.log("unknown")) > 300 or flower.ended("unknown"), "the node without a registered key"
+            )
+            flower.start_node("known", 0, 1, secure=secured("known"))
+            out = flower.folder / "out"
+            number = flower.begin("run", {"methods": "FedAvg", "setting": "once", "out": str(out)})
+            run = flower.end("run", number)
+            found = flower.results(out)
+            nodes = flower.nodes()
+            config = flower.folder / "home" / "config.toml"
+            config.write_text(
+                config.read_text() + f'[superlink.plain]\naddress = "127.0.0.1:{flower.port}"\ninsecure = true\n'
+            )
+            plain = flower.ask("list", "plain", "--format", "json")
+            logs = {name: flower.log(name) for name in ("unknown", "plain", "known", "link", "run")}
+        told["nodes"] = [node["status"] for node in nodes]
+        print(
+            registered, plain, json.dumps(nodes), *(f"== {name}\n{log[-2500:]}" for name, log in logs.items()), sep="\n"
         )
-        flower.start_node("known", 0, 1, secure=secured("known"))
-        out = flower.folder / "out"
-        number = flower.begin("run", {"methods": "FedAvg", "setting": "once", "out": str(out)})
-        run = flower.end("run", number)
-        found = flower.results(out)
-        nodes = flower.nodes()
-        config = flower.folder / "home" / "config.toml"
-        config.write_text(
-            config.read_text() + f'[superlink.plain]\naddress = "127.0.0.1:{flower.port}"\ninsecure = true\n'
-        )
-        plain = flower.ask("list", "plain", "--format", "json")
-        logs = {name: flower.log(name) for name in ("unknown", "plain", "known", "link", "run")}
-    print(registered, plain, json.dumps(nodes), *(f"== {name}\n{log[-2500:]}" for name, log in logs.items()), sep="\n")
-    assert run["status"] == "finished:completed"
-    assert found["FedAvg"]["failed"] == [{}]
-    assert found["FedAvg"]["hash"] == beside("FedAvg", "once", 1)
-    assert [node["status"] for node in nodes].count("online") == 1
-    assert '"success": false' in plain
-    assert "Failed to activate SuperNode" in logs["unknown"]
-    assert "Received" in logs["known"]
-    for name in ("unknown", "plain"):
-        assert "Received" not in logs[name]
+        assert run["status"] == "finished:completed"
+        assert found["FedAvg"]["failed"] == [{}]
+        assert found["FedAvg"]["hash"] == beside("FedAvg", "once", 1)
+        assert [node["status"] for node in nodes].count("online") == 1
+        assert '"success": false' in plain
+        assert "Failed to activate SuperNode" in logs["unknown"]
+        assert "Received" in logs["known"]
+        for name in ("unknown", "plain"):
+            assert "Received" not in logs[name]

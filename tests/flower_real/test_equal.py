@@ -12,6 +12,7 @@ import fl
 from fl import simulate
 from fl.study import outcome_hash
 from tests.flower_real.deployed import APP, ROOT, Flower
+from tests.flower_real.record import noting
 
 sys.path.append(str(APP))
 from dk_app import settings
@@ -28,20 +29,24 @@ def beside(name: str, setting: str, clients: int) -> str:
     return outcome_hash(simulate(METHODS[name](), held, test=settings.test_set(), progress=False, **SETTINGS[setting]))
 
 
-def compared(found: dict[str, dict[str, Any]], names: tuple[str, ...], setting: str, clients: int) -> list[str]:
-    """A line a method for the table, and the names of those that differ."""
-    differ = []
+def compared(
+    found: dict[str, dict[str, Any]], names: tuple[str, ...], setting: str, clients: int
+) -> list[dict[str, Any]]:
+    """A row a method, printed too."""
+    rows = []
     for name in names:
-        line, wanted = found.get(name), beside(name, setting, clients)
-        same = line is not None and line["hash"] == wanted and not any(line["failed"])
-        print(
-            f"| {setting} | {name} | {wanted} | {line['hash'] if line else 'none'} | {'equal' if same else 'DIFFERS'} "
-            f"| {line['seconds'] if line else 0:.1f} |",
-            flush=True,
-        )
-        if not same:
-            differ.append(name)
-    return differ
+        line = found.get(name, {"hash": None, "failed": None, "seconds": None})
+        row = {"method": name, "hash_threads": beside(name, setting, clients), "hash_flower": line["hash"]}
+        rows.append({**row, "failed": line["failed"], "seconds": line["seconds"]})
+        print(f"| {setting} | {' | '.join(map(str, rows[-1].values()))} |", flush=True)
+    return rows
+
+
+def require_equal(rows: list[dict[str, Any]]) -> None:
+    """The hashes are the same, and nobody failed."""
+    for row in rows:
+        assert row["hash_flower"] == row["hash_threads"], row
+        assert not any(row["failed"]), row
 
 
 def played(flower: Flower, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -60,31 +65,32 @@ def test_the_tree_that_is_tested_is_this_one() -> None:
 
 
 def test_methods_in_a_simulation_of_flower_have_the_hashes_of_threads(capsys: pytest.CaptureFixture[str]) -> None:
-    with Flower(simulation=True) as flower:
-        out = flower.folder / "out"
-        config = {"methods": " ".join(SIMULATED), "setting": "simulated", "out": str(out)}
-        run, log = played(flower, config)
-        found = flower.results(out)
-    with capsys.disabled():
-        print("\n| place | method | with threads | on Flower | | seconds |\n|---|---|---|---|---|---:|")
-        differ = compared(found, SIMULATED, "simulated", 4)
-    assert run["status"] == "finished:completed", log[-3000:]
-    assert not differ
-    assert {line["distillkit"] for line in found.values()} == {str(ROOT / "fl")}
+    with noting("simulated") as told:
+        with Flower(simulation=True) as flower:
+            out = flower.folder / "out"
+            run, log = played(flower, {"methods": " ".join(SIMULATED), "setting": "simulated", "out": str(out)})
+            found = flower.results(out)
+        with capsys.disabled():
+            print("\n| place | method | with threads | on Flower | failed | seconds |\n|---|---|---|---|---|---:|")
+            told["rows"] = compared(found, SIMULATED, "simulated", 4)
+        assert run["status"] == "finished:completed", log[-3000:]
+        require_equal(told["rows"])
+        assert {line["distillkit"] for line in found.values()} == {str(ROOT / "fl")}
 
 
 def test_methods_on_deployed_nodes_have_the_hashes_of_threads(capsys: pytest.CaptureFixture[str]) -> None:
-    with Flower() as flower:
-        out = flower.folder / "out"
-        for partition in range(2):
-            flower.start_node(f"node{partition}", partition, 2)
-        number = flower.begin(
-            "run", {"methods": " ".join(DEPLOYED), "setting": "deployed", "out": str(out), "at-once": 1}
-        )
-        run = flower.end("run", number)
-        found, log = flower.results(out), flower.log("run")
-    with capsys.disabled():
-        print()
-        differ = compared(found, DEPLOYED, "deployed", 2)
-    assert run["status"] == "finished:completed", log[-3000:]
-    assert not differ
+    with noting("deployed") as told:
+        with Flower() as flower:
+            out = flower.folder / "out"
+            for partition in range(2):
+                flower.start_node(f"node{partition}", partition, 2)
+            number = flower.begin(
+                "run", {"methods": " ".join(DEPLOYED), "setting": "deployed", "out": str(out), "at-once": 1}
+            )
+            run = flower.end("run", number)
+            found, log = flower.results(out), flower.log("run")
+        with capsys.disabled():
+            print()
+            told["rows"] = compared(found, DEPLOYED, "deployed", 2)
+        assert run["status"] == "finished:completed", log[-3000:]
+        require_equal(told["rows"])

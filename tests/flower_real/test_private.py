@@ -16,6 +16,7 @@ from distillkit.privacy import Ledger
 from fl import simulate
 from fl.engine.flower import app_hash
 from tests.flower_real.deployed import APP, Flower
+from tests.flower_real.record import noting
 from tests.flower_real.test_equal import METHODS, SETTINGS, load_client, settings
 
 SETTING = {"first": "once", "second": "twice", "third": "once"}
@@ -51,8 +52,21 @@ def paid(node: Path) -> float | None:
 def test_private_runs_compose_on_the_nodes_and_their_owners_have_the_last_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first, other, (third, fourth) = beside()
-    found, runs, logs = {}, {}, {}
+    with noting("private") as told:
+        wanted = list(beside())
+        told["rows"] = [
+            {"run": run, "method": name, "simulate": wanted.pop(0)} for run in ("first", "second") for name in RUNS[run]
+        ]
+        _play(told)
+        with capsys.disabled():
+            print(f"\n{json.dumps(told, indent=1)}", flush=True)
+        _require(told)
+
+
+def _play(told: dict[str, Any]) -> None:
+    """Play the runs, and tell what each came to."""
+    found, told["status"] = {}, {}
+    third, _ = told["rows"][-1]["simulate"]
     with Flower() as flower:
         nodes = [flower.folder / f"node{k}" for k in range(2)]
         policies = [flower.folder / f"policy{k}.toml" for k in range(2)]
@@ -66,33 +80,32 @@ def test_private_runs_compose_on_the_nodes_and_their_owners_have_the_last_word(
             out = flower.folder / name
             config = {"methods": " ".join(methods), "setting": SETTING[name], "out": str(out), "at-once": 1}
             number = flower.begin(name, config)
-            runs[name], found[name] = flower.end(name, number), flower.results(out)
-            logs[name] = flower.log(name)
-        ledgers = [paid(node) for node in nodes]
-    failed = found["second"]["DPSGD"]["failed"] if found["second"] else None
-    refused = [line for line in logs["third"].splitlines() if "NoUsableReply" in line]
-    with capsys.disabled():
-        print("\n| run | method | epsilon of simulate | epsilon on Flower |\n|---|---|---|---|")
-        for name, methods, wanted in (
-            ("first", "DPSGD", first), ("first", "PrivateFedDM", other), ("second", "DPSGD", [third, fourth]),
-        ):  # fmt: skip
-            print(f"| {name} | {methods} | {wanted} | {found[name].get(methods, {}).get('epsilon')} |")
-        said = {"failed": failed, "third": refused[-1:], "status": {n: run["status"] for n, run in runs.items()}}
-        print(json.dumps({**said, "ledgers": ledgers}, indent=1), flush=True)
-    print(*(f"== {name}\n{log[-3000:]}" for name, log in logs.items()), sep="\n")
-    assert [runs[name]["status"] for name in ("first", "second")] == ["finished:completed"] * 2
-    assert found["first"]["DPSGD"]["epsilon"] == first
-    assert found["first"]["PrivateFedDM"]["epsilon"] == other
-    assert not any(row for line in found["first"].values() for row in line["failed"])
+            told["status"][name] = flower.end(name, number)["status"]
+            found[name], log = flower.results(out), flower.log(name)
+            print(f"== {name}\n{log[-3000:]}")
+        told["ledgers"] = [paid(node) for node in nodes]
+    for row in told["rows"]:
+        line = found[row["run"]].get(row["method"], {})
+        row |= {"flower": line.get("epsilon"), "failed": line.get("failed")}
+    told["raised"] = [line for line in log.splitlines() if "NoUsableReply" in line][-1:]
+
+
+def _require(told: dict[str, Any]) -> None:
+    """What must have been told."""
+    assert told["status"] == {
+        "first": "finished:completed", "second": "finished:completed", "third": "finished:failed",
+    }  # fmt: skip
+    for row in told["rows"]:
+        assert row["flower"] == row["simulate"], row
+    first, other, (third, fourth) = (row["simulate"] for row in told["rows"])
     assert 0 < first[0] < other[0] < third < fourth
-    assert found["second"]["DPSGD"]["epsilon"] == [third, fourth]
-    assert failed is not None
-    before, after = failed
+    assert [row["failed"] for row in told["rows"][:2]] == [[{}]] * 2
+    before, after = told["rows"][2]["failed"]
     assert before == {}
     assert list(after) == ["0"]
     spent = "refused: the budget of its policy is spent: dp_sgd for client '0' would bring epsilon to "
     assert after["0"].startswith(spent)
-    assert runs["third"]["status"] == "finished:failed"
-    assert f"client 0 {spent}" in refused[-1]
-    assert "client 1 refused: its policy says smallest_sigma = 4, and dp_sgd has 2" in refused[-1]
-    assert ledgers == [third, fourth]
+    (raised,) = told["raised"]
+    assert f"client 0 {spent}" in raised
+    assert "client 1 refused: its policy says smallest_sigma = 4, and dp_sgd has 2" in raised
+    assert told["ledgers"] == [third, fourth]

@@ -165,7 +165,8 @@ def serve(
         grid: Flower's, which the server app's main function is called with.
         method: what to run.
         clients: how many partitions there are; None: as many as the nodes say (`num-partitions`).
-        wait: seconds in which all nodes must have come.
+        wait: seconds in which all nodes must have come; and as many again in which, before a private run, they must have
+            said what was charged to their data.
         deadline: seconds that a client has for an answer, from the making of its message on, by the clocks of both; so
             the time that it waits for its turn on its node counts. Then it is stopped, and is an error in the history.
         at_once: how many clients have a message at a time.
@@ -196,7 +197,7 @@ def serve(
     mail, roll, met = Mail(grid, poll, largest_message), Roll(method, task), Met()
     gather(mail, roll, met, clients, wait)
     first = roll.first(task)
-    terms = Terms(first.num_classes, deadline, at_once)
+    terms = Terms(first.num_classes, deadline, at_once, wait)
     plan = Plan(
         method=method, first=first, clients=len(roll.guests), progress=False, defer_tests=defer_tests, **options
     )

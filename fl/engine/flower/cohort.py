@@ -34,7 +34,7 @@ _GRACE = 30.0
 """Seconds that an answer may take on its way after its client's deadline."""
 
 _READING = 60.0
-"""Seconds in which a node says what its ledger holds."""
+"""Seconds in which a node says what its ledger holds, after an exchange; who does not will with the next answer."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,13 @@ class Terms:
         classes: how many classes there are.
         deadline: seconds that a client has for an answer, from the making of its message on.
         at_once: how many clients have a message at a time.
+        wait: seconds in which all have said what was charged to their data before the run.
     """
 
     classes: int
     deadline: float
     at_once: int
+    wait: float
 
 
 class GridCohort:
@@ -108,7 +110,7 @@ class GridCohort:
                 if isinstance(found, BudgetExhausted):
                     raise found
                 yield found
-        self._read_ledgers(self._unsaid)
+        self._read_ledgers(self._unsaid, _READING)
         self._unsaid.clear()  # who still does not say will with the next answer
 
     def _begin(self, client: int, questions: Sequence[tuple[Head, Tell, Take | None]]) -> None:
@@ -204,7 +206,7 @@ class GridCohort:
             return Answer(job.client, error=f"sent what cannot be read: {error}"[:500])
         return answer
 
-    def _read_ledgers(self, clients: Collection[int]) -> None:
+    def _read_ledgers(self, clients: Collection[int], seconds: float) -> None:
         """Take over what nodes have charged and not said: before this run, or for answers that were lost."""
         if self._ledger is None or not clients:
             return
@@ -213,7 +215,7 @@ class GridCohort:
             hello = self._roll.guests[client]
             asked = {"ledger": json.dumps(asked_of(self._ledger, hello))}
             letters[client] = (hello.node, to_parts(Message(), asked))
-        left = set(letters) - set(self._mail.send("query.hello", letters, "ledger", _READING))
+        left = set(letters) - set(self._mail.send("query.hello", letters, "ledger", seconds))
         while left:
             for client, message in self._mail.collect():
                 left.discard(client)
@@ -249,7 +251,7 @@ class GridCohort:
             NoUsableReply: a node does not say.
         """
         self._unsaid = set(self._roll.guests)
-        self._read_ledgers(self._unsaid)
+        self._read_ledgers(self._unsaid, self._terms.wait)
         if self._ledger is not None and self._unsaid:
             raise NoUsableReply(
                 f"the nodes of partitions {sorted(self._unsaid)[:10]} do not say what was charged to their data "

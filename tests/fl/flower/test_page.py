@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -22,6 +21,7 @@ from tests.fl.flower import double
 from tests.fl.flower.test_forms import pictures
 from tests.fl.flower.test_runs import held
 from tests.fl.small import Tiny, images
+from tests.scripts import load_script
 
 PAGE = Path(__file__).parents[3] / "docs" / "flower.md"
 
@@ -93,11 +93,11 @@ def table() -> list[tuple[list[str], str]]:
     return [(re.findall(r"`(\w+)`", keys), said) for keys, said in re.findall(r"^\| (`.*?) \| (.*?) \|$", body, re.M)]
 
 
-def test_the_table_of_hashes_is_its_records() -> None:
-    record = json.loads((PAGE.parent / "results" / "flower.json").read_text())
-    assert f"commit {record['commit']}" in PAGE.read_text()
-    assert len(record["rows"]) == 9
-    for row in record["rows"]:
+def test_the_tables_of_what_was_seen_are_their_records() -> None:
+    script = load_script("docs/scripts/flower.py")
+    record = script.read(script.RECORD)
+    text = PAGE.read_text()
+    assert script.filled(text, record, script.read(script.COSTS)) == text, "run python docs/scripts/flower.py"
+    assert [len(record[part]["rows"]) for part in ("simulated", "deployed")] == [7, 2]
+    for row in (*record["simulated"]["rows"], *record["deployed"]["rows"]):
         assert row["hash_threads"] == row["hash_flower"]
-        hashes = " | ".join(f"`{row[name][:12]}`" for name in ("hash_threads", "hash_flower"))
-        assert f"| {row['place']} | {row['method']} | {hashes} | {row['seconds']:.1f} |" in PAGE.read_text()

@@ -93,6 +93,14 @@ def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
     assert mirrored_in(common) == events_of(tmp_path / "nodes")
 
 
+def test_a_node_that_reads_its_data_slowly_has_time_to_say_what_it_paid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl.engine.flower.cohort._READING", 0.0)
+    run = summed(tmp_path, fault=lambda _, kind, group: "late" if (kind, group) == ("query.hello", "ledger") else None)
+    assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
+
+
 def test_a_charge_stands_on_the_nodes_disk_before_the_noise_is_drawn(tmp_path: Path) -> None:
     seen: list[int] = []
 

@@ -26,7 +26,7 @@ def main(grid: Any, context: Any) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "server.pid").write_text(str(os.getpid()))
     if names == ["costs"]:
-        for line in costs(grid, lambda name: Marked(grid, name)):
+        for line in costs(grid, lambda name: Marked(grid, name), config["payloads"].split(",")):
             write(out, line)
         return
     for name, setting in zip(names, settings * len(names)):

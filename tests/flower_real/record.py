@@ -1,0 +1,58 @@
+"""What was seen on Flower itself, kept where `FLOWER_RECORD` says; `docs/scripts/flower.py` makes the page of it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from distillkit.provenance import git_commit
+
+ROOT = Path(__file__).parents[2]
+
+
+def version_of(name: str) -> str | None:
+    """The version of a package; None without it."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def commit(path: Path) -> str | None:
+    """The commit, with `+` if anything but the record was changed, which grows with every test."""
+    words = ["git", "status", "--porcelain", "--untracked-files=no"]
+    changed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    found = git_commit()
+    only = len(changed) == 2 and (ROOT / changed[1]).resolve() == path.resolve()
+    return found.rstrip("+") if found and only else found
+
+
+def keep(part: str, command: str, seconds: float, **found: Any) -> None:
+    """Write a part of the record in place of the one that was there; nothing without `FLOWER_RECORD`."""
+    path = os.environ.get("FLOWER_RECORD")
+    if not path:
+        return
+    facts = {
+        "command": command, "commit": commit(Path(path)), "date": f"{datetime.date.today():%Y-%m-%d}",
+        "flwr": version_of("flwr"), "ray": version_of("ray"), "seconds": round(seconds, 1),
+    }  # fmt: skip
+    record = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+    Path(path).write_text(json.dumps({**record, part: {**facts, **found}}, indent=1) + "\n")
+
+
+@contextmanager
+def noting(part: str) -> Iterator[dict[str, Any]]:
+    """What a test sees, for the record; it is kept if the test passes."""
+    found: dict[str, Any] = {}
+    began = time.monotonic()
+    yield found
+    test = os.environ["PYTEST_CURRENT_TEST"].split(" ")[0]
+    keep(part, f"python -m pytest {test}", time.monotonic() - began, **found)
