@@ -24,6 +24,7 @@ __all__ = ["PAGE", "filled"]
 PAGE = DOCS / "flower.md"
 RECORD, COSTS = DOCS / "results" / "flower.json", DOCS / "results" / "flower_costs.json"
 WAYS = ("bare", "adapter", "threads")
+NOT_YET = "Not seen on Flower itself yet; only on the grid in memory."
 Record = dict[str, Any]
 
 
@@ -62,18 +63,40 @@ def equal(record: Record) -> str:
 
 
 def private(record: Record) -> str:
-    """Epsilons in process and on Flower, round by round."""
+    """Epsilons in process and on Flower, round by round; and what nodes said that were asked for too much."""
+    if "private" not in record:
+        return NOT_YET
+    part = record["private"]
     lines = [
         [row["run"], row["method"], *(", ".join(map(str, row[name])) for name in ("simulate", "flower"))]
-        for row in record["private"]["rows"]
+        for row in part["rows"]
     ]
-    return words("run | method | epsilon of `simulate`, each round | epsilon on Flower", lines)
+    told = [
+        f"Run {row['run']}, round {number}, client {client}: *{why}*."
+        for row in part["rows"] for number, failed in enumerate(row["failed"], 1) for client, why in failed.items()
+    ]  # fmt: skip
+    told += [f"Run {name}, status `{status}`: *{part['raised'][0]}*." for name, status in part["status"].items()][-1:]
+    made = words("run | method | epsilon of `simulate`, each round | epsilon on Flower", lines)
+    return "\n\n".join([made, *told])
+
+
+def secure(record: Record) -> str:
+    """How many clients each sum was over, and how far it was from a plain one."""
+    if "secure" not in record:
+        return NOT_YET
+    part = record["secure"]
+    lines = [
+        [row["method"], str(number), ", ".join(failed) or "–", str(done["clients"]), str(done["recovered"])]
+        for row in part["rows"] for number, (failed, done) in enumerate(zip(row["failed"], row["secure_sum"]), 1)
+    ]  # fmt: skip
+    made = words("method | round | failed | clients in the sum | masks recovered", lines)
+    return f"{made}\n\nThe largest difference of a weight from the run with plain sums is {part['apart']:.1e}."
 
 
 def costs(record: Record) -> str:
     """What each payload costs, and where that was measured."""
     if not record:
-        return "No record is kept yet."
+        return NOT_YET
     lines = []
     for row in record["rows"]:
         bare, adapter, threads = (statistics.median(row[way]) / row["clients"] for way in WAYS)
@@ -94,7 +117,7 @@ def filled(text: str, record: Record, measured: Record) -> str:
         record: what the tests saw, by part.
         measured: what a round costs; empty if that is not there.
     """
-    tables = {"seen": seen, "equal": equal, "private": private}
+    tables = {"seen": seen, "equal": equal, "private": private, "secure": secure}
     return with_tables(text, lambda name: costs(measured) if name == "costs" else tables[name](record))
 
 
