@@ -165,8 +165,8 @@ def serve(
         grid: Flower's, which the server app's main function is called with.
         method: what to run.
         clients: how many partitions there are; None: as many as the nodes say (`num-partitions`).
-        wait: seconds in which all nodes must have come; and as many again in which, before a private run, they must have
-            said what was charged to their data.
+        wait: seconds in which all nodes must have come; and as many again in which, before a private run, they must
+            have said what was charged to their data.
         deadline: seconds that a client has for an answer, from the making of its message on, by the clocks of both; so
             the time that it waits for its turn on its node counts. Then it is stopped, and is an error in the history.
         at_once: how many clients have a message at a time.
