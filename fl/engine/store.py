@@ -168,9 +168,11 @@ class Store:
         """
         path = self.out / "config.json"
         try:
-            saved = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            saved = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
+        if not isinstance(saved, dict):
+            raise CheckpointError(f"{path} is not the configuration of a run: give another folder")
         wanted = json.loads(json.dumps(config))
         differs = [k for k in wanted if k not in free and saved.get(k) != wanted[k]]
         if differs:
@@ -185,8 +187,8 @@ class Store:
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError) as error:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
         if not isinstance(found, dict) or found.get("format") != _FORMAT:
             raise CheckpointError(f"{path} is not a checkpoint of this library: give the folder of a run")
@@ -259,14 +261,16 @@ class Store:
             self._adopt(upto)
         if not path.exists():
             return []
-        lines, kept = path.read_text().splitlines(), []
+        lines, kept = path.read_bytes().splitlines(), []
         for number, line in enumerate(lines, 1):
             try:
                 found = json.loads(line)
-            except json.JSONDecodeError as error:
+            except ValueError as error:
                 if number == len(lines):
                     break
                 raise CheckpointError(f"{path} is damaged: line {number} cannot be read ({error})") from error
+            if not isinstance(found, dict) or not {"round", "clients"} <= found.keys():
+                raise CheckpointError(f"{path} is damaged: line {number} is of no round")
             if found["round"] > upto:
                 break
             kept.append(found)

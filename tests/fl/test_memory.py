@@ -280,6 +280,27 @@ def test_records_of_rounds_that_were_not_committed_are_cut_off(tmp_path: Path) -
         Store(tmp_path).restore("run")
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe{\x80", bytes(40), b"3", b"[]", b"null", b"{}"], ids=repr)
+def test_whatever_stands_in_a_file_of_a_run_it_is_refused_by_the_files_name(damage: bytes, tmp_path: Path) -> None:
+    """Text that is none, JSON that is no map, a map of something else: as after a crash of the machine."""
+    store = Store(tmp_path)
+    store.begin({"seed": 0})
+    store.commit(1, "run", memory(0.0), {}, {}, {"4": {"memory": "1-a", "bodies": {}}})
+    records, manifest, config = (
+        store.folder / "clients.jsonl", store.folder / "manifest.json", tmp_path / "config.json"
+    )  # fmt: skip
+    records.write_bytes(damage + b"\n" + records.read_bytes())
+    with pytest.raises(CheckpointError, match=r"clients\.jsonl is damaged: line 1"):
+        store.restore("run")
+    manifest.write_bytes(damage)
+    for read in (store.state, store.rows, lambda: store.restore("run")):
+        with pytest.raises(CheckpointError, match=r"manifest\.json is (damaged|not a checkpoint)"):
+            read()
+    config.write_bytes(damage)
+    with pytest.raises(CheckpointError, match=r"config\.json|holds a run with other settings"):
+        store.require_same({"seed": 0}, ())
+
+
 def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
     """Memories' files were named by their rounds; those of rounds that were not committed stay out."""
     store = Store(tmp_path)
