@@ -56,7 +56,7 @@ class Seen:
     """One message that the server sent or got. Made by `read`.
 
     Attributes:
-        round: from 1.
+        round: from 1; 0 of what clients were asked before round 1, with the exchange "answer".
         client: its number, from 0: who got it, or who sent it.
         direction: "down", from the server to the client, or "up".
         values: by the entry's key, such as "FedAvg.update".

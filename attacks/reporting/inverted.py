@@ -50,7 +50,7 @@ def inverted(
         return left_out(why, "give invert=Inversion(victim=...), what replays its messages")
     if invert.victim is None and network is None:
         return left_out("a replay wants the network", "give network=, as the run trained it")
-    rounds = sorted({message.round for message in run.messages()})
+    rounds = sorted({message.round for message in run.messages() if message.exchange == "local"})
     if invert.round is not None and invert.round not in rounds:
         raise ValueError(f"round must be one in which a client answered, {rounds}, got {invert.round}")
     found = sizes(run, invert)

@@ -18,7 +18,7 @@ from fl.engine import evaluation, history
 from fl.engine.delivery import Post
 from fl.engine.evaluation import Tests
 from fl.engine.placement import placed
-from fl.engine.seam import Answer
+from fl.engine.seam import Answer, Letter
 from fl.engine.store import Store
 from fl.engine.tally import Tally
 from fl.message import Entry, Message, Tensors, sizes
@@ -91,21 +91,29 @@ class Engine:
         """
         if not self.method.asks:
             return
-        reducer = Reducer(self.post.entries)
-        bytes_up: dict[str, int] = {}
-        failed: dict[str, str] = {}
-        for answer, _, _ in self.post.exchange("answer", numbers, keeps=False):
+        reducer, tally = Reducer(self.post.entries), Tally()
+        for answer, letter, _ in self.post.exchange("answer", numbers, keeps=False):
             if answer.absent:
                 continue
-            reason = answer.error or self._fold(reducer, answer, "answer")
+            reason = self._take(reducer, tally, answer, letter, "answer")
             if reason is not None:
-                failed[str(answer.client)] = reason
-            elif answer.reply is not None:
-                bytes_up.update({key: bytes_up.get(key, 0) + n for key, n in sizes(answer.reply).items()})
-        why = "; ".join(f"client {k} {reason}" for k, reason in list(failed.items())[:5])
-        self._enough(reducer, why, min_replies)
+                tally.failed[str(answer.client)] = reason
+        self._enough(reducer, tally.reasons(), min_replies)
         self._act(lambda: self.method.answered(self.server, reducer.result()))
-        self.server.notes["setup"] = {"bytes_up": sum(bytes_up.values()), "up": bytes_up, "failed": failed}
+        counted = ("bytes_up", "bytes_down", "up", "down", "failed")
+        self.server.notes["setup"] = {key: value for key, value in tally.row([]).items() if key in counted}
+
+    def _take(self, reducer: Reducer, tally: Tally, answer: Answer, letter: Letter | None, verb: str) -> str | None:
+        """Check and fold one reply, count it and its letter, and keep both in a transcript; why not, if unusable."""
+        number = answer.client
+        if self.transcript is not None and letter is not None:
+            self.transcript.record(self.server.round, number, "down", letter.message, verb)
+        reason = answer.error or self._fold(reducer, answer, verb)
+        sent = sizes(answer.reply) if reason is None and answer.reply is not None else {}
+        tally.count(number, sent, self.post.weight(letter, number))
+        if self.transcript is not None and reason is None and answer.reply is not None:
+            self.transcript.record(self.server.round, number, "up", answer.reply, verb)
+        return reason
 
     def _fold(self, reducer: Reducer, answer: Answer, verb: str) -> str | None:
         """Check and fold one reply; return why it cannot be used, if so. Nothing of such a reply counts."""
@@ -306,17 +314,11 @@ class Engine:
                 tally.empty.append(number)
                 continue
             tally.seconds += answer.seconds
-            if self.transcript is not None and letter is not None:
-                self.transcript.record(server.round, number, "down", letter.message, verb)
-            reason = answer.error or self._fold(reducer, answer, verb)
-            sent = sizes(answer.reply) if reason is None and answer.reply is not None else {}
-            tally.count(number, sent, post.weight(letter, number))
+            reason = self._take(reducer, tally, answer, letter, verb)
             if reason is not None:
                 tally.fail(verb, number, reason, folded=folded)
                 continue
             tally.note(answer.notes)
-            if self.transcript is not None and answer.reply is not None:
-                self.transcript.record(server.round, number, "up", answer.reply, verb)
             post.known.told(number, letter, memory)
         return reducer
 

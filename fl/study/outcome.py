@@ -47,6 +47,8 @@ def hash_of(rows: Sequence[Mapping[str, Any]], state: Message) -> str:
 
 def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in row.items() if "seconds" not in k and k not in _NOT_COMPARED}
+    if isinstance(kept.get("setup"), Mapping):  # what went down before round 1 was not counted at first
+        kept["setup"] = {k: v for k, v in kept["setup"].items() if k not in ("bytes_down", "down")}
     if isinstance(kept.get("privacy"), Mapping):
         kept["privacy"] = {k: v for k, v in kept["privacy"].items() if k != _REMARKS}
     return kept

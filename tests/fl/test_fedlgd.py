@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attacks.transcript import read
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
@@ -162,6 +163,27 @@ def test_statistics_are_asked_once_and_averaged_over_owners(whole: bool) -> None
     want = torch.cat([a + a_std * unit[0], b + b_std * unit[1], unit[2]])
     assert torch.allclose(run.server.state[Anchors.anchors].images, want, atol=1e-5)
     assert run.rows[0]["setup"]["up"] == {"Anchors.statistics": 2 * 3 * 2 * 4, "Anchors.owned": 2 * 3 * 4}
+
+
+def test_what_is_asked_before_round_1_is_counted_and_in_the_transcript(tmp_path: Path) -> None:
+    anchors = Anchors(ipc=2, init="statistics", selected=(), weight=0.0)
+    method = FedAvg(anchors, factory=Tiny, lr=0.05, batch=6)
+    run = simulate(method, federation(), rounds=1, out=tmp_path / "run", transcript=True, progress=False)
+    seen = [message for message in read(tmp_path / "run") if message.round == 0]
+    setup, clients = run.rows[0]["setup"], sorted({message.client for message in seen})
+    assert [(s.client, s.direction, s.exchange) for s in seen] == [
+        (client, way, "answer") for client in clients for way in ("down", "up")
+    ]
+    assert len(clients) == len(federation())
+    assert setup["down"]["Anchors.anchors:digest"] == 16 * len(clients)  # by which they will be known, see `Entry.kept`
+    for way, beside in (("up", 0), ("down", 16 * len(clients))):
+        values = [value for message in seen if message.direction == way for value in message.values.values()]
+        parts = [value.values() if isinstance(value, dict) else value for value in values]  # a set is two tensors
+        tensors = [t for part in parts for t in ([part] if isinstance(part, Tensor) else part)]
+        assert setup[f"bytes_{way}"] == beside + sum(t.numel() * t.element_size() for t in tensors)
+        assert setup[f"bytes_{way}"] == sum(setup[way].values())
+    assert setup["failed"] == {}
+    assert {message.exchange for message in read(tmp_path / "run") if message.round == 1} == {"local"}
 
 
 def test_noise_is_left_alone_when_somebody_else_asks() -> None:
