@@ -140,7 +140,8 @@ def line(**changed: Any) -> dict[str, Any]:
     return {
         "row": "a", "by": "cpu", "threads": 1, "target": None, "share_target": None, "rounds": 1, "ratio": 0.5,
         "least": 0.4, "most": 0.6, "share": 0.7, "once": 0.0, "seconds": dict.fromkeys(("ours", "plain"), costs),
-        "faults": {"ours": 1000, "plain": 12_345}, "memory": {"ours": None, "plain": 9.6}, "bounded_by": [], **changed,
+        "faults": {"ours": 1000, "plain": 12_345}, "memory": {"ours": None, "plain": 9.6}, "bounded_by": [],
+        "difference": 1e-6, "difference_float64": 1e-12, "within": 0.01, **changed,
     }  # fmt: skip
 
 
@@ -152,6 +153,8 @@ def test_a_target_that_is_missed_is_marked_with_what_takes_the_time() -> None:
     assert "**0.50, missed**" in said[3]
     assert "**70 %, missed**" in said[4]
     assert said[-1] == "b misses its target; the most time of a step of ours is in `aten::mm` 61 %."
+    other = show.rows([line(difference=0.023)]).splitlines()
+    assert other[-1] == "a: both sides are 2.3e-02 apart in float32, more than 1e-02, but 1e-12 in float64."
     more = {"growth": "d", "sizes": [10, 1000], "base": 10, "ratios": [1.0, 1.2], "seconds": {"cpu": [[1.0], [1.2]]}}
     grown = {**more, "target": 1.05}
     assert show.missed([good, slow, far, more, grown]) == ["b", "c", "d"]
@@ -230,12 +233,15 @@ def test_operations_are_counted_by_kind_and_what_is_large_is_named() -> None:
     kinds = {
         "aten::mkldnn_convolution": "convolution", "aten::addmm": "matrix product", "Python": "Python",
         "aten::native_group_norm_backward": "norm", "aten::avg_pool2d": "pooling", "aten::copy_": "copies",
-        "Optimizer.step#SGD.step": "optimiser", "aten::sub": "sub", "ConvolutionBackward0": "convolution",
+        "Optimizer.step#SGD.step": "optimiser", "aten::erfinv": "erfinv", "aten::sub": "arithmetic",
+        "ConvolutionBackward0": "convolution",
     }  # fmt: skip
     assert {name: bench_profiles.kind(name) for name in kinds} == kinds
-    row = {"example": "a", "method": "M", "task": "t", "cpu_seconds": 3.2, "commit": "c",
-        "shares": {"convolution": 0.5, "matrix product": 0.2, "norm": 0.2, "copies": 0.04, "sub": 0.03}}  # fmt: skip
+    shares = {"convolution": 0.5, "matrix product": 0.2, "norm": 0.14, "erfinv": 0.06, "copies": 0.04, "sub": 0.03}
+    row = {"example": "a", "method": "M", "task": "t", "cpu_seconds": 3.2, "commit": "c", "shares": shares}
     record = {"command": "r", "when": "w", "processor": "p", "torch": "1", "rows": [row, row]}
     said = bench_profiles.table(record).splitlines()
     assert said[0] == "`r` at commit c, w: p, PyTorch 1."
-    assert said[-1] == "| `a`, M on t | 3 | 70 % | norm 20 % | 10 % |"
+    assert said[4] == "| `a`, M on t | 3 | 70 % | norm 14 %, erfinv 6 % | 10 % |"
+    assert said[7] == f"- norm: {bench_profiles.WHY['norm']}."
+    assert said[8:] == ["- erfinv: not looked into."]

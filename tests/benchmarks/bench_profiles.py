@@ -56,8 +56,31 @@ KINDS: dict[str, tuple[str, ...]] = {
     "augmentation": ("grid_sampler", "affine_grid", "flip", "roll"),
     "drawing": ("normal_", "uniform_", "randperm", "random_", "randn", "multinomial"),
     "copies": ("copy_", "clone", "index", "aten::cat", "fill_", "zero_", "contiguous", "aten::to", "empty", "gather"),
+    "arithmetic": (
+        *("aten::add", "aten::mul", "aten::sub", "aten::div", "aten::sum", "aten::mean", "aten::pow", "aten::square"),
+        *("sqrt", "aten::neg", "vector_norm", "Add", "Mul", "Sub", "Div", "Sum", "Mean", "Pow", "Accumulate"),
+    ),
+    "views": ("view", "View", "as_strided", "aten::t", "permute", "reshape", "slice", "select", "expand", "Expand"),
 }
 """By kind: parts of the names of its operations; the first kind that fits counts."""
+
+WHY = {
+    "norm": "reads and writes every activation several times and computes little: memory sets its time. Where no "
+    "gradient is asked for it is written out and done in place; else it is PyTorch's kernel",
+    "pooling": "average pooling of maps with even sides is a matrix product already; what is counted here are the "
+    "other poolings, in PyTorch's kernels",
+    "activation": "one pass over memory each way, in place where no gradient needs what was there",
+    "loss": "of batches of few images and of few classes: what it costs to call it",
+    "optimiser": "passes over all weights, or all images, in every step, and what it costs to call it for each of them",
+    "copies": "a batch is gathered from the client's images, and a client's network is made anew in every round",
+    "augmentation": "every batch is drawn anew: images are resampled, which PyTorch's kernel does pixel by pixel",
+    "drawing": "first weights, first images, noise and orders, from generators that follow from the seed alone",
+    "arithmetic": "number by number: norms that are written out, distances between means and gradients, momentum",
+    "views": "no number is touched; it is what it costs to call so many small operations",
+    "Python": "between the operations: networks as small as those of this preset compute for about as long as it takes "
+    "to call them. It does not grow with width and image size",
+}
+"""What a kind's time is spent on, where it is not removed."""
 
 LIMIT = 0.05
 
@@ -158,6 +181,9 @@ def table(record: dict[str, Any]) -> str:
         said.append(f"| {name} | {row['cpu_seconds']:.0f} | {100 * both:.0f} % | {cells} | {rest:.0f} % |")
     where = f"{record['processor']}, PyTorch {record['torch']}"
     commits = ", ".join(dict.fromkeys(str(row["commit"]) for row in record["rows"]))
+    much = {n for row in record["rows"] for n, share in row["shares"].items() if share > LIMIT}
+    said += ["", *(f"- {name}: {why}." for name, why in WHY.items() if name in much)]
+    said += [f"- {name}: not looked into." for name in sorted(much - {"convolution", "matrix product", *WHY})]
     return "\n".join([f"`{record['command']}` at commit {commits}, {record['when']}: {where}.", "", *said])
 
 

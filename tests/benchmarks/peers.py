@@ -176,12 +176,15 @@ def pfl(users: Sequence[LabeledImages], cohort: int, rounds: int) -> Rounds:
 
 def flower(users: int, cohort: int, rounds: int) -> Rounds:
     """Flower's simulation, in a program of its own: Ray is started and stopped with it."""
-    told = subprocess.run(  # what it prints beside its lines is seen: how far it is, and why it failed
-        [sys.executable, "-m", "tests.benchmarks.peers", *map(str, (users, cohort, rounds))],
-        stdout=subprocess.PIPE, text=True, timeout=PATIENCE, cwd=ROOT,
-        env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-    )  # fmt: skip
+    words = [sys.executable, "-m", "tests.benchmarks.peers", *map(str, (users, cohort, rounds))]
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    try:
+        told = subprocess.run(  # what it prints beside its lines is seen: how far it is, and why it failed
+            words, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, cwd=ROOT, env={**os.environ, **quiet, **path}
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"its simulation did not end in {PATIENCE} s") from None
     if told.returncode:
         raise RuntimeError(f"its simulation ended with {told.returncode}")
     return [json.loads(line) for line in told.stdout.splitlines() if line.startswith('{"wall"')]

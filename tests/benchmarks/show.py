@@ -55,6 +55,9 @@ def rows(lines: Sequence[Line]) -> str:
         if line["bounded_by"]:
             ops = ", ".join(f"`{name}` {100 * share:.0f} %" for name, share in line["bounded_by"])
             said += ["", f"{line['row']} misses its target; the most time of a step of ours is in {ops}."]
+        if line["difference"] > line["within"]:
+            apart = f"{line['difference']:.1e} apart in float32, more than {line['within']:.0e}"
+            said += ["", f"{line['row']}: both sides are {apart}, but {line['difference_float64']:.0e} in float64."]
     return "\n".join(said)
 
 
