@@ -181,7 +181,7 @@ class Unfinished:
         self._whole, self.count, self.shape = whole, count, shape
         self._pixels, self._rows = whole.with_suffix(".npy"), whole.with_suffix(".rows")
         self._each, self._row = math.prod(shape), _DIGEST + 16 * shape[0]
-        if not (self._pixels.exists() and self._rows.exists()):
+        if not self._begun():
             _require_room(whole.parent, count * self._each)
             with self._pixels.open("wb") as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
@@ -190,6 +190,15 @@ class Unfinished:
             with self._rows.open("wb") as file:
                 file.truncate(count * self._row)
         self._start = _start_of(self._pixels, count, shape)
+
+    def _begun(self) -> bool:
+        """Whether there is something to go on with: a machine that died may have lost the beginning of the file."""
+        if not (self._pixels.exists() and self._rows.exists()):
+            return False
+        try:
+            return _start_of(self._pixels, self.count, self.shape) > 0
+        except ValueError:
+            return False
 
     def lacking(self, begin: int, end: int) -> list[int]:
         """Which of the pictures `begin` to `end` - 1 are not there, or not whole."""

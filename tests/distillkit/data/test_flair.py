@@ -65,6 +65,13 @@ def test_fine_labels_and_the_other_name_of_the_validation_set(tmp_path: Path) ->
     assert split.validation is not None
 
 
+def test_photos_of_nothing_that_has_a_name_are_rows_of_zeros(tmp_path: Path) -> None:
+    records = [{**r, "labels": []} if r["partition"] == "test" else r for r in RECORDS]
+    split = load_flair(write(tmp_path, records), size=2, normalization=HALF)
+    assert split.test.labels.tolist() == [[0, 0, 0, 0]]
+    assert split.classes == ("equipment", "food", "plant", "structure")
+
+
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing labels_and_metadata\.json, small_images; get it"):
         load_flair(tmp_path, size=6)

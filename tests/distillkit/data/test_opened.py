@@ -187,6 +187,28 @@ def test_a_cache_that_was_cut_off_is_gone_on_with(
     assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
 
 
+@pytest.mark.parametrize("begins", [bytes(16), b"\x93NUMPY\x01\x00\xff\xff", b""], ids=["zeros", "header", "empty"])
+def test_a_cut_off_cache_that_lost_its_beginning_is_made_anew(
+    begins: bytes, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power cut: a file's length is there, what was written first is not."""
+    path, counted = made(tmp_path / "pets"), opened.read_picture
+
+    def killed(file: Path, *options: Any) -> torch.Tensor:
+        if len(decoded) > 3:
+            raise KeyboardInterrupt
+        return counted(file, *options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened, "read_picture", killed)
+        with pytest.raises(KeyboardInterrupt):
+            open_folder(path, cache=tmp_path / "cache", workers=1)
+    [pixels] = (tmp_path / "cache").glob("*.npy")
+    pixels.write_bytes(begins + pixels.read_bytes()[len(begins) :] if begins else begins)
+    stored = open_folder(path, cache=tmp_path / "cache", normalization=HALF).train
+    assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
+
+
 def test_threads_that_open_the_same_folder_make_one_cache(pets: Path, tmp_path: Path, decoded: list[str]) -> None:
     found: list[StoredImages] = []
     threads = [threading.Thread(target=lambda: found.append(open_folder(pets, cache=tmp_path).train)) for _ in range(3)]

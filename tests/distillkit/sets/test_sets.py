@@ -212,6 +212,13 @@ def test_repr_says_what_is_in_it() -> None:
     assert repr(balanced[[]]).startswith("LabeledImages(0 images 1x8x9; 2 classes; pixels")
 
 
+def test_info_of_numpys_numbers_is_of_pythons() -> None:
+    info = {"steps": np.int64(3), "rate": np.float32(0.5), "pair": (np.bool_(True), 1)}
+    assert make(info=info).info == {"steps": 3, "rate": 0.5, "pair": [True, 1]}
+    with pytest.raises(TypeError, match="info must be a mapping of JSON values: set is no JSON value"):
+        make(info={"a": {1}})
+
+
 def test_info_is_a_copy() -> None:
     info = {"nested": {"a": [1, 2]}}
     data = make(info=info)
