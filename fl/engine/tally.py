@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +21,14 @@ class Tally:
         failed_after: why a client whose reply is in the round failed in an exchange after it, by verb and client.
         noted: what clients counted, summed.
         empty: clients that hold no images.
+        same: the numbers in `by_client`: equal ones, as equal names in all rounds, are one object, for rows are held.
         seconds, server_seconds: CPU seconds of the clients, and of the server between the exchanges.
     """
 
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
     by_client: dict[str, list[int]] = field(default_factory=dict)
+    same: dict[int, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     failed_after: dict[str, dict[str, str]] = field(default_factory=dict)
     noted: dict[str, float] = field(default_factory=dict)
@@ -43,8 +46,10 @@ class Tally:
         for total, part in ((self.up, sent), (self.down, told)):
             for key, size in part.items():
                 total[key] = total.get(key, 0) + size
-        before = self.by_client.get(str(client), [0, 0])
-        self.by_client[str(client)] = [before[0] + sum(sent.values()), before[1] + sum(told.values())]
+        name = sys.intern(str(client))
+        up, down = self.by_client.get(name, (0, 0))
+        up, down = up + sum(sent.values()), down + sum(told.values())
+        self.by_client[name] = [self.same.setdefault(up, up), self.same.setdefault(down, down)]
 
     def fail(self, verb: str, client: int, reason: str, *, folded: bool) -> None:
         """Note why a client is asked nothing more in this round.

@@ -20,6 +20,7 @@ from fl.engine.memories import Memories
 from fl.engine.rounds import Engine
 from fl.engine.seam import Letter
 from fl.engine.store import CheckpointError, Store
+from fl.engine.tally import Tally
 from fl.message import Entry, Message
 from fl.reduce import Reducer
 from fl.sides import Client
@@ -318,3 +319,17 @@ def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
     assert first.load(4, known.of(4).memory)[FedAvg.samples] == 10.0
     assert held(first, 4, "9", "10", "11") == ["10"]
     assert held(first, 5, "11") == []
+
+
+def test_a_long_history_holds_each_name_and_equal_numbers_once() -> None:
+    """With thousands of clients a round, what they sent is most of what a run's rows take."""
+    rows = []
+    for _ in range(2):
+        tally = Tally()
+        for client in (1000, 1001, 1002):
+            tally.count(client, {"a": 70_000}, {"b": 80_000})
+            tally.count(client, {"a": 70_000}, {"b": 80_000})
+        rows.append(tally.row([])["bytes_by_client"])
+    assert rows[0] == rows[1] == {name: [140_000, 160_000] for name in ("1000", "1001", "1002")}
+    assert all(one is other for one, other in zip(*rows, strict=True))
+    assert len({id(number) for both in rows[0].values() for number in both}) == 2
