@@ -244,9 +244,9 @@ class Networks:
                 raise ValueError(f"initial[{name!r}] must be {wanted.dtype} {list(wanted.shape)}, got {got}")
 
 
-def _blanks(template: nn.Module, weights: Tensors) -> dict[int, Any]:
-    """For `copy.deepcopy`: unfilled parameters for those of `template` that `weights` are loaded into next."""
-    plain = [p for n, p in template.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
+def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
+    """For `copy.deepcopy`: unfilled parameters for those of `network` that `weights` are loaded into next."""
+    plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
     return {id(p): nn.Parameter(torch.empty_like(p), p.requires_grad) for p in plain}
 
 
