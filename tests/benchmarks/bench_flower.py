@@ -24,10 +24,9 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from distillkit.provenance import git_commit
 from tests.benchmarks.table import processor
 from tests.flower_real.deployed import APP, Flower
-from tests.flower_real.record import version_of
+from tests.flower_real.record import commit, version_of
 from tests.scripts import load_script
 
 sys.path.append(str(APP))
@@ -89,7 +88,7 @@ def main() -> None:
         return
     began = time.monotonic()
     facts = {
-        "command": shlex.join(["python", "-m", "tests.benchmarks", "flower", *sys.argv[1:]]), "commit": git_commit(),
+        "command": shlex.join(["python", "-m", "tests.benchmarks", "flower", *sys.argv[1:]]), "commit": commit(),
         "date": f"{datetime.date.today():%Y-%m-%d}", "flwr": version_of("flwr"), "ray": version_of("ray"),
         "torch": str(torch.__version__), "processor": processor(), "cores": os.cpu_count(),
     }  # fmt: skip

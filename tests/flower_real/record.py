@@ -26,13 +26,13 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def commit(path: Path) -> str | None:
-    """The commit, with `+` if anything but the record was changed, which grows with every test."""
+def commit() -> str | None:
+    """The commit, with `+` if anything but the records of results was changed, which grow with every test."""
     words = ["git", "status", "--porcelain", "--untracked-files=no"]
-    changed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    lines = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
     found = git_commit()
-    only = len(changed) == 2 and (ROOT / changed[1]).resolve() == path.resolve()
-    return found.rstrip("+") if found and only else found
+    records = all(line[3:].startswith("docs/results/") for line in lines)
+    return found.rstrip("+") if found and records else found
 
 
 def keep(part: str, command: str, seconds: float, **found: Any) -> None:
@@ -41,7 +41,7 @@ def keep(part: str, command: str, seconds: float, **found: Any) -> None:
     if not path:
         return
     facts = {
-        "command": command, "commit": commit(Path(path)), "date": f"{datetime.date.today():%Y-%m-%d}",
+        "command": command, "commit": commit(), "date": f"{datetime.date.today():%Y-%m-%d}",
         "flwr": version_of("flwr"), "ray": version_of("ray"), "seconds": round(seconds, 1),
     }  # fmt: skip
     record = json.loads(Path(path).read_text()) if Path(path).exists() else {}
