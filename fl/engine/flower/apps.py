@@ -134,12 +134,12 @@ def reply_to(
 
 
 def _replied(node: Node, message: Any, context: Any) -> Any:
-    config = dict(context.node_config)
+    config, letter = dict(context.node_config), flower("app").Message
     if message.metadata.message_type == "query.hello":
         parts = node.query(message.content, config)
     else:
         parts = node.answer(message.content, config, message.metadata.created_at)
-    return flower("app").Message(to_records(parts), reply_to=message)
+    return letter(to_records(parts), reply_to=message)
 
 
 def serve(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
+import sys
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +17,7 @@ from distillkit.privacy import CLIENT, BudgetExhausted, Event, Ledger, compose
 from distillkit.privacy.branch import lines_of, mirror, mirrored
 from fl import ClientDP, FedAvg, Filtered, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
+from fl.engine.flower import library
 from fl.engine.flower.books import enter
 from fl.engine.flower.hello import Hello
 from fl.methods import PrivateFedDM
@@ -99,6 +103,16 @@ def test_a_node_that_reads_its_data_slowly_has_time_to_say_what_it_paid(
     monkeypatch.setattr("fl.engine.flower.cohort._READING", 0.0)
     run = summed(tmp_path, fault=lambda _, kind, group: "late" if (kind, group) == ("query.hello", "ledger") else None)
     assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
+
+
+def test_flowers_heartbeat_draws_from_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = types.ModuleType("flwr.supercore.heartbeat")
+    heartbeat.random = random  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, heartbeat.__name__, heartbeat)
+    library.flower("app")
+    before = random.getstate()
+    heartbeat.random.uniform(-0.1, 0.1)
+    assert random.getstate() == before
 
 
 def test_a_charge_stands_on_the_nodes_disk_before_the_noise_is_drawn(tmp_path: Path) -> None:
