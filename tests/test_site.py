@@ -135,4 +135,39 @@ def test_numbers_do_not_break_and_marks_leave_no_paragraph() -> None:
         "~", "\u00a0"
     )
     assert hook.on_page_content(text) == expected
+    assert hook.on_page_content("<td>-0.8</td><td>[-10.9, +9.3]</td> ten-5, 3 s <code>[-1, 2]</code>") == (
+        "<td>\u22120.8</td><td>[\u221210.9,\u00a0+9.3]</td> ten-5, 3\u00a0s <code>[-1, 2]</code>"
+    )
     assert hook.on_page_content(f"<code>{'a' * 33}</code>") == f'<code class="long">{"a" * 33}</code>'
+
+
+LAPSES = {
+    "a space before %": r"\d%(?![\w])",
+    "a space before a unit": r"\b\d+(?:\.\d+)?(?:[kKMGT]i?B|ms|dB|pp)\b",
+    "spaces about ± between two numbers": r"\d ?±\d|\d± ",
+    "± for +/-": r"\+/-",
+    "commas from 10,000 on": r"(?<![\w.,/=:#-])\d{5,}(?![\w.:%-])",
+    "`to` in a range": r"\d\u2013\d",
+    "a plain minus, which the build makes one": r"\u2212",
+    "points": r"percentage points?|\bpp\b",
+    "x for times": r"\d ?\u00d7",
+}
+"""How numbers are written on the pages: what is wanted -> what shows that it is not so."""
+NO_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\$\$.*?\$\$|\$[^$\n]+\$|<[^>]*>|\]\([^)]*\)", re.DOTALL)
+
+
+def lapses(text: str) -> list[str]:
+    prose = NO_PROSE.sub(" | ", text)
+    return [f"{wanted}: {m[0]}" for wanted, lapse in LAPSES.items() for m in re.finditer(lapse, prose)]
+
+
+def test_numbers_are_written_in_one_way() -> None:
+    assert {str(page.relative_to(ROOT)): found for page in PAGES if (found := lapses(page.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", ["5%", "3MB", "5±1", "5 +/- 1", "12345 images", "3\u20135", "\u22121", "2 pp", "3\u00d7"]
+)
+def test_a_lapse_in_a_number_is_seen(wrong: str) -> None:
+    assert lapses(f"It has {wrong} there.")
+    assert not lapses(f"It has `{wrong}` there, 5 % ± 1, 12,345 and ±15.")

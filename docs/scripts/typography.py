@@ -1,4 +1,5 @@
-"""A hook of the site's build: numbers stay whole with unit, spread and interval; long code in tables may break."""
+"""A hook of the site's build: numbers stay whole with unit, spread and interval and show a minus, not a hyphen;
+long code in tables may break."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ from typing import Any
 
 _MARK = re.compile(r"<!--.*?-->")
 _CODE_OR_TAG = re.compile(r"(<(pre|code|math)\b.*?</\2>|<[^>]*>)", re.DOTALL)
-_NUMBER = re.compile(r"(?<=[\d)]) (?=%|±|dB\b|MB\b|GB\b)|(?<=±) (?=\d)|(?<=\d) (?=to [\d.]+\))|(?<=\d to) (?=[\d.]+\))")
+_NUMBER = re.compile(
+    r"(?<=[\d)]) (?=%|±|dB\b|[kMG]B\b|[KMG]iB\b|m?s\b)|(?<=±) (?=\d)|(?<=\d) (?=to [\d.]+\))|(?<=\d to) (?=[\d.]+\))"
+    r"|(?<=\d,) (?=[-+]?[\d.,]+\])"
+)
+_MINUS = re.compile(r"(?:^|(?<=[\s\[(]))-(?=\.?\d)")
 _LONG = re.compile(r"<code>([^<]{33,})</code>")
 
 
@@ -17,8 +22,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Put spaces that do not break into numbers, outside of code, and mark code that is long (once a page)."""
+    """Put spaces that do not break and minus signs into numbers, outside of code, and mark code that is long."""
     parts = _CODE_OR_TAG.split(content)
-    texts = (_NUMBER.sub("\u00a0", part) for part in parts[::3])
+    texts = (_MINUS.sub("\u2212", _NUMBER.sub("\u00a0", part)) for part in parts[::3])
     tags = [*parts[1::3], ""]
     return "".join(text + _LONG.sub(r'<code class="long">\1</code>', tag) for text, tag in zip(texts, tags))
