@@ -96,16 +96,17 @@ def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tupl
 
 
 def refused(out: Path, **how: Any) -> str:
-    """What a second process hears on the folder of a live one."""
-    live = start(out, **how)
-    while not any(out.rglob(".owner.json")) and live.poll() is None:
+    """What one of two processes on the same folder hears: the second, or the first at a later study of the script."""
+    both = [start(out, **how)]
+    while not any(out.rglob(".owner.json")) and both[0].poll() is None:
         time.sleep(0.01)
-    second = start(out, **how)
-    said = second.communicate()[0]
-    assert second.returncode != 0, said
-    assert f"is in use by process {live.pid}" in said, said
-    finish(live)
-    return said.strip().splitlines()[-1]
+    both.append(start(out, **how))
+    said = [process.communicate()[0] for process in both]
+    failed = [i for i, process in enumerate(both) if process.returncode != 0]
+    assert len(failed) == 1, "\n".join(said)
+    heard, other = said[failed[0]], both[1 - failed[0]]
+    assert f"is in use by process {other.pid}" in heard, heard
+    return heard.strip().splitlines()[-1]
 
 
 def tried(example: str, kills: int, preset: str, out: Path, moments: random.Random) -> int:
