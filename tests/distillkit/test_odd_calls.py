@@ -773,13 +773,8 @@ SOFT = "`labels`, which rows are not"
 
 OTHERWISE: Listed = {
     ("*", "*", "other labels"): SOFT,
-    **{
-        (name, "*", c): BOTH
-        for name in ("evaluate", "initial_images given", "real_and_synthetic")
-        for c in ("shape", "channels", "class count", "empty")
-    },
-    ("evaluate", "*", "space"): BOTH,
-    ("initial_images given", "*", "space"): BOTH,
+    **{("initial_images given", "*", c): BOTH for c in ("shape", "channels", "class count", "space", "empty")},
+    **{(name, "*", "empty"): BOTH for name in ("evaluate", "real_and_synthetic")},
     ("fit_to_gradient", "synthetic", "*"): NETWORK,
     ("gradient_matching", "images", "class count"): "`networks`, which give fewer logits",
     ("*", "*", "one row"): "what is too few: classes, labels, rows, or the option that wants more",
