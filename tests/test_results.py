@@ -84,6 +84,12 @@ def test_ways_are_chosen_and_ordered_columns_hidden_and_published_numbers_added(
     assert found[3][1] == "0 of 2"
 
 
+def test_one_seed_is_chosen_and_what_is_missing_of_others_is_not_its_concern(records: Path) -> None:
+    said = 'summary task=digits ways="FedAvg|FedDM" seeds=0'
+    found = rows(SCRIPT.filled(page(said), records))
+    assert [line[2] for line in found[1:]] == ["1", "1"]
+
+
 def test_counts_are_added_up_and_shown_with_their_interval(tmp_path: Path) -> None:
     lines = [
         Record({"task": "a", "method": way, "seed": s, "accuracy_last": None, "found": f, "of": 20, "seconds": s})
@@ -107,6 +113,8 @@ def test_counts_are_added_up_and_shown_with_their_interval(tmp_path: Path) -> No
         ("histogram", "must be one of tuning, summary"),
         ("summary colour=red", "of kind summary has no option colour"),
         ("summary ways=SCAFFOLD", "no run of SCAFFOLD"),
+        ("summary seeds=7", "no run of seed 7"),
+        ("tuning seeds=0", "no option seeds"),
         ("summary hide=x", "names must be columns of the table"),
     ],
 )

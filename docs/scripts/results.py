@@ -9,9 +9,10 @@ file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- e
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
     rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with their intervals)
 
-and each takes `task="S|T"`, `ways="A|B"` (only these, in this order), `hide="task|best % *"` (columns that are not
-printed), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column from
-`results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE` stands on `papers.md` or in `methods/`:
+and each takes `task="S|T"`, `ways="A|B"` (only these, in this order), `seeds="0|1"` (only these),
+`hide="task|best % *"` (columns that are not printed), `late=5` (a column `accuracy_late`: the mean over the last five
+rounds) and `published=yes` (a column from `results/PAGE_published.json`, {task: {way: text}}).
+A table with `from=PAGE` stands on `papers.md` or in `methods/`:
 it is made of PAGE's records, when PAGE is. Where the page says `<!-- curves: NAME option=value ... -->`, with
 `task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->`
 stands of which commits the records are. New records are held against those before, and what moved is printed;
@@ -93,15 +94,21 @@ KINDS: dict[str, Callable[[Records, Options], Table]] = {
 }
 
 
-def chosen(records: Records, tasks: Sequence[str], ways: Sequence[str]) -> Records:
-    """The records of some tasks and of some ways, in the order of these; of all where none is named."""
+def chosen(records: Records, tasks: Sequence[str], ways: Sequence[str], seeds: Sequence[str] = ()) -> Records:
+    """The records of some tasks, ways and seeds, in the order of the first two; of all where none is named."""
     known = [{key[part] for key in records.missing} for part in (0, 1)]
     unknown = set(tasks) - {r.task for r in records} - known[0] | set(ways) - {r.method for r in records} - known[1]
     if unknown:
         raise ValueError(f"no run of {', '.join(sorted(unknown))}")
-    found = [r for r in records if asked_for(r.task, tasks) and asked_for(r.method, ways)]
+    if unknown := set(seeds) - {str(r.seed) for r in records} - {str(key[2]) for key in records.missing}:
+        raise ValueError(f"no run of seed {', '.join(sorted(unknown))}")
+
+    def asked(task: str, way: str, seed: int) -> bool:
+        return all(asked_for(*one) for one in ((task, tasks), (way, ways), (str(seed), seeds)))
+
+    found = [r for r in records if asked(r.task, r.method, r.seed)]
     found.sort(key=lambda r: (tasks.index(r.task) if tasks else 0, ways.index(r.method) if ways else 0))
-    return Records(found, [key for key in records.missing if asked_for(key[0], tasks) and asked_for(key[1], ways)])
+    return Records(found, [key for key in records.missing if asked(*key)])
 
 
 def asked_for(name: str, names: Sequence[str]) -> bool:
@@ -123,10 +130,10 @@ def taken(said: str) -> Records:
 
 
 def options_of(said: str) -> tuple[str, dict[str, Any]]:
-    """The name in a mark and its options; `task`, `ways` and `hide` are lists."""
+    """The name in a mark and its options; `task`, `ways`, `seeds` and `hide` are lists."""
     name, *words = shlex.split(said)
     options: dict[str, Any] = dict(word.split("=", 1) for word in words)
-    return name, options | {key: options[key].split("|") for key in ("task", "ways", "hide") if key in options}
+    return name, options | {key: options[key].split("|") for key in ("task", "ways", "seeds", "hide") if key in options}
 
 
 def table(said: str, path: Path) -> Table:
@@ -134,6 +141,7 @@ def table(said: str, path: Path) -> Table:
     kind, options = options_of(said)
     path = path.with_name(f"{options.pop('from', path.stem)}.jsonl")
     tasks, ways = options.pop("task", []), options.pop("ways", [])
+    seeds = [] if kind == "tuning" else options.pop("seeds", [])
     hide, published = options.pop("hide", []), options.pop("published", "no")
     late = int(options.pop("late", 1))
     if kind == "tuning":
@@ -141,7 +149,7 @@ def table(said: str, path: Path) -> Table:
         kept = [asked_for(row["task"], tasks) and asked_for(row["method"], ways) for row in made.rows]
         made = replace(made, cells=tuple(compress(made.cells, kept)), rows=list(compress(made.rows, kept)))
     elif kind in KINDS:
-        made = KINDS[kind](chosen(read_records(path), tasks, ways).late(late), options)
+        made = KINDS[kind](chosen(read_records(path), tasks, ways, seeds).late(late), options)
     else:
         raise ValueError(f"a table must be one of tuning, {', '.join(KINDS)}, got {kind!r}")
     if options:
