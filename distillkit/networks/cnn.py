@@ -8,6 +8,7 @@ from distillkit.check import one_of
 from distillkit.networks.layers import (
     AveragePool,
     ImageNetwork,
+    MaxPool,
     Shape,
     activation_layer,
     image_shape,
@@ -125,7 +126,7 @@ def _convolutional(
             nn.Conv2d(inputs, outputs, kernel, padding=padding),
             norm_layer(norm, outputs, groups=groups),
             activation_layer(activation),
-            AveragePool() if pooling == "avg" else nn.MaxPool2d(2),
+            AveragePool() if pooling == "avg" else MaxPool(),
         ]
         inputs, rows, columns, padding = outputs, rows // 2, columns // 2, 0
     layers.append(nn.Flatten())

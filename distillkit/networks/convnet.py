@@ -8,6 +8,7 @@ from distillkit.check import one_of, positive_int
 from distillkit.networks.layers import (
     AveragePool,
     ImageNetwork,
+    MaxPool,
     Shape,
     activation_layer,
     image_shape,
@@ -76,6 +77,6 @@ class ConvNet(ImageNetwork):
                 activation_layer(activation),
             ]
             if pooling != "none":
-                layers.append(AveragePool() if pooling == "avg" else nn.MaxPool2d(2))
+                layers.append(AveragePool() if pooling == "avg" else MaxPool())
                 rows, columns = rows // 2, columns // 2
         super().__init__(shape, num_classes, nn.Sequential(*layers), width * rows * columns)

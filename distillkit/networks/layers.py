@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from distillkit.check import one_of, positive_int
 from distillkit.recorded import Recorded
 
-__all__ = ["AveragePool", "ImageNetwork", "InstanceNorm", "activation_layer", "norm_layer"]
+__all__ = ["AveragePool", "ImageNetwork", "InstanceNorm", "MaxPool", "activation_layer", "norm_layer"]
 
 Shape = tuple[int, int, int]
 
@@ -79,6 +79,26 @@ def _even_and_narrow(maps: Tensor) -> bool:
     plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()
     even = rows % 2 == 0 and columns % 2 == 0 and 0 < columns <= 64
     return plain and even and maps.numel() > 0 and not torch.is_autocast_enabled("cpu")
+
+
+class MaxPool(nn.MaxPool2d):
+    """2x2 max pooling, where no graph is recorded on a CPU as the larger of rows, then of columns: many times as fast.
+
+    PyTorch's kernel also looks for where each maximum was, pixel by pixel, which only a gradient needs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The largest values [..., H // 2, W // 2] of `maps` [..., H, W]."""
+        rows, columns = maps.shape[-2:]
+        even = rows % 2 == 0 and columns % 2 == 0 and maps.numel() > 0
+        if torch.is_grad_enabled() or maps.device.type != "cpu" or not even:
+            return cast(Tensor, super().forward(maps))
+        upper, lower = maps.unflatten(-2, (rows // 2, 2)).unbind(-2)
+        left, right = torch.maximum(upper, lower).unflatten(-1, (columns // 2, 2)).unbind(-1)
+        return torch.maximum(left, right)
 
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {

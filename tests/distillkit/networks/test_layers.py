@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit.networks.layers import AveragePool, InstanceNorm
+from distillkit.networks.layers import AveragePool, InstanceNorm, MaxPool
 from distillkit.privacy import per_example_gradients
 
 LAYOUTS = {
@@ -124,3 +124,41 @@ class TestAveragePool:
         assert found[0, 0, 0].tolist()[1] == torch.inf or found[0, 0, 0].isnan()[1]
         assert found[0, 0, 0].isnan()[0]
         assert torch.equal(found.isfinite(), torch.tensor([[[[False] * 2, [True] * 2], [[True] * 2] * 2]]))
+
+
+class TestMaxPool:
+    @given(
+        st.integers(1, 3), st.integers(1, 4), sides, sides, layouts, st.sampled_from([torch.float32, torch.bfloat16])
+    )
+    def test_is_torchs_to_the_bit_and_lies_in_memory_like_it(
+        self, n: int, channels: int, height: int, width: int, layout: str, dtype: torch.dtype
+    ) -> None:
+        maps = LAYOUTS[layout](drawn(n, channels, height, width).relu().to(dtype))
+        before, torchs = maps.clone(), F.max_pool2d(maps, 2)
+        with torch.no_grad():
+            ours = MaxPool()(maps)
+            assert torch.equal(MaxPool()(maps[0]), torchs[0])
+        assert torch.equal(ours, torchs)
+        assert torch.equal(maps, before)
+        if layout != "a view" and 1 not in torchs.shape:  # the next layer's kernel follows from it
+            assert ours.stride() == torchs.stride()
+
+    def test_with_a_graph_the_gradient_goes_to_the_first_of_equals(self) -> None:
+        maps = torch.ones(1, 1, 4, 4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(MaxPool()(maps).sum(), maps)
+        assert torch.equal(gradient, torch.tensor([[1.0, 0.0], [0.0, 0.0]]).repeat(2, 2)[None, None])
+
+    def test_what_is_no_number_stays_and_infinities_are_the_largest(self) -> None:
+        maps = torch.zeros(4, 1, 2, 2)
+        maps.view(4, 4)[range(4), range(4)] = torch.tensor([torch.nan, torch.inf, -torch.inf, torch.nan])
+        with torch.no_grad():
+            found = MaxPool()(maps)
+        torch.testing.assert_close(found, F.max_pool2d(maps, 2), equal_nan=True, rtol=0, atol=0)
+
+    def test_under_vmap_and_where_maps_are_refused(self) -> None:
+        maps = drawn(4, 3, 8, 6)
+        with torch.no_grad():
+            assert torch.equal(torch.vmap(MaxPool())(maps), F.max_pool2d(maps, 2))
+            assert MaxPool()(maps[:0]).shape == (0, 3, 4, 3)
+            with pytest.raises(RuntimeError, match="too small"):
+                MaxPool()(maps[..., :1])
