@@ -234,7 +234,8 @@ def test_operations_are_counted_by_kind_and_what_is_large_is_named() -> None:
         "aten::mkldnn_convolution": "convolution", "aten::addmm": "matrix product", "Python": "Python",
         "aten::native_group_norm_backward": "norm", "aten::avg_pool2d": "pooling", "aten::copy_": "copies",
         "Optimizer.step#SGD.step": "optimiser", "aten::erfinv": "erfinv", "aten::sub": "arithmetic",
-        "ConvolutionBackward0": "convolution",
+        "ConvolutionBackward0": "convolution", "aten::_upsample_bicubic2d_aa": "resizing",
+        "MaxPool2DWithIndicesBackward0": "pooling", "aten::maximum": "pooling",
     }  # fmt: skip
     assert {name: bench_profiles.kind(name) for name in kinds} == kinds
     shares = {"convolution": 0.5, "matrix product": 0.2, "norm": 0.14, "erfinv": 0.06, "copies": 0.04, "sub": 0.03}
@@ -242,6 +243,15 @@ def test_operations_are_counted_by_kind_and_what_is_large_is_named() -> None:
     record = {"command": "r", "when": "w", "processor": "p", "torch": "1", "rows": [row, row]}
     said = bench_profiles.table(record).splitlines()
     assert said[0] == "`r` at commit c, w: p, PyTorch 1."
-    assert said[4] == "| `a`, M on t | 3 | 70 % | norm 14 %, erfinv 6 % | 10 % |"
+    assert said[4] == "| `a`, M on t | 3.2 | 70 % | norm 14 %, erfinv 6 % | 10 % |"
     assert said[7] == f"- norm: {bench_profiles.WHY['norm']}."
     assert said[8:] == ["- erfinv: not looked into."]
+    assert set(bench_profiles.WHY) | {"convolution", "matrix product"} == {*bench_profiles.KINDS, "Python"}
+
+
+def test_what_no_operation_took_is_pythons_and_a_busy_machine_measures_nothing() -> None:
+    found = bench_profiles.shared({"norm": 0.5, "convolution": 2.0, "views": 0.001}, 4.0)
+    assert found == {"convolution": 0.5, "Python": 0.3748, "norm": 0.125}
+    assert list(found) == ["convolution", "Python", "norm"]
+    with pytest.raises(ValueError, match=r"operations took 5.0 s of 4.0 CPU seconds: .* measure on an idle machine"):
+        bench_profiles.shared({"convolution": 5.0}, 4.0)

@@ -12,7 +12,7 @@ from distillkit import check
 from distillkit.augment import Augmentation, augmented, require_augmentation
 from distillkit.condense.abreast import Abreast, abreast
 from distillkit.condense.descent import Descent
-from distillkit.condense.initialization import initial_images
+from distillkit.condense.initialization import class_starts
 from distillkit.condense.means import MATCHES, distance_to_means, embedding_means, groups
 from distillkit.condense.state import Progress, Resume, identity_of, named
 from distillkit.networks.base import Network
@@ -23,7 +23,6 @@ from distillkit.progress import bar
 from distillkit.provenance import provenance
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
-from distillkit.sets.classes import class_rows
 
 __all__ = ["distribution_matching"]
 
@@ -174,12 +173,8 @@ def distribution_matching(
     require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
 
-    if isinstance(init, LabeledImages) and classes is None:
-        classes = list(class_rows(init))
-    rows = class_rows(real, classes)
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
-    start = initial_images(real, ipc, init=init, classes=list(rows), generator=derive(seed, "init"))
-    counts = start.counts()[list(rows)].tolist()
+    rows, start, counts = class_starts(real, ipc, init, classes, seed)
     options = {"match": match, "lr": lr, "momentum": momentum, "batch_real": batch_real}
     arguments = {
         "method": "distribution matching",

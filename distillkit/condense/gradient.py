@@ -13,7 +13,7 @@ from distillkit import check
 from distillkit.augment import Augmentation, augmented, require_augmentation
 from distillkit.condense._inner import fix_statistics, inner_epochs, trainable
 from distillkit.condense.descent import Descent
-from distillkit.condense.initialization import initial_images
+from distillkit.condense.initialization import class_starts
 from distillkit.condense.parameter_gradient import Metric, distance_to_target, parameter_gradient
 from distillkit.condense.state import Progress, Resume, identity_of, named
 from distillkit.networks.door import require_sampler, try_network
@@ -23,7 +23,6 @@ from distillkit.progress import bar
 from distillkit.provenance import provenance
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
-from distillkit.sets.classes import class_rows
 
 __all__ = ["gradient_matching", "loops_for"]
 
@@ -142,12 +141,8 @@ def gradient_matching(
     check.positive_int(inner, "loops[1]", least=0)
     limit = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
 
-    if isinstance(init, LabeledImages) and classes is None:
-        classes = list(class_rows(init))
-    rows = class_rows(real, classes)
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
-    start = initial_images(real, ipc, init=init, classes=list(rows), generator=derive(seed, "init"))
-    counts = start.counts()[list(rows)].tolist()
+    rows, start, counts = class_starts(real, ipc, init, classes, seed)
     options: dict[str, object] = {"loops": [outer, inner], "metric": metric, "batch_real": batch_real}
     options |= {"lr_net": lr_net, "batch_net": batch_net}
     arguments = {

@@ -30,7 +30,7 @@ def eight(number: int) -> LabeledImages:
     """Random images of the client of a number."""
     generator = derive(number)
     return LabeledImages(
-        torch.randn(8, 1, 28, 28, generator=generator), torch.randint(10, (8,), generator=generator), num_classes=10
+        torch.rand(8, 1, 28, 28, generator=generator), torch.randint(10, (8,), generator=generator), num_classes=10
     )
 
 

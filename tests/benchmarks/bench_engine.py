@@ -25,7 +25,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     clients = [
         LabeledImages(
-            torch.randn(IMAGES, 1, 28, 28, generator=generator),
+            torch.rand(IMAGES, 1, 28, 28, generator=generator),
             torch.randint(10, (IMAGES,), generator=generator),
             num_classes=10,
         )

@@ -36,7 +36,7 @@ Step = Callable[[], object]
 
 
 def data(count: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(count, *SHAPE, generator=derive(0, count)), torch.arange(count) % CLASSES
+    return torch.rand(count, *SHAPE, generator=derive(0, count)), torch.arange(count) % CLASSES
 
 
 def dm_fit(width: int, batch: int) -> Step:

@@ -1,11 +1,14 @@
 """Where the CPU time of the examples goes: a round or two of the `cpu` preset of each, by kind of operation.
 
-    python -m tests.benchmarks profiles --data DATA                                        all five, in two minutes
+    python -m tests.benchmarks profiles --data DATA                                        all five, in minutes
     python -m tests.benchmarks profiles --data DATA --only vhl --out docs/results/profiles.json
 
-One process an example, one worker of one thread. PyTorch's profiler says how long each operation took, less those that
-it calls; what a client's and the server's work takes beside all operations is "Python". Shares are of all of these
-together. With --out the record is written after every example, and others that it has stay in it.
+One process an example, one worker of one thread. It does the same three times: the first imports what is imported at
+its first use, the second has its CPU seconds taken, the third is watched by PyTorch's profiler, which says how long
+each operation took, less those that it calls. Shares are of the second's CPU seconds; what is left beside all
+operations is "Python". The profiler makes operations seem longer, never shorter, so that there is at least as much of
+it; `profiled_seconds` of the record bound what it adds. The profiler reads clocks that go on while another process has
+the core: the machine must be idle. With --out the record is written after every example, and others stay in it.
 """
 
 from __future__ import annotations
@@ -20,18 +23,16 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from distillkit.files import write_atomically
 from distillkit.provenance import git_commit
-from fl.engine import threads
-from fl.engine.pools import ServerThread
 from tests.benchmarks.table import apart, processor
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +46,12 @@ EXAMPLES: dict[str, tuple[str, list[str]]] = {
 """By example: the way that is profiled, "" for the first, and the words that make it short."""
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "Python": ("Python",),
     "optimiser": ("Optimizer.",),
     "convolution": ("conv", "Conv"),
     "matrix product": ("aten::mm", "addmm", "bmm", "matmul", "linear"),
     "norm": ("group_norm", "GroupNorm", "batch_norm", "BatchNorm", "instance_norm", "layer_norm"),
-    "pooling": ("pool", "Pool"),
+    "pooling": ("pool", "Pool", "aten::maximum"),
+    "resizing": ("upsample",),
     "activation": ("relu", "Relu", "threshold", "clamp_min", "tanh", "Tanh", "sigmoid", "gelu"),
     "loss": ("softmax", "SoftMax", "nll", "Nll", "cross_entropy"),
     "augmentation": ("grid_sampler", "affine_grid", "flip", "roll"),
@@ -65,20 +66,26 @@ KINDS: dict[str, tuple[str, ...]] = {
 """By kind: parts of the names of its operations; the first kind that fits counts."""
 
 WHY = {
-    "norm": "reads and writes every activation several times and computes little: memory sets its time. Where no "
-    "gradient is asked for it is written out and done in place; else it is PyTorch's kernel",
-    "pooling": "average pooling of maps with even sides is a matrix product already; what is counted here are the "
-    "other poolings, in PyTorch's kernels",
-    "activation": "one pass over memory each way, in place where no gradient needs what was there",
+    "norm": "reads and writes every activation several times and computes little: memory sets its time, in PyTorch's "
+    "kernels. Instance norm of small maps without a gradient is written out, and counts as arithmetic",
+    "pooling": "max pooling with a gradient, for which PyTorch's kernel looks up where each maximum was; doing so by "
+    "whole rows saved little. Without a gradient the larger of two rows, then columns, is taken; average pooling with "
+    "one is a matrix product",
+    "resizing": "each crop of the shared picture is made small by a filter that reads all of it, one crop at a time so "
+    "that its bits depend on nothing else. A run does so once for every crop, and this one has a single round",
+    "activation": "one pass over memory each way. In place without a gradient; with one it may not be, because add-ons "
+    "and hooks read what the layer before gave",
     "loss": "of batches of few images and of few classes: what it costs to call it",
     "optimiser": "passes over all weights, or all images, in every step, and what it costs to call it for each of them",
-    "copies": "a batch is gathered from the client's images, and a client's network is made anew in every round",
+    "copies": "batches are gathered from the client's images and shifted, crops are cut out, and a client's network is "
+    "made anew in every round",
     "augmentation": "every batch is drawn anew: images are resampled, which PyTorch's kernel does pixel by pixel",
     "drawing": "first weights, first images, noise and orders, from generators that follow from the seed alone",
-    "arithmetic": "number by number: norms that are written out, distances between means and gradients, momentum",
+    "arithmetic": "number by number: norms that are written out, distances between means and gradients, gradients that "
+    "add up, momentum, the colours of crops",
     "views": "no number is touched; it is what it costs to call so many small operations",
-    "Python": "between the operations: networks as small as those of this preset compute for about as long as it takes "
-    "to call them. It does not grow with width and image size",
+    "Python": "between the operations: calling layers, copying a network for every use, and for each crop of a picture "
+    "the matrices of its motion. It does not grow with width and image size",
 }
 """What a kind's time is spent on, where it is not removed."""
 
@@ -112,16 +119,6 @@ def study_of(example: str, words: Sequence[str]) -> Any:
     raise RuntimeError(f"{example} ran no study")
 
 
-def spanned(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The same work in a span of the profiler's, whose own time is what no operation takes."""
-
-    def spanning(*given: Any, **options: Any) -> Any:
-        with record_function("Python"):
-            return work(*given, **options)
-
-    return spanning
-
-
 def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
     """The kinds of operations of an example, each with its share, the largest first.
 
@@ -141,26 +138,42 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
         if not orders:
             raise ValueError(f"{example} has no way called {wanted!r}; there are {', '.join(study.plan.ways)}")
         order = orders[0]
-        task, way, made = study.plan.task(order.task), study.plan.ways[order.method], study._made(order)
-        threads.respond = spanned(threads.respond)  # type: ignore[attr-defined]
-        run = ServerThread.run
-        ServerThread.run = lambda self, work: run(self, spanned(work))  # type: ignore[method-assign]
+        task, way = study.plan.task(order.task), study.plan.ways[order.method]
+        split = study._split(task)
+
+        def played() -> float:
+            made, begun = study._made(order), time.process_time()
+            attempt(order, task, split, way, made, device="cpu", workers=1)
+            return time.process_time() - begun
+
+        first, spent = played(), played()
         everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-        begun = time.process_time()
         with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere, acc_events=True) as profiled:
-            attempt(order, task, study._split(task), way, made, device="cpu", workers=1)
-        spent = time.process_time() - begun
+            watched = played()
     seconds: dict[str, float] = {}
     for event in profiled.key_averages():
         own = kind(event.key)
         seconds[own] = seconds.get(own, 0.0) + event.self_cpu_time_total / 1e6
-    total = sum(seconds.values())
-    largest = sorted(seconds.items(), key=lambda item: -item[1])
     return {
         "example": example, "method": order.method, "task": order.task,
-        "words": shlex.join(["python", f"examples/{example}.py", *words]), "cpu_seconds": round(spent, 1),
-        "shares": {name: round(own / total, 4) for name, own in largest if own / total >= 0.001},
+        "words": shlex.join(["python", f"examples/{example}.py", *words]), "cpu_seconds": round(spent, 2),
+        "first_seconds": round(first, 2), "profiled_seconds": round(watched, 2), "shares": shared(seconds, spent),
     }  # fmt: skip
+
+
+def shared(seconds: Mapping[str, float], whole: float) -> dict[str, float]:
+    """The shares of the kinds in the whole, the largest first; what is left is Python's.
+
+    Raises:
+        ValueError: the operations took longer than the whole.
+    """
+    if (left := whole - sum(seconds.values())) < 0:
+        raise ValueError(
+            f"operations took {whole - left:.1f} s of {whole:.1f} CPU seconds: other processes had the cores; measure "
+            "on an idle machine"
+        )
+    largest = sorted({**seconds, "Python": left}.items(), key=lambda item: -item[1])
+    return {name: round(own / whole, 4) for name, own in largest if own / whole >= 0.001}
 
 
 def table(record: dict[str, Any]) -> str:
@@ -178,7 +191,7 @@ def table(record: dict[str, Any]) -> str:
         cells = ", ".join(f"{name} {100 * share:.0f} %" for name, share in large.items()) or "–"
         rest = 100 * (1 - both - sum(large.values()))
         name = f"`{row['example']}`, {row['method']} on {row['task']}"
-        said.append(f"| {name} | {row['cpu_seconds']:.0f} | {100 * both:.0f} % | {cells} | {rest:.0f} % |")
+        said.append(f"| {name} | {row['cpu_seconds']:.1f} | {100 * both:.0f} % | {cells} | {rest:.0f} % |")
     where = f"{record['processor']}, PyTorch {record['torch']}"
     commits = ", ".join(dict.fromkeys(str(row["commit"]) for row in record["rows"]))
     much = {n for row in record["rows"] for n, share in row["shares"].items() if share > LIMIT}

@@ -130,6 +130,11 @@ class Flower:
             "--port", str(free_port()), "--node-config", which,
         )  # fmt: skip
 
+    def start_nodes(self, count: int) -> None:
+        """Start a node for each of so many partitions, "node0" and so on."""
+        for partition in range(count):
+            self.start_node(f"node{partition}", partition, count)
+
     def __enter__(self) -> Self:
         try:
             self.start_link()

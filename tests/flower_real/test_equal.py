@@ -82,8 +82,7 @@ def test_methods_on_deployed_nodes_have_the_hashes_of_threads(capsys: pytest.Cap
     with noting("deployed") as told:
         with Flower() as flower:
             out = flower.folder / "out"
-            for partition in range(2):
-                flower.start_node(f"node{partition}", partition, 2)
+            flower.start_nodes(2)
             number = flower.begin(
                 "run", {"methods": " ".join(DEPLOYED), "setting": "deployed", "out": str(out), "at-once": 1}
             )

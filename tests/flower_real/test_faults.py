@@ -24,8 +24,7 @@ def test_a_killed_client_and_one_that_hangs_answer_again_and_a_run_without_answe
     with noting("mishaps") as told:
         with deployed() as flower:
             out = flower.folder / "out"
-            for partition in range(2):
-                flower.start_node(f"node{partition}", partition, 2)
+            flower.start_nodes(2)
             number = flower.begin(
                 "first", {"methods": "FedDM Mishaps", "setting": "once faults", "out": str(out), **ONE}
             )
@@ -65,8 +64,7 @@ def test_a_killed_server_and_a_restarted_superlink_change_no_bit() -> None:
         with deployed() as flower:
             out = flower.folder / "out"
             config = {"methods": "SCAFFOLD", "setting": "killed", "out": str(out), **ONE}
-            for partition in range(2):
-                flower.start_node(f"node{partition}", partition, 2)
+            flower.start_nodes(2)
             numbers = [flower.begin("first", config)]
             dropped = wait_for(lambda: pending(out, 2), "an answer in round 2")
             os.kill(int((out / "server.pid").read_text()), signal.SIGKILL)

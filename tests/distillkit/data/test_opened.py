@@ -61,6 +61,21 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open a folder, and be killed after so many pictures."""
+    counted = opened.read_picture
+
+    def killed(file: Path, *options: Any) -> torch.Tensor:
+        if len(decoded) > after:
+            raise KeyboardInterrupt
+        return counted(file, *options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened, "read_picture", killed)
+        with pytest.raises(KeyboardInterrupt):
+            open_folder(path, cache=cache, workers=1)
+
+
 def indices(count: int) -> st.SearchStrategy[Any]:
     """A slice, a mask, an index tensor or a list, of any order and with repetitions."""
     numbers = st.lists(st.integers(-count, count - 1), max_size=2 * count)
@@ -163,17 +178,7 @@ def test_a_cache_that_was_cut_off_is_gone_on_with(
     tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made(tmp_path / "pets", 40)
-    counted = opened.read_picture
-
-    def killed(file: Path, *options: Any) -> torch.Tensor:
-        if len(decoded) > 50:
-            raise KeyboardInterrupt
-        return counted(file, *options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(opened, "read_picture", killed)
-        with pytest.raises(KeyboardInterrupt):
-            open_folder(path, cache=tmp_path / "cache", workers=1)
+    cut_off(path, tmp_path / "cache", decoded, 50, monkeypatch)
     done = len(decoded) - 1
     assert 0 < done < 80
     assert not list((tmp_path / "cache").glob("*.safetensors"))
@@ -192,17 +197,8 @@ def test_a_cut_off_cache_that_lost_its_beginning_is_made_anew(
     begins: bytes, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a power cut: a file's length is there, what was written first is not."""
-    path, counted = made(tmp_path / "pets"), opened.read_picture
-
-    def killed(file: Path, *options: Any) -> torch.Tensor:
-        if len(decoded) > 3:
-            raise KeyboardInterrupt
-        return counted(file, *options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(opened, "read_picture", killed)
-        with pytest.raises(KeyboardInterrupt):
-            open_folder(path, cache=tmp_path / "cache", workers=1)
+    path = made(tmp_path / "pets")
+    cut_off(path, tmp_path / "cache", decoded, 3, monkeypatch)
     [pixels] = (tmp_path / "cache").glob("*.npy")
     pixels.write_bytes(begins + pixels.read_bytes()[len(begins) :] if begins else begins)
     stored = open_folder(path, cache=tmp_path / "cache", normalization=HALF).train
