@@ -80,7 +80,8 @@ def embedding_means(
         TypeError, ValueError: no split network, bad images, or counts that do not add up to them.
     """
     counts = _checked(network, images, counts, match)
-    limit = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    limit = chunk_size(images, chunk, in_parts=getattr(network, "in_parts", False))
+    limit = len(images) if uses_batch_statistics(network) else limit
     shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts)).split(limit, 1)
     embeddings = forward_chunks(lambda part: _embed(network, part, match), images, limit)
     means = shares[0] @ next(embeddings)

@@ -123,10 +123,14 @@ class ImageNetwork(Recorded, nn.Module):
     Attributes:
         shape, num_classes, embedding_dim: as given.
         body, classifier: the two modules; the classifier is an `nn.Linear`.
+        in_parts: whether a pass without a graph takes its first maps in parts on a CPU, which lets `chunks.chunk_size`
+            send more images at once.
 
     Raises:
         TypeError, ValueError: a shape that is not three positive integers, fewer than two classes, or no embedding.
     """
+
+    in_parts = False
 
     def __init__(
         self, shape: Shape, num_classes: int, body: nn.Module, embedding_dim: int, *, any_size: bool = False
@@ -153,7 +157,10 @@ class ImageNetwork(Recorded, nn.Module):
         if not fits or not (self.any_size or images.shape[2:] == (height, width)):
             wanted = f"[N, {channels}, H, W]" if self.any_size else f"[N, {channels}, {height}, {width}]"
             raise ValueError(f"images must have shape {wanted} for this network, got {list(images.shape)}")
-        return cast(Tensor, self.body(images)).flatten(1)
+        return self._maps(images).flatten(1)
+
+    def _maps(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.body(images))
 
     def forward(self, images: Tensor) -> Tensor:
         """The logits [N, num_classes] of `images` [N, C, H, W]."""

@@ -120,3 +120,38 @@ def test_refuses_one_class() -> None:
 def test_refuses_images_of_another_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"shape \[N, 1, 8, 8\] for this network, got \["):
         ConvNet((1, 8, 8), 2, width=2)(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("norm", ["instance", "group", "layer", "none", "batch"])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 40, 24)])
+def test_the_first_block_in_parts_gives_the_same_bits(
+    norm: str, memory_format: torch.memory_format, shape: tuple[int, int, int]
+) -> None:
+    net = build(lambda: ConvNet(shape, 3, width=16, norm=norm), 0)
+    images = torch.empty(20, *shape).normal_(generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=memory_format)
+    rows: list[int] = []
+    plain = nn.Conv2d.forward
+
+    def noting(layer: nn.Conv2d, maps: Tensor) -> Tensor:
+        rows.append(len(maps))
+        return plain(layer, maps)
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Conv2d, "forward", noting)
+        found = net.features(images)
+        assert torch.equal(found, net.body(images).flatten(1))
+    assert sum(rows) == 6 * 20
+    assert (rows[0] == 20) == (norm == "batch")
+
+
+def test_hooks_see_all_images_at_once() -> None:
+    net, rows = build(lambda: ConvNet((1, 32, 32), 2, width=4), 0), list[int]()
+    images = torch.zeros(20, 1, 32, 32)
+    for place in (0, 3):
+        with net.body[place].register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0]))), torch.no_grad():
+            net.features(images)
+    with net.body[1].register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0]))), torch.no_grad():
+        net.features(images)
+    assert rows == [20, 20, 20]
