@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -245,9 +246,14 @@ class Networks:
 
 
 def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
-    """For `copy.deepcopy`: unfilled parameters for those of `network` that `weights` are loaded into next."""
+    """For `copy.deepcopy`: unfilled parameters for those of `network` that `weights` are loaded into next.
+
+    And new containers for its empty ones, of which every module has a dozen, for hooks: most of what copying costs.
+    """
     plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
-    return {id(p): nn.Parameter(torch.empty_like(p), p.requires_grad) for p in plain}
+    held = (value for module in network.modules() for value in vars(module).values())
+    empty = {id(value): type(value)() for value in held if type(value) in (dict, OrderedDict, set) and not value}
+    return empty | {id(p): nn.Parameter(torch.empty_like(p), p.requires_grad) for p in plain}
 
 
 def copied(network: nn.Module) -> Tensors:

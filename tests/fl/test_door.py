@@ -17,6 +17,7 @@ from fl import AddOn, Classification, ClientDP, FedAvg, FedDM, Filtered, Holding
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
 from fl.batches import Phase
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
+from fl.networks import _blanks
 from tests.fl.small import Tiny, federation, images
 
 
@@ -332,6 +333,24 @@ def test_networks_with_parameters_of_their_own_and_pretrained_ones_run(global_rn
         net = Free(3)
     kept = play(FedAvg(factory=AsMade(lambda outputs: copy.deepcopy(net)), lr=1e-9)).server.state[FedAvg.model]
     assert torch.allclose(kept["scale"], net.scale, atol=1e-6)
+
+
+def test_a_copy_of_a_network_shares_nothing_with_it_and_within_itself_what_the_network_shares() -> None:
+    template = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    found: dict[str, int] = {}
+    for module in template:
+        module.found, module.seen = found, {"a": []}  # type: ignore[assignment]
+    twin = copy.deepcopy(template, _blanks(template, template.state_dict()))
+    plain = copy.deepcopy(template)
+    for ours, theirs, own in zip(twin.modules(), plain.modules(), template.modules(), strict=True):
+        assert [(n, type(v)) for n, v in vars(ours).items()] == [(n, type(v)) for n, v in vars(theirs).items()]
+        shared = {n for n, v in vars(ours).items() if v is vars(own)[n] and isinstance(v, dict | set | list)}
+        assert not shared
+    twin[0].register_forward_hook(lambda *_: None)
+    twin[0].found["a"] = 1  # type: ignore[index, operator]
+    assert not template[0]._forward_hooks
+    assert not template[0].found
+    assert twin[1].found == {"a": 1}
 
 
 def test_extra_outputs_of_add_ons_are_counted() -> None:
