@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from distillkit.chunks import chunk_size
+from distillkit.condense.twice import convolve
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks.base import Network
 from distillkit.networks.samplers import uses_batch_statistics
@@ -20,13 +21,21 @@ __all__ = ["Metric", "distance_to_target", "parameter_gradient"]
 Metric = Literal["row_cosine", "mse", "cos"]
 
 
-class _PlainAttention(TorchFunctionMode):
-    """Computes attention by its formula, in this thread: PyTorch's fused kernels have no second derivative."""
+class _TwiceDifferentiable(TorchFunctionMode):
+    """Does in this thread what suits a second derivative in images: attention by its formula, as PyTorch's fused
+    kernels have none, and convolutions by `twice.convolve`, as PyTorch's do more than is needed.
+    """
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()
+        self._images = images
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
             kwargs["need_weights"] = True  # inside it no function is seen any more; this is its unfused way
+        if func is F.conv2d:
+            return convolve(self._images, *args, **kwargs)
         return (_attention if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
 
 
@@ -110,7 +119,7 @@ def distance_to_target(
     size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     if len(images) <= size:
         leaf = images.detach().requires_grad_()
-        with _PlainAttention():
+        with _TwiceDifferentiable(leaf):
             loss = F.cross_entropy(network(leaf), labels)
         gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         distance = gradient_distance(gradient, targets, metric=metric)
@@ -122,7 +131,7 @@ def distance_to_target(
     pulled = []
     for part, own in zip(images.detach().split(size), labels.split(size), strict=True):
         leaf = part.clone().requires_grad_()
-        with _PlainAttention():
+        with _TwiceDifferentiable(leaf):
             loss = F.cross_entropy(network(leaf), own) * (len(part) / len(images))
         gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         along = torch.stack([(g * v).sum() for g, v in zip(gradient, direction, strict=True)]).sum()

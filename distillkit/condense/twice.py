@@ -1,0 +1,115 @@
+"""Convolutions whose second derivative towards images is no more work than it need be, for gradient matching.
+
+PyTorch's double backward of a convolution works out a gradient in its weights too, which nobody asks for when images
+are moved, as a convolution with a kernel as large as the maps: an eighth of the double backward pass on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["convolve"]
+
+Sizes = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """How a convolution goes over its maps, and what of its gradients the first backward pass is to find."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    wanted: tuple[bool, bool]
+
+    def forward(self, maps: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def backward(self, output: Tensor, maps: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> list[Tensor | None]:
+        """The gradients in the maps and in the weight, of that in the output; None where not wanted."""
+        found = torch.ops.aten.convolution_backward.default(
+            output, maps, weight, None, self.stride, self.padding, self.dilation, False, [0, 0], self.groups,
+            [*wanted, False],
+        )  # fmt: skip
+        return list(found[:2])
+
+    def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
+        """The gradient in the maps alone: for few channels on a CPU a matrix product, which takes half the time."""
+        if self.groups > 1 or maps.shape[1] > 4 or maps.device.type != "cpu":
+            return cast(Tensor, self.backward(output, maps, weight, (True, False))[0])
+        columns = weight.flatten(1).T.expand(len(output), -1, -1).bmm(output.flatten(2))
+        return F.fold(columns, maps.shape[2:], weight.shape[2:], self.dilation, self.padding, self.stride)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor | None, setting: _Setting) -> Tensor:
+        ctx.save_for_backward(maps, weight)
+        ctx.setting, ctx.biased = setting, bias is not None
+        return setting.forward(maps, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> Any:
+        output, (maps, weight) = outputs[0], ctx.saved_tensors
+        if not torch.is_grad_enabled():  # the second pass, which goes to the images alone
+            return ctx.setting.in_maps(output, maps, weight), None, None, None
+        found = _Gradients.apply(output, maps, weight, ctx.setting)
+        return *found, output.sum((0, 2, 3)) if ctx.biased else None, None
+
+
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, maps: Tensor, weight: Tensor, setting: _Setting) -> Any:
+        ctx.save_for_backward(output, maps, weight)
+        ctx.set_materialize_grads(False)
+        ctx.setting = setting
+        return tuple(setting.backward(output, maps, weight, setting.wanted))
+
+    @staticmethod
+    def backward(ctx: Any, of_maps: Tensor | None, of_weight: Tensor | None) -> Any:
+        (output, maps, weight), setting = ctx.saved_tensors, ctx.setting
+        of_output = None if of_maps is None else setting.forward(of_maps, weight)
+        if of_weight is None:
+            return of_output, None, None, None
+        more = setting.forward(maps, of_weight)
+        of_output = more if of_output is None else of_output.add_(more)
+        return of_output, setting.in_maps(output, maps, of_weight), None, None
+
+
+def convolve(
+    images: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: str | Sizes = 0,
+    dilation: Sizes = 1,
+    groups: int = 1,
+) -> Tensor:
+    """`F.conv2d`, for a gradient in parameters that is then differentiated in images, and in nothing else.
+
+    Weights get no second derivative from here. So it is PyTorch's own where weight or bias are computed, and may depend
+    on the images; as it is under autocast and with padding by name.
+
+    Args:
+        images: the leaf that the second derivative is taken in; the first pass has no need of its gradient.
+        input, weight, bias, stride, padding, dilation, groups: as `F.conv2d` takes them.
+    """
+    plain = input.ndim == 4 and not isinstance(padding, str) and not torch.is_autocast_enabled(input.device.type)
+    computed = not weight.is_leaf or (bias is not None and not bias.is_leaf)
+    if not plain or computed or not (input.requires_grad or weight.requires_grad):
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    wanted = (input.requires_grad and input is not images, weight.requires_grad)
+    setting = _Setting(_pair(stride), _pair(cast(Sizes, padding)), _pair(dilation), groups, wanted)
+    return cast(Tensor, _Convolution.apply(input, weight, bias, setting))
+
+
+def _pair(size: Sizes) -> tuple[int, int]:
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return rows, columns

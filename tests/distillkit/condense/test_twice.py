@@ -1,0 +1,89 @@
+"""Convolutions for gradient matching: what is differentiated twice is what PyTorch's own gives, with less work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distillkit.condense.parameter_gradient import distance_to_target
+from distillkit.condense.twice import convolve
+from distillkit.losses.matching import gradient_distance
+from distillkit.networks import ConvNet, build
+from distillkit.rng import derive
+
+
+class Several(nn.Module):
+    """Two convolutions of any setting, a third one whose weight the images decide, and one that nothing trains."""
+
+    def __init__(self, channels: int, bias: bool, kernel: int, stride: int, padding: int, dilation: int, groups: int):
+        super().__init__()
+        setting: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "bias": bias}
+        self.first = nn.Conv2d(channels, 6, kernel, **setting)
+        self.second = nn.Conv2d(6, 4, 3, padding=1, groups=groups, bias=bias)
+        self.frozen = nn.Conv2d(4, 5, (1, 3), padding="same").requires_grad_(False)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.second(torch.tanh(self.first(images)))
+        maps = F.conv2d(torch.tanh(maps), self.second.weight[:, :1] * images.mean(), padding=1, groups=4)
+        maps = self.frozen(F.conv2d(torch.tanh(maps), self.last.weight.new_ones(4, 4, 1, 1), maps.mean((0, 2, 3))))
+        return self.last(torch.tanh(maps).mean((2, 3)))
+
+
+@given(
+    st.integers(1, 6), st.booleans(), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(1, 2),
+    st.sampled_from([1, 2]), st.booleans(),
+)  # fmt: skip
+def test_the_second_derivative_is_pytorchs(
+    channels: int, bias: bool, kernel: int, stride: int, padding: int, dilation: int, groups: int, last_only: bool
+) -> None:
+    net = build(lambda: Several(channels, bias, kernel, stride, padding, dilation, groups), 0).double()
+    parameters = [p for p in net.parameters() if p.requires_grad][-2 if last_only else 0 :]
+    images = torch.randn(3, channels, 7, 6, generator=derive(1), dtype=torch.float64)
+    labels = torch.tensor([0, 2, 1])
+    target = [torch.randn(p.shape, generator=derive(2), dtype=torch.float64) for p in parameters]
+    leaf = images.clone().requires_grad_()
+    found = torch.autograd.grad(F.cross_entropy(net(leaf), labels), parameters, create_graph=True)
+    distance = gradient_distance(found, target)
+    wanted = torch.autograd.grad(distance, leaf)[0]
+    value, gradient = distance_to_target(net, parameters, images, labels, target)
+    torch.testing.assert_close((value, gradient), (distance.detach(), wanted), rtol=1e-9, atol=1e-12)
+
+
+class Convolutions(TorchDispatchMode):
+    """Notes the kernels of all convolutions, and what gradients they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[tuple[int, ...]] = []
+        self.wanted: list[tuple[bool, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            self.kernels.append(tuple(args[1].shape[2:]))
+        if func is torch.ops.aten.convolution_backward.default:
+            self.wanted.append(tuple(args[-1][:2]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_more_is_computed_than_the_images_need() -> None:
+    """Two blocks: no convolution by a kernel of the maps' size, no gradient in the images the first time."""
+    net = build(lambda: ConvNet((3, 8, 8), 2, width=8, depth=2), 0)
+    parameters = list(net.parameters())
+    images, labels = torch.randn(2, 3, 8, 8, generator=derive(0)), torch.tensor([0, 1])
+    with Convolutions() as noted:
+        distance_to_target(net, parameters, images, labels, [torch.ones_like(p) for p in parameters])
+    assert noted.kernels == [(3, 3)] * 5  # two forward; by the weights' direction, twice; by the weights, once
+    assert noted.wanted == [(True, True), (False, True), (True, False), (True, False)]
+
+
+def test_is_pytorchs_where_nothing_is_differentiated() -> None:
+    images, weight = torch.randn(2, 3, 5, 5, generator=derive(0)), torch.randn(4, 3, 3, 3, generator=derive(1))
+    assert torch.equal(convolve(images, images, weight, padding="same"), F.conv2d(images, weight, padding=1))
+    assert not convolve(images, images, weight).requires_grad
