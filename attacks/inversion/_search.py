@@ -47,13 +47,11 @@ def signed_adam(
                 best[r], least[r] = xs[r].detach().clone(), now
             if step < steps:
                 (gradients[r],) = torch.autograd.grad(value, xs[r])
-        if step == steps:
-            break
-        if pull is not None and len(alive) > 1:
-            for r, extra in pull({r: xs[r].detach() for r in alive}).items():
+        if pull is not None and len(gradients) > 1:
+            for r, extra in pull({r: xs[r].detach() for r in gradients}).items():
                 gradients[r] = gradients[r] + extra
-        for r in alive:
-            xs[r].grad = gradients[r].sign()
+        for r, gradient in gradients.items():
+            xs[r].grad = gradient.sign()
             optimizers[r].step()
             schedules[r].step()
             with torch.no_grad():

@@ -81,7 +81,7 @@ def _norms(network: nn.Module, values: dict[str, Tensor], images: Tensor, labels
     except RuntimeError:  # a network with a branch on its input, say, or a layer without a batching rule
         each = [grad(loss)(values, x, y) for x, y in zip(images, labels)]
         rows = {name: torch.stack([one[name] for one in each]) for name in values}
-    return torch.stack([row.flatten(1).double().square().sum(1) for row in rows.values()]).sum(0).sqrt()
+    return torch.stack([row.reshape(len(row), -1).double().square().sum(1) for row in rows.values()]).sum(0).sqrt()
 
 
 def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:

@@ -16,11 +16,15 @@ from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
 from attacks.reporting import Inversion
 from attacks.reporting.folder import opened
+from attacks.reporting.inverted import _strangers
+from attacks.reporting.records import Records
 from attacks.reporting.replays import fedavg, pair, sizes
 from attacks.transcript import Seen
+from distillkit import LabeledImages
 from distillkit.data import clients, load
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import Normalization
+from distillkit.rng import derive
 from fl import FedAvg, simulate
 from fl.engine.store import Store
 from fl.message import Message
@@ -151,6 +155,62 @@ def test_of_several_exchanges_in_a_round_the_training_is_inverted(run: Path, tmp
         ]  # fmt: skip
     owners = [*OWNERS, torch.arange(1)]  # the third never came to the training
     assert sizes(folder, Inversion(owners=owners)) == {0: 57, 1: 3}
+
+
+def test_labels_known_and_members_alone(run: Path, tmp_path: Path) -> None:
+    """Without outsiders there is nothing to hold likeness against, so that nothing is found, however close."""
+    known = Inversion(owners=OWNERS, known_labels=True, steps=5)
+    found = report(run, members=TRAIN, network=FACTORY(10), invert=known, out=tmp_path)
+    text = found.markdown.read_text()
+    assert "labels known" in text
+    assert "| the client's records |" in text
+    assert "held-out images |" not in text.split("## Inversion")[1].split("## ")[0]
+    assert "whether the inverted images are more than likeness: give outsiders=" in found.missing
+    alone = report(run, members=TRAIN, network=FACTORY(10), invert=Inversion(steps=5), out=tmp_path)
+    text = alone.markdown.read_text()
+    assert "below each the nearest private record." in text
+    assert "the nearest held-out image" not in text
+    for one in (found, alone):
+        assert not [line for line in [*one.leaks, *one.looked] if "inverting" in line]
+
+
+def test_a_victim_of_a_run_that_kept_no_messages_is_left_out(run: Path, tmp_path: Path) -> None:
+    bare = Path(shutil.copytree(run, tmp_path / "run"))
+    shutil.rmtree(bare / "transcript")
+    victim = Inversion(victim=lambda down, up: pytest.fail("nothing was sent"))
+    found = report(bare, **GIVEN, invert=victim)
+    [line] = [line for line in found.missing if "update of a single client" in line]
+    assert "the run kept no transcript; run again with simulate(..., transcript=True)" in line
+
+
+def records(labels: list[int], data: bool = True) -> Records:
+    pixels = torch.rand(len(labels), 1, 2, 2, generator=derive(len(labels)))
+    made = LabeledImages(pixels, labels, num_classes=4) if data else None
+    return Records(pixels, torch.arange(len(labels)), made)
+
+
+def test_strangers_are_of_the_records_classes_where_enough_are_known_to_be() -> None:
+    inside, own = records([0, 1, 1, 2]), torch.tensor([0, 1, 2])
+    ours = [0, 1, 1]
+    for labels, kept in (([1, 0, 3, 1, 0], True), ([0, 1, 3, 3, 3], False)):
+        drawn = _strangers(inside, own, records(labels))
+        classes = [sorted(torch.tensor(labels)[index].tolist()) for index in drawn]
+        assert all(len(index.unique()) == 3 for index in drawn)
+        assert all(one == ours for one in classes) == kept
+    unknown = _strangers(inside, own, records([0, 1, 3, 3, 3], data=False))
+    assert {int(i) for index in unknown for i in index} == set(range(5))
+    with pytest.raises(ValueError, match="outsiders must be at least 3, the records inverted, got 2"):
+        _strangers(inside, own, records([1, 1]))
+
+
+def test_a_client_that_did_not_answer_in_a_round_has_no_pair(run: Path, tmp_path: Path) -> None:
+    store = Store(Path(shutil.copytree(run, tmp_path / "run")))
+    store.record(2, 0, "up", Message.of({"FedAvg.update": {"w": torch.ones(1)}}))  # an answer to nothing that was kept
+    folder = opened(store.out)
+    assert pair(folder, 0, None)[0].round == 1
+    for client, number in ((0, 2), (5, 1)):
+        with pytest.raises(ValueError, match=f"round must be one that client {client} answered, got {number}"):
+            pair(folder, client, number)
 
 
 def test_refusals(run: Path, tmp_path: Path) -> None:

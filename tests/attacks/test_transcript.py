@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
-from attacks.transcript import DamagedTranscript, NoTranscript, read
+from attacks.transcript import DamagedTranscript, NoTranscript, _checksum, read
 from distillkit import LabeledImages, Normalization
 from distillkit.rng import derive
 from fl.codec import encode
@@ -110,6 +112,28 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     path = run(tmp_path) / "transcript" / "2" / "3-up.safetensors"
     small_set(0).save(path)
     with pytest.raises(DamagedTranscript, match="no message"):
+        list(read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("forms", "why"),
+    [
+        ({"set": {"kind": "cube", "names": []}}, "ValueError: set is of the unknown kind 'cube'"),
+        ({"set": {"kind": "tensor"}}, "KeyError: 'set'"),
+        ([], "AttributeError: "),
+    ],
+    ids=["kind", "absent", "list"],
+)
+def test_a_sound_file_whose_entries_fit_nothing_is_refused(forms: object, why: str, tmp_path: Path) -> None:
+    """As another version of the federated layer might write: its checksum is right."""
+    path = run(tmp_path) / "transcript" / "2" / "3-up.safetensors"
+    data = path.read_bytes()
+    meta = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    del meta["checksum"]
+    meta["forms"] = json.dumps(forms)
+    tensors = load(data)
+    path.write_bytes(save(tensors, {**meta, "checksum": _checksum(tensors, meta)}))
+    with pytest.raises(DamagedTranscript, match=rf"3-up.* its entries cannot be put together \({why}"):
         list(read(tmp_path))
 
 

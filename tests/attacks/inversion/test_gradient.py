@@ -147,6 +147,10 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_gradient(NET, [0 * g for g in GOOD], SHAPE), "gradients must not all be 0"),
     (lambda: invert_gradient(NET, [g / 0 for g in GOOD], SHAPE), "gradients must be finite"),
     (lambda: invert_gradient(NET, GOOD, (3, 8, 8)), "network must take images of the shape given"),
+    (
+        lambda: invert_gradient(nn.Conv2d(1, 1, 1, bias=False), [torch.ones(1, 1, 1, 1)], SHAPE),
+        r"network must give logits \[N, K\], got \[1, 1, 8, 8\]",
+    ),
     (lambda: invert_gradient(NET, GOOD, SHAPE, method="sgd"), "method must be one of 'geiping', 'dlg'"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, lr=0.0), "lr must be greater than 0"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, method="dlg", lr=0.1), "lr is of method='geiping' alone"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,11 @@ from attacks.inversion import (
     invert_gradient,
     invert_message,
 )
+from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.priors import consensus
 from distillkit.losses import BatchNormPrior
 from distillkit.networks import ConvNet, build
+from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
 from tests.attacks.inversion.images import pictures
 
@@ -206,6 +209,58 @@ def test_a_group_comes_together_and_its_losses_are_without_it() -> None:
     assert spread[1] < 0.8 * spread[0]
 
 
+def test_a_start_whose_loss_is_not_finite_goes_on_no_more_and_disturbs_no_other() -> None:
+    def loss(x: Tensor) -> Tensor:
+        return (x - 0.3).square().sum()
+
+    def fails(x: Tensor) -> Tensor:
+        asked.append(x.detach().clone())
+        return loss(x) / (0.0 if len(asked) == 3 else 1.0)
+
+    asked: list[Tensor] = []
+    pulled: list[list[int]] = []
+
+    def pull(images: dict[int, Tensor]) -> dict[int, Tensor]:
+        pulled.append(list(images))
+        return {}
+
+    starts = [torch.full((1, 1, 2, 2), 0.9), torch.full((1, 1, 2, 2), 0.6)]
+    alone = signed_adam([loss], starts[1:], 6, 0.1, IDENTITY)
+    found = signed_adam([fails, loss], starts, 6, 0.1, IDENTITY, pull)
+    assert len(asked) == 3
+    assert torch.equal(found[0][0], asked[1])
+    assert found[0][1] == float(loss(asked[1]))
+    assert torch.equal(found[1][0], alone[0][0])
+    assert found[1][1] == alone[0][1]
+    assert pulled == [[0, 1], [0, 1]]  # of one start alone there is no mean to be pulled to
+
+
+def test_lbfgs_ends_where_it_diverges_or_stands_still_with_the_best_it_saw() -> None:
+    start, calls = torch.full((1, 1, 1, 2), 0.9), []
+
+    def diverges(x: Tensor) -> Tensor:
+        calls.append(x.detach().clone())
+        return (x - 0.3).square().sum() * (math.inf if len(calls) > 4 else 1.0)
+
+    images, least = lbfgs(diverges, start, 300)
+    assert len(calls) < 60
+    assert least == min(float((x - 0.3).square().sum()) for x in calls[:4])
+    calls.clear()
+    images, least = lbfgs(lambda x: (calls.append(x.detach()), (x * 0).sum())[1], start, 300)
+    assert torch.equal(images, start)
+    assert least == 0
+    assert len(calls) < 60
+
+
+def test_without_a_bias_the_label_of_one_image_is_read_off_the_weight() -> None:
+    last = nn.Sequential(nn.Flatten(), nn.Linear(64, 3, bias=False))
+    for label in range(3):
+        sent = Gradient.of(last, pictures(1), torch.tensor([label]))
+        assert sent.read_labels(1, pictures(1)).tolist() == [label]
+    with pytest.raises(ValueError, match=r"labels must be given: .* last parameter is \[3, 64\] for 3 classes"):
+        Gradient.of(last, pictures(2), torch.tensor([0, 1])).read_labels(2, pictures(1))
+
+
 NET = network()
 SENT = Gradient.of(NET, pictures(1), torch.tensor([0]))
 ONES = [torch.ones_like(p) for p in NET.parameters()]
@@ -239,6 +294,10 @@ BAD: list[tuple[Any, str]] = [
         "order must point into the 1 images, got the index 3",
     ),
     (lambda: invert_message(ClassMeans([torch.flatten], [ROWS]), SHAPE), "embeddings must give \\[N, 2\\]"),
+    (lambda: invert_message(ClassMeans([nn.Linear(3, 2)], [ROWS]), SHAPE), r"embeddings must take images .*8, 8\]"),
+    (lambda: ClassMeans([], []), r"means must hold at least one tensor \[K, F\], got none"),
+    (lambda: ClassMeans([torch.flatten], [ROWS[0]]), r"means must be \[K, F\] of the same classes, got \[2\]"),
+    (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS[:1]]), r"means must be \[K, F\] of the same .*got \[1, 2\]"),
     (lambda: ClassMeans([torch.flatten], [0 * ROWS]), "means must have a row for at least one class"),
     (lambda: ClassMeans([torch.flatten], [ROWS / 0]), "means must .* be finite"),
     (lambda: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([1, 1])), "counts must be 0 exactly for"),

@@ -132,6 +132,13 @@ def test_equal_spreads_make_the_conjugate_prior_certain() -> None:
     assert torch.allclose(found, torch.full((50,), float(norm.logcdf(z) - norm.logsf(z)), dtype=torch.float64))
 
 
+def test_scores_without_any_spread_are_refused_by_every_variance() -> None:
+    inside = torch.arange(4)[:, None].expand(4, 3) < 2
+    for variance in VARIANCES:
+        with pytest.raises(ValueError, match="must not all give the same score, as they do for 3 records"):
+            lira(torch.zeros(3), inside, torch.ones(4, 3), variance=variance)
+
+
 @given(st.sampled_from(VARIANCES), st.booleans(), st.floats(-5, 5), st.floats(0.1, 10))
 def test_scores_do_not_depend_on_their_unit(variance: Any, online: bool, shift: float, factor: float) -> None:
     s = shadows_of(5)

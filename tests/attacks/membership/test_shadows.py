@@ -282,6 +282,12 @@ def test_a_threshold_never_saw_its_target() -> None:
         assert first[name].points[0].threshold != second[name].points[0].threshold
 
 
+def test_where_every_false_alarm_is_allowed_everybody_is_called_a_member() -> None:
+    [found] = leave_one_out(drawn(1), {"t": ATTACKS["threshold"]}, fpr=1.0, progress=False).values()
+    assert {p.threshold for p in found.points} == {-math.inf}
+    assert (found.tpr.value, found.fpr.value) == (1, 1)
+
+
 def test_it_is_the_loop_that_it_says_it_is() -> None:
     """Target by target, and the error of the mean from the pairs' means."""
     one, fpr = drawn(2, count=8, records=40), 0.1
@@ -400,6 +406,8 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
     (lambda: drawn(0).target(0, "set"), "name must be one of 'model', got 'set'"),
     (lambda: leave_one_out(drawn(0), fpr=0.01), "fpr must be at least 1/30, one false positive among a target's"),
+    (lambda: leave_one_out(drawn(0, count=4), fpr=0.1), "shadows must be at least three pairs, .* got 4"),
+    (lambda: shadows(pipeline(), 4, out=3), "out must be a folder's path, got int"),  # type: ignore[arg-type]
     (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
     (lambda: leave_one_out(drawn(0), {"a": lambda: None}, fpr=0.1), r"attacks\['a'\] is called as"),
     (lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:3]}, fpr=0.1), r"one score a record, \[60\], got \[3\]"),
@@ -415,6 +423,15 @@ def test_bad_arguments_are_named(case: int) -> None:
     call, said = REFUSALS[case]
     with pytest.raises((TypeError, ValueError), match=said):
         call()
+
+
+def test_every_shadow_in_turn_is_a_target() -> None:
+    one = drawn(0, count=4)
+    found = list(one.targets("model"))
+    assert len(found) == 4
+    for number, (target, truth) in enumerate(found):
+        assert torch.equal(target.scores, one.target(number, "model").scores)
+        assert torch.equal(truth, one.inside[number])
 
 
 def test_a_target_says_nothing_of_its_truth() -> None:

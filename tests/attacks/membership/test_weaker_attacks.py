@@ -39,6 +39,17 @@ class Branching(nn.Module):
         return z if float(x.sum()) > 0 else 2 * z
 
 
+class Root(nn.Module):
+    """The root of a weight that is 0, where its slope is infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight.sqrt()
+
+
 def by_hand(network: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
     network.eval()
     found = []
@@ -165,6 +176,10 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: gradient_norm(nn.Flatten(), IMAGES, LABELS), "network must have parameters"),
     (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS + 1), "labels must be below num_classes=3, got 3"),
     (lambda: gradient_norm(nn.Sequential(nn.Conv2d(1, 2, 1)), IMAGES, LABELS), "network must give logits"),
+    (
+        lambda: gradient_norm(nn.Sequential(nn.Flatten(), Root(), nn.Linear(64, 3)), IMAGES[:4], LABELS[:4]),
+        "network must have finite gradients, but 4 records have not",
+    ),
     (lambda: gradient_norm(LABELS, IMAGES, LABELS), "network must be an nn.Module"),  # type: ignore[arg-type]
     (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS, chunk=0), "chunk must be at least 1"),
     (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3, 2)), r"target must be \[n\]"),

@@ -1,0 +1,196 @@
+"""Sections of a report on folders that lack something, or hold something rare: each says what it can, and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attacks import report
+from attacks.reporting.charges import Audit, charged
+from attacks.reporting.claims import held, saw
+from attacks.reporting.closeness import record_scores
+from attacks.reporting.folder import RunFolder
+from attacks.reporting.page import Section, Table
+from attacks.reporting.records import Sent
+from attacks.reporting.verdict import Outcome
+from distillkit import LabeledImages
+from distillkit.networks import ConvNet
+from distillkit.privacy import gaussian_delta, gaussian_sigma
+from distillkit.rng import derive
+from fl.engine.store import Store
+from fl.message import Message
+
+
+def images(seed: int, n: int = 24, **info: Any) -> LabeledImages:
+    pixels = torch.rand(n, 1, 8, 8, generator=derive(seed))
+    return LabeledImages(pixels, torch.arange(n) % 2, num_classes=2, info=info)
+
+
+def folder(**parts: Any) -> RunFolder:
+    none: dict[str, Any] = {"config": {}, "rows": [], "ledger": None, "published": None, "models": {}}
+    return RunFolder(**{"path": Path("run"), "transcript": False, **none, **parts})
+
+
+def sent(replies: Sequence[int] = (), updates: Sequence[tuple[int, torch.Tensor, int | None]] = ()) -> Sent:
+    return Sent([], [], list(updates), dict(enumerate(replies)))
+
+
+def words(section: Section) -> str:
+    return "\n".join(part for part in section.parts if isinstance(part, str))
+
+
+def rows(section: Section) -> list[Sequence[str]]:
+    return [row for part in section.parts if isinstance(part, Table) for row in part.rows]
+
+
+# What was charged.
+
+
+def test_a_published_set_says_its_own_claim_and_that_the_ledger_is_elsewhere() -> None:
+    made = images(0, epsilon=2.5, delta=1e-5, relation="add or remove one record", ipc=3)
+    outcome = Outcome()
+    text = words(charged(folder(published=made), sent(), None, outcome))
+    assert "Claimed: epsilon 2.5 at delta 1e-05 (add or remove one record), as the run recorded it." in text
+    assert outcome.missing[0] == "what was charged: the ledger is not in the folder"
+    assert "The claim was not audited." in text
+    assert "None is claimed" in words(charged(folder(published=images(0, ipc=3)), sent(), None, outcome))
+
+
+@pytest.mark.parametrize(
+    ("claim", "said", "unsaid"),
+    [
+        ({"epsilon": None, "reason": "the seed is known"}, ["No guarantee holds: the seed is known."], "would be"),
+        ({"epsilon": None}, ["No guarantee holds: the run gives no reason."], "would be"),
+        (
+            {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.25, "remarks": ["one"]},
+            ["With noise that nobody knows it would be epsilon 3.25.", "Remark: one"],
+            "Claimed",
+        ),
+    ],
+    ids=["reason", "bare", "nominal"],
+)
+def test_a_claim_that_is_void_is_not_called_one(claim: dict[str, Any], said: list[str], unsaid: str) -> None:
+    text = words(charged(folder(rows=[{"privacy": claim}], ledger=[{"void": "a key"}]), sent(), None, Outcome()))
+    for line in [*said, "Void: a key"]:
+        assert line in text
+    assert unsaid not in text
+
+
+def test_charges_without_replies_are_listed_and_nobody_owes() -> None:
+    event = {"mechanism": "gaussian", "sigma": 2.0, "rate": 0.5, "relation": "one record", "count": 3}
+    outcome = Outcome()
+    section = charged(folder(ledger=[{"event": event}]), sent(), None, outcome)
+    assert rows(section) == [["gaussian", "2", "0.5", "one record", "3", "1"]]
+    assert "clients was charged" not in words(section)
+    assert not outcome.leaks
+    owing = charged(folder(ledger=[{"event": event}]), sent(replies=[3, 4]), None, outcome)
+    assert "client 1 sent 4 replies and was charged for 3 releases (1 clients in all owe some)" in words(owing)
+
+
+def test_an_audit_stands_where_nothing_was_claimed() -> None:
+    sigma = gaussian_sigma(4.0, 1e-5)
+    noise = torch.randn(2, 500, generator=derive(0), dtype=torch.float64) * sigma / 2
+    audit = Audit(1 + noise[0], noise[1], [(e, gaussian_delta(sigma, e)) for e in (0.0, 1.0, 4.0)])
+    outcome = Outcome()
+    text = words(charged(folder(), sent(), audit, outcome))
+    assert "None is claimed" in text
+    assert "Audited with 500 runs" in text
+    assert "epsilon of this run" not in text
+    assert len(outcome.leaks) == 1
+
+
+# Which classes clients hold.
+
+PLAIN = {
+    "task": "Classification(2)",
+    "recipe": {"object": "fl:FedAvg", "with": {"optimizer": "sgd"}},
+    "labels": {"with": {"num_classes": 2}},
+}
+
+
+def test_updates_of_which_nothing_follows_acounted_and_the_rest_is_told() -> None:
+    rise = torch.tensor([-0.5, 0.5])
+    noisy = torch.tensor([0.5, 0.25])  # no softmax's: its sum is not 0
+    outcome = Outcome()
+    section = held(folder(config=PLAIN, transcript=True), sent(updates=[(0, rise, 4), (1, noisy, 4)]), outcome)
+    assert rows(section) == [["0", "1", "none", "1"]]
+    assert "Of 1 updates nothing certain follows: bias_change must sum to 0" in words(section)
+    assert outcome.leaks == ["its messages say for certain whether a client holds a class in 50 % of all cases"]
+
+
+def test_a_bias_of_another_length_is_passed_over() -> None:
+    outcome = Outcome()
+    section = held(folder(config=PLAIN, transcript=True), sent(updates=[(0, torch.tensor([1.0, 0, -1]), 4)]), outcome)
+    assert "Nothing certain was read off (other messages than sets and plain updates)" in words(section)
+    assert not outcome.leaks
+
+
+def test_an_update_that_says_nothing_is_no_finding() -> None:
+    outcome = Outcome()
+    section = held(folder(config=PLAIN, transcript=True), sent(updates=[(3, torch.zeros(2), 4)]), outcome)
+    assert rows(section) == [["3", "none", "none", "2"]]
+    assert not outcome.leaks
+
+
+def test_of_many_clients_the_first_twenty_are_listed() -> None:
+    updates = [(client, torch.tensor([-0.5, 0.5]), None) for client in range(23)]
+    section = held(folder(config=PLAIN, transcript=True), sent(updates=updates), Outcome())
+    assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
+    assert "And so on for 3 more clients" in words(section)
+
+
+def test_a_folder_says_nothing_of_a_space_that_was_whitened() -> None:
+    parts = {"mean": {"tuple": [0.5]}, "std": {"tuple": [0.25]}}
+    said = [["shape", {"tuple": [1, 8, 8]}], ["normalization", {"with": parts}]]
+    assert folder(config={"images": {"dict": said}}).space == [[0.5], [0.25]]
+    said[1] = ["normalization", {"with": {**parts, "zca": "whitening.safetensors"}}]
+    assert folder(config={"images": {"dict": said}}).space is None
+    assert rows(saw(folder()))[0][2] == "not in the folder"
+
+
+# Images that were sent.
+
+
+def test_rounds_of_one_image_have_no_nearest_but_a_distance() -> None:
+    """With one image, or copies of it, no image is nearer than another: that attack is not there."""
+    one, two, candidates = images(1).images[:1], images(2).images[:2], images(3).images[:5]
+    assert list(record_scores([one, one.repeat(3, 1, 1, 1)], candidates)) == ["distance"]
+    both = record_scores([one, two], candidates)
+    assert list(both) == ["distance", "nearest"]
+    assert torch.equal(both["nearest"], record_scores([two], candidates)["nearest"])
+
+
+def test_without_outsiders_images_stand_beside_members_and_are_not_judged(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    made, network = images(1), ConvNet((1, 8, 8), 2, width=2, depth=1)
+    made[:6].save(tmp_path / "set.safetensors")
+    found = report(tmp_path, members=made, network=network)
+    text = found.markdown.read_text()
+    assert "below each the nearest private record. PSNR to it: equal" in text
+    assert "held-out" not in text.split("Sent images")[1].split("\n")[0]
+    assert counted(text) == ["private records", "baseline: random real images"]
+    assert any("what is a leak and what likeness: give outsiders=" in line for line in found.missing)
+    assert not found.leaks
+    assert str(found) == f"{found.verdict} ({found.html})"
+    judged = report(tmp_path, members=made, outsiders=images(4), network=network)
+    assert any("the folder has no checkpoint/model.safetensors" in line for line in judged.missing)
+
+
+def counted(text: str) -> list[str]:
+    """The rows of the table of recovered records."""
+    table = text.split("| of these |")[1].split("\n\n")[0]
+    return [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
+
+
+def test_an_empty_set_was_sent_and_shows_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for client, data in ((0, images(1)[:0]), (1, images(1)[:4])):
+        store.record(1, client, "up", Message.of({"set": data}))
+    found = Sent.of(folder(path=tmp_path, transcript=True))
+    assert [client for client, _ in found.sets] == [1]
+    assert [len(one) for one in found.rounds] == [4]
+    assert found.replies == {0: 1, 1: 1}
