@@ -16,9 +16,11 @@ from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
 from attacks.reporting import Inversion
 from attacks.reporting.folder import opened
-from attacks.reporting.inverted import _strangers
+from attacks.reporting.inverted import _owned, _strangers
+from attacks.reporting.page import Section
 from attacks.reporting.records import Records
 from attacks.reporting.replays import fedavg, pair, sizes
+from attacks.reporting.verdict import Outcome
 from attacks.transcript import Seen
 from distillkit import LabeledImages
 from distillkit.data import clients, load
@@ -201,6 +203,21 @@ def test_strangers_are_of_the_records_classes_where_enough_are_known_to_be() -> 
     assert {int(i) for index in unknown for i in index} == set(range(5))
     with pytest.raises(ValueError, match="outsiders must be at least 3, the records inverted, got 2"):
         _strangers(inside, own, records([1, 1]))
+
+
+def test_closer_to_its_records_than_to_others_is_found_below_what_counts_as_brought_back() -> None:
+    """Noise over the records: none is back, and no other images come as close. Noise over grey: nothing is found."""
+    inside, outside = (Records(one.pixels(), torch.arange(len(one)), one) for one in (TRAIN, TEST))
+    own, truth = OWNERS[1], TRAIN.pixels()[OWNERS[1]]
+    noise = 0.2 * torch.randn(truth.shape, generator=derive(0))
+    hidden, nothing = Outcome(), Outcome()
+    _owned(Section(""), (truth + noise).clamp(0, 1), own, inside, outside, "client 1", hidden)
+    _owned(Section(""), (0.5 + noise).clamp(0, 1), own, inside, outside, "client 1", nothing)
+    [line] = hidden.leaks
+    assert line.startswith("inverting the update of client 1 comes closer to its records than to others (")
+    [line] = nothing.looked
+    assert line.startswith("inverting the update of client 1 comes no closer to its records than to others (")
+    assert not [*hidden.looked, *nothing.leaks]
 
 
 def test_a_client_that_did_not_answer_in_a_round_has_no_pair(run: Path, tmp_path: Path) -> None:
