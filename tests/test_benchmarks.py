@@ -192,7 +192,7 @@ def shapes(**changed: Any) -> dict[str, Any]:
         "command": "c", "commit": "d", "when": "e", "seconds": 10.0, "processor": "p", "cores": 2, "rows": rows,
         "versions": {"torch": "1", "flwr": "2", "ray": "3"}, "users": 1000, "cohort": 50, "images": 50,
         "targets": {"ours, workers 1": 1.03}, "ways": ["plain loop", "ours, workers 1", "Flower"],
-        "failed": {"pfl-research": "it is not installed"}, **changed,
+        "failed": {"pfl-research": "it is not installed"}, "parts": {"training": 70.04, "its change": 1.26}, **changed,
     }  # fmt: skip
 
 
@@ -204,6 +204,8 @@ def test_peers_stand_beside_the_plain_loop_with_their_versions_and_replies(tmp_p
         "| ours, workers 1 | – | 3 | 150 | 2.10 | 2.10 to 2.10 | **1.05 (target 1.03), missed** | 1.05 |",
         "| Flower | flwr 2, ray 3 | 3 | 150 | 5.00 | 5.00 to 5.00 | 2.50 | – |",
         "", "pfl-research: it is not installed.",
+        "", "CPU milliseconds a client of ours, each thread its own, in rounds that were watched: training 70.0, its "
+        "change 1.3.",
     ]  # fmt: skip
     (tmp_path / "peers.json").write_text(json.dumps(shapes(cohort=3)))
     with pytest.raises(ValueError, match="is of 1000 users, 3 in a round"):
@@ -225,6 +227,8 @@ def test_rounds_in_which_clients_fail_have_no_seconds(tmp_path: Path, monkeypatc
     record = bench_peers.main(["--users", "6", "--cohort", "3", "--rounds", "2", "--repeats", "1", "--out", str(out)])
     assert json.loads(out.read_text()) == record
     assert [(row["way"], row["replies"]) for row in record["rows"]] == [(name, 3) for name in short]
+    assert len(record["parts"]) == 5
+    assert all(0 <= ms < 1000 for ms in record["parts"].values())
     assert record["failed"]["Flower"] == "rounds with [3, 2] replies, want 3 each"
     assert record["failed"]["pfl-research"] == "RuntimeError: gone"
 

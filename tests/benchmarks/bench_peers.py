@@ -90,6 +90,9 @@ def table(record: dict[str, Any]) -> str:
         replies = sum(row["replies"] for row in own)
         said.append(f"| {name} | {shipped or '–'} | {len(own)} | {replies:,} | {seconds} | {ratio} | {worked} |")
     said += [""] * bool(record["failed"]) + [f"{name}: {why}." for name, why in record["failed"].items()]
+    if record.get("parts"):
+        of_it = ", ".join(f"{part} {ms:.1f}" for part, ms in record["parts"].items())
+        said += ["", f"CPU milliseconds a client of ours, each thread its own, in rounds that were watched: {of_it}."]
     where = f"{record['processor']}, {record['cores']} cores, PyTorch {record['versions']['torch']}"
     shape = f"{record['users']:,} users of {record['images']} images, {record['cohort']} in a round"
     of = f"`{record['command']}` at commit {record['commit']}, {record['when']}"
@@ -121,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "failed": {name: "it is not installed" for name in PACKAGES if name not in there}, "rows": [],
     }  # fmt: skip
     torch.set_num_threads(1)
+    record["parts"] = peers.parts([peers.user(number) for number in range(o.users)], o.cohort)
     for repeat in range(o.repeats):
         for name, way in there.items():
             print(f"{repeat + 1} of {o.repeats}: {name}", file=sys.stderr, flush=True)
