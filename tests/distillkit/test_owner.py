@@ -81,6 +81,35 @@ def test_a_killed_holder_leaves_nothing(code: str, tmp_path: Path, start: Any) -
         assert tried(start, lock).startswith(str(os.getpid()))
 
 
+FORKED = BARE + (
+    "with owner.owned(Path(sys.argv[1]), 'it'):\n"
+    "    child = os.fork()\n"
+    "    if child:\n"
+    "        os.waitpid(child, 0)\n"
+    "        print('held', flush=True)\n"
+    "        time.sleep(60)\n"
+    "os._exit(0)\n"
+)
+
+
+def test_a_forked_child_that_leaves_the_block_gives_nothing_up(tmp_path: Path, start: Any) -> None:
+    lock = tmp_path / ".owner.lock"
+    holder = start(FORKED, lock)
+    assert holder.stdout.readline()
+    with pytest.raises(InUse, match=f"in use by process {holder.pid}: wait"), owned(lock, "it", wait=0.1):
+        pass
+
+
+def test_who_owns_nothing_any_more_releases_nothing(tmp_path: Path, start: Any) -> None:
+    """What the child of a fork does, seen from inside: the lock is its parent's."""
+    lock = tmp_path / ".owner.lock"
+    with owned(lock, "it"):
+        held, _ = owner._OURS.pop(lock.resolve())
+    assert tried(start, lock) != "got it"
+    held.release()
+    assert tried(start, lock) == "got it"
+
+
 def test_it_waits_a_moment_for_a_holder_that_is_ending(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / ".owner.lock"
     holder = start(HOLD, lock)

@@ -13,8 +13,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from distillkit import LabeledImages
 from distillkit.condense import initial_images
 from distillkit.rng import derive
-from fl import FedDM, MultiLabel, Real, Run, simulate
-from tests.fl.small import Tiny, federation, with_rows
+from fl import Classification, Client, FedAvg, FedDM, Message, MultiLabel, NoUsableReply, Real, Run, simulate
+from fl.methods import FedProto
+from fl.reduce import Reduced
+from tests.fl.small import Tiny, federation, images, with_rows
 
 IPC, STEPS, EPOCHS = 2, 3, 4
 
@@ -107,10 +109,31 @@ def test_several_classes_an_image_are_refused_before_anybody_works(kind: type[Fe
         simulate(kind(factory=Tiny), held, task=MultiLabel(3), rounds=1, progress=False)
 
 
+def test_rounds_without_images_or_weights_are_refused_by_name() -> None:
+    clients = federation()[:2]
+    done = run(FedDM, clients, rounds=1, weights="samples")
+    union = done.server.state[FedDM.images]
+    method = FedDM(factory=Tiny, ipc=IPC, weights="samples")
+    counts = Reduced(Message({FedDM.images: union, FedDM.samples: torch.zeros(2)}), {}, {}, [0, 1])
+    with pytest.raises(NoUsableReply, match="all weights of the round's replies are zero"):
+        method.weigh(counts)
+    with pytest.raises(NoUsableReply, match="no reply of the round holds an image"):
+        method.train(done.server, union[:0], torch.zeros(0))
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedDM, FedProto])
+@pytest.mark.parametrize("test", [None, images(6, seed=1)[:0]], ids=["none", "no images"])
+def test_a_client_without_test_images_says_nothing(kind: Any, test: LabeledImages | None) -> None:
+    """An accuracy of nothing would be a number that means nothing."""
+    method = kind(factory=Tiny, **({"ipc": IPC} if kind is FedDM else {}))
+    client = Client(0, federation()[0], test, Classification(3), 1, 0)
+    assert list(method.evaluate(client, Message()).items()) == []
+
+
 def test_images_labels_and_weights_are_all_that_travels() -> None:
     clients, weights = federation()[:2], sum(4 * p.numel() for p in Tiny(3).parameters())
     row = run(FedDM, clients, rounds=1, weights="samples").rows[0]
-    images = 2 * 3 * IPC
-    assert row["up"] == {"FedDM.images": images * 16 * 4, "FedDM.images:labels": images * 8, "FedDM.samples": 2 * 4}
+    sent = 2 * 3 * IPC
+    assert row["up"] == {"FedDM.images": sent * 16 * 4, "FedDM.images:labels": sent * 8, "FedDM.samples": 2 * 4}
     assert row["down"] == {"FedDM.model": 2 * weights}
     assert "FedDM.samples" not in run(FedDM, clients, rounds=1).rows[0]["up"]

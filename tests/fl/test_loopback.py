@@ -39,6 +39,7 @@ from fl import (
     Server,
     simulate,
 )
+from fl.codec import from_parts
 from fl.engine import far, seam
 from fl.engine.delivery import Post
 from fl.engine.loopback import Processes
@@ -47,7 +48,17 @@ from fl.engine.roster import Roster
 from fl.engine.seam import Answer, Head, Letter
 from fl.engine.store import Store
 from fl.engine.where import loopback_of, open_cohort
-from fl.engine.wire import Bodies, Job, Lacking, pack_answer, pack_job, unpack_answer, unpack_job
+from fl.engine.wire import (
+    Bodies,
+    Job,
+    Lacking,
+    answer_parts,
+    pack_answer,
+    pack_job,
+    read_answer,
+    unpack_answer,
+    unpack_job,
+)
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.study import outcome_hash
 from tests.fl.laws import assert_same
@@ -462,6 +473,22 @@ def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -
     with pytest.raises(Lacking):
         unpack_job(again, bodies)
     assert list(bodies._values) == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seconds": "soon"}, "its seconds is 'soon'"), ({"client": True}, "its client is True"),
+        ({"absent": None}, "its absent is None"), ({"charged": [{}, 3]}, "what it charged must be a list of maps"),
+    ],
+    ids=["seconds", "client", "absent", "charged"],
+)  # fmt: skip
+def test_what_is_no_answer_is_refused_by_its_field(change: dict[str, Any], said: str) -> None:
+    reply, facts = from_parts(*answer_parts("3-a", Answer(4, Message.of({"x": 1.0}), seconds=1.0)))
+    assert read_answer(reply, facts)[1].client == 4
+    other = json.dumps({**json.loads(facts["answer"]), **change})
+    with pytest.raises(ValueError, match=f"not an answer: {said}"):
+        read_answer(reply, {**facts, "answer": other})
 
 
 @pytest.mark.parametrize("reply", [[1], Message.of({"x": float("nan")}), Message.of({"x": None})])

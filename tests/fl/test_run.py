@@ -19,6 +19,7 @@ from distillkit import plot
 from distillkit.privacy import Event, Ledger
 from fl import ClientDP, FedAvg, Filtered, Holding, Run, history, simulate
 from fl.addons import FedProx
+from fl.sides import Interrupted
 from tests.fl.small import Tiny, federation, images
 
 DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
@@ -66,6 +67,24 @@ def test_a_run_says_in_one_line_what_it_is() -> None:
     assert "no guarantee" in repr(play(private, rounds=1, secret=1))
     failed = Run([{**row, "failed": {"0": "x"}} for row in run.rows], run.server, {}, run.method)
     assert "2 replies left out" in repr(failed)
+
+
+def test_a_run_that_was_never_tested_or_has_no_rounds_says_no_more_than_it_knows() -> None:
+    run = play(rounds=2, test=None, evaluate="none")
+    assert repr(run) == "Run(2 rounds of FedAvg(FedProx), 5 clients)"
+    assert "<svg" not in run._repr_html_()
+    empty = Run([], run.server, {}, run.method)
+    assert repr(empty) == "Run(0 rounds of FedAvg(FedProx), 5 clients)"
+    assert Tags(empty._repr_html_()).seen.count("table") == 0
+
+
+def test_a_servers_long_loop_stops_when_the_run_is_being_stopped() -> None:
+    server = play(rounds=1).server
+    server.stop.clear()
+    server.check_running()
+    server.stop.set()
+    with pytest.raises(Interrupted):
+        server.check_running()
 
 
 def test_a_notebook_shows_curve_and_last_rows() -> None:

@@ -35,8 +35,10 @@ from fl import (
 )
 from fl.addons import MOON, SCAFFOLD, VHL, FedCOG, SharedImage
 from fl.filters.secure.coding import Layout, TooLarge
+from fl.filters.secure.summable import require_sums
 from fl.methods import SummedFedDM
 from fl.reduce import Like, Reduced, Reducer, Schema, check_reply
+from fl.schema import MOST as MOST_OF_A_COUNT
 from tests.fl.laws import assert_same
 from tests.fl.sealed import InMemory
 from tests.fl.small import Tiny, federation, images
@@ -428,6 +430,57 @@ def test_a_server_that_tells_two_stories_gets_no_share(ring: InMemory) -> None:
 
 
 # What is refused.
+
+
+def test_a_sum_of_whole_numbers_is_held_below_64_bits_too() -> None:
+    schema: Schema = {Every.count.key: Like(torch.zeros(2, dtype=torch.int64))}
+    Layout.of(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 7)
+    with pytest.raises(ValueError, match="the sum of Every.count over 8 clients could leave 64 bits: give it a"):
+        Layout.of(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 8)
+
+
+def test_a_reply_of_another_form_is_not_written() -> None:
+    schema: Schema = {Every.total.key: Like(torch.zeros(2))}
+    layout = Layout.of(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
+    with pytest.raises(ValueError, match="the reply holds Every.weight, which the server does not expect"):
+        layout.encode(Message({Every.total: torch.zeros(2), Every.weight: 1.0}))
+    for odd in (torch.zeros(3), torch.zeros(2, dtype=torch.float64), 1.0, {"a": torch.zeros(2)}):
+        with pytest.raises(ValueError, match="Every.total has another form than the server expects"):
+            layout.encode(Message.of({Every.total.key: odd}))
+
+
+@pytest.mark.parametrize(
+    ("like", "said"),
+    [
+        (Like("a"), "Every.total is a str, and no numbers that add up"),
+        (Like(images(2, 0)), "Every.total is a LabeledImages, and no numbers that add up"),
+        (Like(torch.zeros(0, 2), rows=9), "Every.total has as many rows as a client likes, which a sum would show"),
+        (Like(torch.zeros(2), optional=True), "Every.total is not in every reply, which a sum would show"),
+    ],
+    ids=["text", "set", "rows", "optional"],
+)
+def test_an_entry_that_adds_up_to_nothing_is_refused_by_name(like: Like, said: str) -> None:
+    with pytest.raises(PrivacyError, match=said):
+        Layout.of({Every.total.key: like}, ENTRIES, {Every.total.key: 1.0}, 40, 4)
+
+
+def test_a_weight_without_a_maximum_has_that_of_all_counts() -> None:
+    layout = Layout.of({Every.weight.key: Like(1.0)}, ENTRIES, {}, 40, 4)
+    assert [line.most for line in layout.lines] == [MOST_OF_A_COUNT]
+    with pytest.raises(ValueError, match="Every.over has no public maximum"):
+        Layout.of({Every.over.key: Like(torch.zeros(2))}, ENTRIES, {}, 40, 4)
+
+
+def test_secret_draws_and_questions_before_round_one_are_refused_by_name() -> None:
+    drawing = Filtered(FedAvg(**{**FAST, "weights": "uniform"}), ClientDP(1.0, 0.5, 1.0))
+    with pytest.raises(PrivacyError, match="Filtered draws its clients in secret, and may draw nobody; a secure sum"):
+        require_sums(drawing)
+
+    class Asking(FedAvg):
+        asks = True
+
+    with pytest.raises(PrivacyError, match="Asking asks every client before round 1, and the server would read each"):
+        require_sums(Asking(**FAST))
 
 
 class Maximum(FedAvg):

@@ -13,7 +13,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
 from distillkit.condense import Progress, load_state, save_state
 from distillkit.condense.gradient import gradient_matching, loops_for
-from distillkit.condense.parameter_gradient import distance_to_target, parameter_gradient
+from distillkit.condense.parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
 from distillkit.condense.target import fit_to_gradient
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks import ConvNet, build
@@ -418,3 +418,24 @@ def test_fit_to_gradient_refuses_targets_that_do_not_fit() -> None:
         fit_to_gradient(network, start, {})
     with pytest.raises(TypeError, match="network must be"):
         fit_to_gradient("net", start, target)  # type: ignore[arg-type]
+
+
+MASK = torch.tensor([[True, False, True], [True, True, False], [False, True, True], [True, True, True]])
+ATTENTION = [
+    {}, {"scale": 0.3}, {"is_causal": True}, {"attn_mask": MASK}, {"attn_mask": MASK.double().log1p()},
+    {"enable_gqa": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", ATTENTION, ids=["plain", "scale", "causal", "mask of truths", "mask of numbers", "shared heads"]
+)
+def test_attention_by_its_formula_is_pytorchs_in_all_its_options(options: dict[str, object]) -> None:
+    """A network may call it as it likes; the fused way is right and cannot be differentiated twice."""
+    heads = 2 if "enable_gqa" in options else 4
+    query = torch.randn(2, 4, 4, 5, generator=derive(0), dtype=torch.float64)
+    key, value = torch.randn(2, 2, heads, 3, 5, generator=derive(1), dtype=torch.float64)
+    expected = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
+    with _TwiceDifferentiable(query):
+        found = F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

@@ -55,6 +55,71 @@ def test_gradients_are_those_of_one_example_at_a_time(toy_set: LabeledImages, no
             torch.testing.assert_close(ours[i], theirs)
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_rows_of_whole_numbers_are_those_of_one_example_at_a_time_by_hooks_too() -> None:
+    """Of tokens nobody can take a gradient; of the table that they point into one can."""
+    model = build(lambda: nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 3)), 0).double()
+    tokens, labels = torch.randint(7, (5, 4), generator=derive(0)), torch.tensor([0, 1, 2, 2, 0])
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(images), labels, reduction="none")
+
+    with per_example_gradients(model, losses, public=(), chunk=5, engine="hooks") as gradients:
+        rows = gradients(tokens, labels)
+    for i in range(5):
+        alone = torch.autograd.grad(losses(tokens[i : i + 1], labels[i : i + 1]).sum(), list(model.parameters()))
+        for ours, theirs in zip(rows, alone, strict=True):
+            torch.testing.assert_close(ours[i], theirs)
+
+
+def test_a_loss_that_no_parameter_is_in_has_rows_of_zeros(toy_set: LabeledImages) -> None:
+    model = convnet()
+    with per_example_gradients(model, lambda x, y: x.flatten(1).sum(1), public=(), chunk=12, engine="loop") as rows_of:
+        rows = rows_of(toy_set.images, toy_set.labels)
+    assert [list(r.shape) for r in rows] == [[12, *p.shape] for p in model.parameters()]
+    assert not any(bool(r.any()) for r in rows)
+
+
+def test_gradients_of_examples_that_are_none_are_refused(toy_set: LabeledImages) -> None:
+    model = convnet()
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(images), labels, reduction="none")
+
+    with per_example_gradients(model, losses, public=(), chunk=4, engine="hooks") as gradients:
+        with pytest.raises(ValueError, match="at most 4 examples at once, got 12; split them"):
+            gradients(toy_set.images, toy_set.labels)
+        assert all(len(rows) == 0 for rows in gradients(toy_set.images[:0], toy_set.labels[:0]))
+    whole = lambda x, y: losses(x, y).mean()  # noqa: E731
+    with (
+        per_example_gradients(model, whole, public=(), chunk=4, engine="loop") as gradients,
+        pytest.raises(NotSeparable, match=r"the loss must give one value for each example \[n\], got shape \[\]"),
+    ):
+        gradients(toy_set.images[:3], toy_set.labels[:3])
+    nothing = per_example_gradients(model, losses, public=(), chunk=4, trained={})
+    with (
+        pytest.raises(PrivacyError, match="trained names no parameter, so there is nothing to take gradients"),
+        nothing,
+    ):
+        pass
+
+
+def test_hooks_that_see_more_rows_than_examples_are_caught_at_work_too() -> None:
+    """Each image as two halves: a former trial said "hooks", the network was changed since."""
+    net = build(lambda: nn.Linear(8, 3), 0).double()
+    images, labels = torch.randn(4, 16, generator=derive(0), dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+
+    def losses(images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(net(images.view(-1, 8)).view(-1, 2, 3).mean(1), labels, reduction="none")
+
+    with (
+        per_example_gradients(net, losses, public=(), chunk=4, engine="hooks") as gradients,
+        pytest.raises(PrivacyError, match="weight.*8.*4"),
+    ):
+        gradients(images, labels)
+    assert all(p.grad is None for p in net.parameters())
+
+
 def test_without_noise_and_clip_it_is_sgd(toy_set: LabeledImages) -> None:
     model, reference = convnet(), convnet()
     ledger = train(model, toy_set, sigma=0.0, clip=1e12, rate=1.0, lr=0.2, chunk=5)

@@ -20,7 +20,7 @@ from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from distillkit.recipes import NotRecorded
 from distillkit.study import Condense, Cost, Job, Study, Task, Way, grid, read_choice, tuning_table
-from distillkit.study.condense import placing
+from distillkit.study.condense import placing, save_state
 from distillkit.training import Protocol
 
 
@@ -382,6 +382,56 @@ def test_a_condenser_with_a_callback_of_its_own_kind_and_all_the_images_as_a_set
     assert not (tmp_path / "made-all-0" / "set.safetensors").exists()
     assert record.line["epsilon"] is None
     assert 0 <= record.line["cpu_seconds_condense"] <= record.line["cpu_seconds_test"]
+
+
+def test_a_set_that_lies_there_is_not_made_again_and_its_seconds_are_not_known(tmp_path: Path) -> None:
+    """Stopped between the set and its test: what was paid for is used, and no wrong time is written down."""
+    made: list[int] = []
+
+    def make(real: LabeledImages, *, generator: Any) -> LabeledImages:
+        made.append(1)
+        return random_subset(real, ipc=1, generator=generator)
+
+    ways = {"A": Condense(lambda factory: make, draws=1, protocol=Protocol(epochs=1))}
+    [first] = Study(tmp_path / "one", task(), ways, seeds=(0,)).run(trial=False, progress=False)
+    again = tmp_path / "two" / "made-a-0"
+    again.mkdir(parents=True)
+    (again / "set.safetensors").write_bytes((tmp_path / "one" / "made-a-0" / "set.safetensors").read_bytes())
+    [second] = Study(tmp_path / "two", task(), ways, seeds=(0,)).run(trial=False, progress=False)
+    assert len(made) == 1
+    assert second.line["hash"] == first.line["hash"]
+    assert (second.line["seconds_condense"], second.line["cpu_seconds_condense"]) == (None, None)
+    assert first.line["seconds_condense"] > 0
+
+
+def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distillkit.study.condense._SAVED_EVERY", 0.0)
+    ways = {"A": Condense(few(3), settings={"lr": 1.0}, draws=1, protocol=Protocol(epochs=1))}
+    [whole] = Study(tmp_path / "whole", task(), ways, seeds=(0,)).run(trial=False, progress=False)
+    state = tmp_path / "stopped" / "made-a-0" / "state.safetensors"
+
+    def stops(path: Path, found: Any) -> None:
+        save_state(path, found)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("distillkit.study.condense.save_state", stops)
+    study = Study(tmp_path / "stopped", task(), ways, seeds=(0,))
+    with pytest.raises(KeyboardInterrupt):
+        study.run(trial=False, progress=False)
+    assert state.exists()
+    monkeypatch.setattr("distillkit.study.condense.save_state", save_state)
+    [found] = study.run(trial=False, progress=False)
+    assert found.line["hash"] == whole.line["hash"]
+    assert found.line["seconds_condense"] is None
+    assert not state.exists()
+
+
+def test_what_makes_no_set_is_refused_by_its_type(tmp_path: Path) -> None:
+    way = Condense(lambda factory: lambda real: real.images, draws=1, protocol=Protocol(epochs=1))
+    with pytest.raises(TypeError, match="what make gives must return a LabeledImages, got Tensor"):
+        Study(tmp_path, task(), {"A": way}, seeds=(0,)).estimate()
 
 
 def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:

@@ -1,0 +1,147 @@
+"""What a server and its nodes may say to each other that fits nothing: refused by name, and the others go on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit.privacy import Ledger
+from fl import FedAvg, Message, NoUsableReply
+from fl.codec import to_parts
+from fl.engine.flower import Misfit
+from fl.engine.flower.arrivals import Met
+from fl.engine.flower.cohort import GridCohort, Terms
+from fl.engine.flower.hello import Roll
+from fl.engine.flower.pairs import join
+from fl.engine.flower.questions import Question, unpack
+from fl.engine.flower.records import from_records, to_records
+from fl.engine.seam import Answer, Head, Letter
+from fl.engine.wire import Job, answer_parts
+from tests.fl.flower import double
+from tests.fl.flower.test_runs import FAST, METHODS, grid, over
+
+ONCE: dict[str, Any] = {"rounds": 1, "participation": 1.0, "evaluate": "none"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with double.standing_in():
+        yield
+
+
+def test_other_numbers_of_clients_than_there_are_nodes_are_refused(tmp_path: Path) -> None:
+    there = grid(METHODS["FedAvg"](), tmp_path)
+    with pytest.raises(Misfit, match="clients=4 are wanted, and the nodes know of 5: start them with num-partitions"):
+        over(there, METHODS["FedAvg"](), clients=4)
+    with pytest.raises(ValueError, match="clients must be at least 1, got 0"):
+        over(there, METHODS["FedAvg"](), clients=0)
+
+
+def test_a_message_that_flower_does_not_take_is_that_clients_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = grid(METHODS["FedAvg"](), tmp_path)
+    push = there.push_messages
+
+    def full(messages: Any) -> list[str]:
+        letters = list(messages)
+        kinds = {(one.metadata.dst_node_id, one.metadata.message_type) for one in letters}
+        return [""] if kinds == {(101, "train.job")} else list(push(letters))
+
+    monkeypatch.setattr(there, "push_messages", full)
+    [row] = over(there, METHODS["FedAvg"](), **ONCE).rows
+    assert row["failed"] == {"1": "could not be told anything: Flower did not take the message to node 101"}
+
+
+def test_a_node_that_turns_out_another_partition_trains_for_nobody(tmp_path: Path) -> None:
+    there = grid(METHODS["FedAvg"](), tmp_path)
+
+    def swap(row: dict[str, Any]) -> None:
+        there.nodes[101], there.nodes[102] = there.nodes[102], there.nodes[101]
+
+    run = over(there, METHODS["FedAvg"](), **{**ONCE, "rounds": 2}, on_round=swap)
+    assert run.rows[0]["failed"] == {}
+    assert "this node is partition 2, and was asked as 1" in run.rows[1]["failed"]["1"]
+    assert "this node is partition 1, and was asked as 2" in run.rows[1]["failed"]["2"]
+
+
+def test_a_run_under_a_name_that_is_a_way_out_of_the_nodes_folder_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl.engine.flower.cohort._name", lambda out: "../../elsewhere")
+    with pytest.raises(NoUsableReply, match=r"a run's name is 16 hex digits, got '\.\./\.\./elsewhere'"):
+        over(grid(METHODS["FedAvg"](), tmp_path / "a" / "b"), METHODS["FedAvg"](), **ONCE)
+    assert not list(tmp_path.rglob("*elsewhere*"))
+
+
+def test_a_node_that_comes_later_and_does_not_fit_is_warned_of_and_left_out(tmp_path: Path) -> None:
+    there = grid(METHODS["FedAvg"](), tmp_path)
+
+    def arrive(row: dict[str, Any]) -> None:
+        there.nodes[300] = double.context(300, 2, 9)
+
+    with pytest.warns(UserWarning, match=r"node 300.*9 partitions.*; the run goes on without it"):
+        run = over(there, METHODS["FedAvg"](), **{**ONCE, "rounds": 2}, on_round=arrive)
+    assert [row["failed"] for row in run.rows] == [{}, {}]
+
+
+# One answer.
+
+
+def asked(resent: int | None = None) -> Question:
+    return Question(Job(Head("local", 3, "a", seed=5, secret=None), 1, Letter(Message(), "")), None, resent)
+
+
+def cohort(ledger: Ledger | None = None) -> GridCohort:
+    return GridCohort(None, Roll(FedAvg(**FAST), None), Met(), Terms(3, 1.0, 1, 1.0), ledger)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("version", "client", "said"),
+    [("2-b", 1, "it answers 2-b of client 1, and was asked 3-a"), ("3-a", 2, "it answers 3-a of client 2, and was")],
+    ids=["another round", "another client"],
+)
+def test_an_answer_to_something_else_is_no_answer(version: str, client: int, said: str) -> None:
+    found = cohort()._read(asked(), answer_parts(version, Answer(client, Message())))
+    assert isinstance(found, Answer)
+    assert (found.client, found.reply) == (1, None)
+    assert said in str(found.error)
+    good = cohort()._read(asked(), answer_parts("3-a", Answer(1, Message())))
+    assert isinstance(good, Answer)
+    assert good.error is None
+
+
+def test_a_body_is_sent_again_once() -> None:
+    lacking = to_parts(Message(), {"lacking": "a body"})
+    assert cohort()._read(asked(), lacking) is None
+    found = cohort()._read(asked(resent=100), lacking)
+    assert isinstance(found, Answer)
+    assert found.error == "sent what cannot be read: it lacks a body that was sent whole"
+
+
+def test_a_private_answer_must_say_what_it_charged(tmp_path: Path) -> None:
+    found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), answer_parts("3-a", Answer(1, Message())))
+    assert isinstance(found, Answer)
+    assert (found.reply, found.error) == (None, "sent what cannot be read: it does not say what it charged")
+
+
+def test_two_answers_to_one_question_are_refused() -> None:
+    one = answer_parts("3-a", Answer(1, Message()))
+    both, _ = join(one, one)
+    with pytest.raises(ValueError, match="it answers two questions, and was asked one"):
+        unpack([asked()], both)
+    assert len(unpack([asked(), asked()], both)) == len(unpack([asked(), asked()], one)) == 2
+
+
+def test_a_machine_of_another_byte_order_is_refused_before_a_number_is_misread(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = to_records(to_parts(Message.of({"A.x": torch.ones(2)}), {"place": json.dumps({})}))
+    assert from_records(content)
+    monkeypatch.setattr(sys, "byteorder", "big")
+    with pytest.raises(RuntimeError, match="tensors travel in little-endian order, and this machine is big-endian"):
+        to_records(to_parts(Message.of({"A.x": torch.ones(2)}), {}))

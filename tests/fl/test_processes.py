@@ -1,0 +1,130 @@
+"""The loopback's processes: who is taken, who is given back, and how one that does not come up or stop is told of."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fl.engine import processes
+from fl.engine.processes import Ended, Process, give_back, pickled, take
+
+
+class Played:
+    """Stands in for a process: says what it is given to say, and remembers what it was sent."""
+
+    def __init__(self, *says: Any, parent: int | None = None) -> None:
+        self.says, self.sent, self.ended = list(says), list[Any](), False
+        self.parent = os.getpid() if parent is None else parent
+
+    def send(self, *frame: Any) -> None:
+        self.sent.append(frame[0])
+
+    def receive(self, patience: float | None = None) -> Any:
+        said = self.says.pop(0)
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def end(self) -> str:
+        self.ended = True
+        return "it was ended"
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    kept: list[Any] = []
+    monkeypatch.setattr(processes, "_IDLE", kept)
+    return kept
+
+
+def test_the_dead_and_the_parents_are_passed_over(idle: list[Any]) -> None:
+    living, dead, others = Played(("open",)), Played(Ended("dead")), Played(("open",), parent=os.getpid() + 1)
+    idle.extend([living, dead, others])
+    assert take(b"") is living
+    assert (living.sent, dead.sent, others.sent, idle) == (["open"], ["open"], [], [])
+
+
+def test_a_new_process_that_does_not_come_up_says_what_a_script_must_do(
+    idle: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Played] = []
+
+    def failing() -> Played:
+        made.append(Played(Ended("the process in which it ran died (exit code 1)")))
+        return made[-1]
+
+    monkeypatch.setattr(processes, "Process", failing)
+    idle.append(Played(Ended("dead")))
+    with pytest.raises(RuntimeError, match=r"did not come up: .*exit code 1.* under `if __name__ == '__main__':`"):
+        take(b"")
+    assert len(made) == 1  # it is not tried for ever
+
+
+@pytest.mark.parametrize("of", [take, give_back], ids=["taken", "given back"])
+def test_an_interrupt_ends_the_process_and_keeps_none(
+    of: Callable[..., Any], idle: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Played(KeyboardInterrupt())
+    monkeypatch.setattr(processes, "Process", lambda: process)
+    with pytest.raises(KeyboardInterrupt):
+        of(process if of is give_back else b"")
+    assert process.ended
+    assert idle == []
+
+
+def test_only_who_comes_to_rest_is_idle(idle: list[Any]) -> None:
+    give_back(dead := Played(Ended("dead")))  # type: ignore[arg-type]
+    assert (dead.sent, idle) == (["stop", "close"], [])
+    give_back(process := Played(("answer", 1), ("closed",)))  # type: ignore[arg-type]
+    assert idle == [process]
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_silence_and_a_closed_pipe_end_it_and_say_how(alive: bool) -> None:
+    class Child:
+        exitcode = -9
+
+        def __init__(self) -> None:
+            self.killed = False
+
+        def is_alive(self) -> bool:
+            return alive and not self.killed
+
+        def join(self, seconds: float | None = None) -> None:
+            assert seconds is not None or self.killed  # nobody waits for ever for the living
+
+        def kill(self) -> None:
+            self.killed = True
+
+    for silent in (True, False):
+        ours, theirs = multiprocessing.Pipe()
+        process = Process.__new__(Process)
+        vars(process).update(connection=ours, parent=os.getpid(), _process=Child())
+        if not silent:
+            theirs.close()
+        wanted = "did not stop, and was killed" if alive else r"died \(exit code -9\)"
+        with pytest.raises(Ended, match=wanted):
+            process.receive(0.01)
+        assert ours.closed
+        with pytest.raises(Ended, match=r"died \(exit code -9\)"):  # by now it is dead
+            process.send("open")
+
+
+def test_what_cannot_travel_is_named_by_the_way_to_it() -> None:
+    def opening(held: Any) -> Any:
+        return SimpleNamespace(method=SimpleNamespace(parts=held))
+
+    bad = lambda: None  # noqa: E731
+    for held, way in [([1, bad], r"parts\[1\]"), (({"a": (bad,)},), r"parts\[0\]\['a'\]\[0\]")]:
+        with pytest.raises(TypeError, match=rf"SimpleNamespace\.{way}\. Take a function"):
+            pickled(opening(held))
+    deep: Any = bad
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(TypeError, match=r"the method holds it as SimpleNamespace\.parts(\[0\]){7}\. Take"):
+        pickled(opening(deep))
