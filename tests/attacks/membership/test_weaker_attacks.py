@@ -79,6 +79,15 @@ def test_a_network_that_cannot_be_batched_goes_record_by_record() -> None:
     assert torch.equal(gradient_norm(frozen, IMAGES, LABELS), found)
 
 
+def test_a_parameter_may_be_one_number() -> None:
+    network = nn.Sequential(nn.Flatten(), Root(), nn.Linear(64, 3, bias=False))
+    with torch.no_grad():
+        network[1].weight.fill_(0.25)
+        network[2].weight.copy_(torch.randn(3, 64, generator=derive(1)))
+    found = gradient_norm(network, IMAGES, LABELS)
+    assert (-found).tolist() == pytest.approx(by_hand(network, IMAGES, LABELS), rel=1e-5)
+
+
 def test_training_makes_the_gradient_small() -> None:
     network = build(lambda: ConvNet((1, 8, 8), 3, width=8, depth=1, norm="none"), 0)
     images, labels = torch.randn(40, 1, 8, 8, generator=derive(1)), torch.arange(40) % 3
