@@ -70,6 +70,7 @@ class FedAvg(Entries, Method):
             refused. It is public, and bounds what one client can do to an average: give your largest client's count.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
             at their initial values on the server ("drop", integers too). Else integer buffers take the maximum.
+            Those made with `persistent=False` are no part of this: each network has them as its factory makes them.
         personal: patterns of names of parameters that stay with the client and are never sent (FedRep: "classifier.*").
         predict: where add-ons have classes of their own (VHL), a test takes the largest output of the "real" classes or
             of "all".

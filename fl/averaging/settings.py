@@ -125,7 +125,7 @@ class Settings:
         if self.buffers == "drop":
             return []
         floating = floating_buffers(network) if self.buffers == "mean" else []
-        integer = [n for n, b in network.named_buffers() if not b.is_floating_point()]
+        integer = [n for n, b in _state_buffers(network).items() if not b.is_floating_point()]
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
 
     def first_output(self, addon: Part, classes: int) -> int:
@@ -139,7 +139,14 @@ class Settings:
 
 def floating_buffers(network: nn.Module) -> list[str]:
     """Names of the buffers of `network` that have a mean: batch-norm statistics, but not their counters."""
-    return [n for n, b in network.named_buffers() if b.is_floating_point()]
+    return [n for n, b in _state_buffers(network).items() if b.is_floating_point()]
+
+
+def _state_buffers(network: nn.Module) -> Tensors:
+    """The buffers of `network` that are part of its state, by name: all but those made with `persistent=False`."""
+    buffers = dict(network.named_buffers())
+    held = network.state_dict() if buffers else {}
+    return {n: b for n, b in buffers.items() if n in held}
 
 
 def learning_rate(value: float, name: str) -> float:

@@ -353,6 +353,50 @@ def test_a_copy_of_a_network_shares_nothing_with_it_and_within_itself_what_the_n
     assert twin[1].found == {"a": 1}
 
 
+def test_what_a_network_holds_outside_of_its_state_does_not_go_from_one_client_to_the_next() -> None:
+    steps: list[tuple[int, float, int]] = []
+
+    class Counting(Tiny):
+        def __init__(self, outputs: int) -> None:
+            super().__init__(outputs)
+            self.calls, self.kept = 0, {"calls": 0}
+            self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+        def features(self, images: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                steps.append((self.calls, float(self.seen), self.kept["calls"]))
+            self.calls, self.kept["calls"], self.seen = self.calls + 1, self.kept["calls"] + 1, self.seen + 1
+            return super().features(images)
+
+    clients = [images(8, seed) for seed in range(4)]
+    rows = play(FedAvg(factory=Counting, batch=4), clients, rounds=2, workers=1).rows
+    assert all(row["failed"] == {} for row in rows)
+    first = steps[-2][0]  # what the trial before round 1 left in the template, which all of them are copies of
+    own = [(first + step, float(first + step), first + step) for step in range(2)]
+    assert steps[-16:] == own * 8
+
+
+@pytest.mark.parametrize("buffers", ["mean", "local", "drop"])
+def test_buffers_that_are_no_part_of_the_state_neither_travel_nor_are_kept(buffers: Any) -> None:
+    class Masked(Tiny):
+        def __init__(self, outputs: int) -> None:
+            super().__init__(outputs, norm=True)
+            self.register_buffer("mask", torch.ones(4, 4), persistent=False)
+            self.register_buffer("places", torch.arange(3), persistent=False)
+
+        def features(self, images: torch.Tensor) -> torch.Tensor:
+            return super().features(images * self.mask)
+
+    found, plain = (
+        play(FedAvg(factory=factory, buffers=buffers, batch=4))
+        for factory in (Masked, lambda outputs: Tiny(outputs, True))
+    )
+    assert found.rows[0]["failed"] == {}
+    state, wanted = found.server.state[FedAvg.model], plain.server.state[FedAvg.model]
+    assert state.keys() == wanted.keys()
+    assert all(torch.equal(state[n], wanted[n]) for n in state)
+
+
 def test_extra_outputs_of_add_ons_are_counted() -> None:
     from fl.addons import VHL
 
