@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from distillkit import check
 from distillkit.privacy import BudgetExhausted
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
@@ -161,15 +160,8 @@ class Engine:
             f"({why or 'no client had images'}); the state after round {self.committed} is kept"
         )
 
-    def _draw(self, participation: float | int) -> list[int]:
+    def _draw(self, wanted: int) -> list[int]:
         count = self.server.clients
-        if isinstance(participation, int) and not isinstance(participation, bool):
-            wanted = check.positive_int(participation, "participation")
-        else:
-            share = check.real_number(participation, "participation", above=0.0, most=1.0)
-            wanted = max(1, round(share * count))
-        if wanted > count:
-            raise ValueError(f"participation asks for {wanted} clients, but there are {count}")
         if wanted == count:
             return list(range(count))
         generator = derive(self.server.seed, self.server.round, "draw")
@@ -179,16 +171,14 @@ class Engine:
             chosen.add(last if one in chosen else one)
         return sorted(chosen)
 
-    def round(
-        self, number: int, participation: float | int, min_replies: int, evaluate: Any, *, defer: bool = False
-    ) -> None:
+    def round(self, number: int, participation: int, min_replies: int, evaluate: Any, *, defer: bool = False) -> None:
         """Play one round, commit it, and tell its row of the history. If it fails, the state is that of before.
 
         If the row of the round before is open, its clients' tests travel with this round's first messages.
 
         Args:
             number: the round, from 1.
-            participation: how many clients are drawn: a number, or a share of them.
+            participation: how many clients are drawn, as `door.drawn_count` gives it.
             min_replies: fewer usable replies than this end the run.
             evaluate: whose own test images are used: "drawn", "all", "none", or clients' numbers.
             defer: leave the row open, for clients to be tested with the next round's messages.

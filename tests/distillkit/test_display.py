@@ -3,10 +3,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Tensor
 
-from distillkit.display import brief
+from distillkit.display import as_png, brief
 
 
 @dataclass
@@ -30,3 +31,8 @@ def test_tensors_are_told_by_dtype_and_shape_unless_they_are_short() -> None:
         "parts=([0.0, 0.0], [0.0, 0.0]), made_by=eye, steps=3)"
     )
     assert "parts=11 tensors" in repr(Result(one, one, {}, (one,) * 11, torch.eye, 3))
+
+
+def test_of_nothing_there_is_no_picture() -> None:
+    with pytest.raises(ValueError, match="an empty set has no picture"):
+        as_png([])

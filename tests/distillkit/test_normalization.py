@@ -124,6 +124,11 @@ def test_integer_pixels_are_refused_not_truncated(dtype: torch.dtype) -> None:
         Normalization([0.5], [0.25]).encode(torch.ones(1, 1, 2, 2, dtype=dtype))
 
 
+def test_another_whitening_than_a_zca_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"zca must be a ZCA, as ZCA.fit\(images\) gives it, or None, got Tensor"):
+        Normalization([0.5], [0.25], torch.eye(4))  # type: ignore[arg-type]
+
+
 def test_statistics_of_bad_pixels_are_refused() -> None:
     with pytest.raises(ValueError, match="pixels must not be empty"):
         Normalization.of(torch.zeros(0, 1, 2, 2))

@@ -26,6 +26,7 @@ from distillkit.data import Split
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import as_set
+from distillkit.sources import as_tensor
 from distillkit.training import Protocol
 
 HALF = Normalization([0.5], [0.25])
@@ -219,3 +220,12 @@ def test_a_quick_call_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", screen)
     as_set(Lazy())
     assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", ">u2"])
+def test_wide_unsigned_labels_keep_their_values(dtype: str) -> None:
+    """PyTorch computes with none of these; what does not fit another type would wrap."""
+    labels = np.array([0, 3, 60000], dtype=dtype)
+    found = as_tensor(labels, "labels")
+    assert found.dtype == torch.int64
+    assert found.tolist() == [0, 3, 60000]

@@ -31,6 +31,8 @@ def test_any_t_shares_give_the_secret_back(data: st.DataObject, secret: int, cou
     shares = dict(zip(points, shamir.split(secret, points, threshold)))
     some = data.draw(st.permutations(points))[:threshold]
     assert shamir.recover({x: shares[x] for x in some}) == secret
+    with pytest.raises(ValueError, match="shares must hold at least one, got none"):
+        shamir.recover({})
 
 
 @pytest.mark.parametrize(("prime", "count", "threshold"), [(5, 4, 3), (7, 4, 2), (5, 3, 3)])

@@ -123,6 +123,8 @@ def test_bad_arguments_are_named() -> None:
         RandomNetworks(convnet())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="factory must return"):
         RandomNetworks(lambda: 3)  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match=r"redraw must be a function of \(network, generator\), got int"):
+        RandomNetworks(lambda: convnet(), redraw=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="radius must be greater than 0"):
         NetworkBall(convnet(), 0.0)
     with pytest.raises(TypeError, match=r"network must be an nn\.Module"):

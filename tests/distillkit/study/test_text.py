@@ -32,6 +32,8 @@ def test_columns_line_up_and_cells_stay_whole() -> None:
         "| a    |   b |\n| ---- | --: |\n| x    |   1 |\n| x\\|y | 2 3 |"
     )
     assert show(["a", "b"], [], left=2) == "| a   | b   |\n| --- | --- |"
+    with pytest.raises(ValueError, match=r"rows\[1\] must have 2 cells, one a name of the header, got 3"):
+        show(["a", "b"], [["x", "1"], ["y", "2", "3"]])
 
 
 def test_units_follow_the_columns_name() -> None:
