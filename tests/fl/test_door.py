@@ -340,6 +340,7 @@ def test_a_copy_of_a_network_shares_nothing_with_it_and_within_itself_what_the_n
     found: dict[str, int] = {}
     for module in template:
         module.found, module.seen = found, {"a": []}  # type: ignore[assignment]
+    template[0].noted = nn.ReLU().state_dict()  # empty, yet with an attribute
     twin = copy.deepcopy(template, _blanks(template, template.state_dict()))
     plain = copy.deepcopy(template)
     for ours, theirs, own in zip(twin.modules(), plain.modules(), template.modules(), strict=True):
@@ -351,6 +352,7 @@ def test_a_copy_of_a_network_shares_nothing_with_it_and_within_itself_what_the_n
     assert not template[0]._forward_hooks
     assert not template[0].found
     assert twin[1].found == {"a": 1}
+    assert vars(twin[0].noted) == vars(template[0].noted) != {}
 
 
 def test_what_a_network_holds_outside_of_its_state_does_not_go_from_one_client_to_the_next() -> None:
