@@ -34,6 +34,21 @@ def test_blocks_of_images_have_titles_and_named_rows(monkeypatch: pytest.MonkeyP
     assert set(re.findall(r'^    labelled\((?:\w+|{.*?}), "(\w+)"', source, re.MULTILINE)) == set(BLOCKS)
 
 
+COMPONENTS = re.findall(r'^    "(\w+)": ', (DOCS / "scripts" / "pictures_components.py").read_text(), re.MULTILINE)
+WITHOUT = {
+    "attack_statistics", "evaluate", "metrics", "privacy", "privacy_report", "randomness", "recipes", "secure_sums",
+    "sets", "study", "transcript",
+}  # fmt: skip
+"""Pages on components that are tables and snippets alone."""
+
+
+def test_pages_on_components_have_a_picture() -> None:
+    pages = {page.stem: page.read_text() for page in (DOCS / "components").glob("*.md")}
+    shown = {name: re.findall(r"!\[.+?\]\(\.\./pictures/(\w+)\.png\)", text) for name, text in pages.items()}
+    assert {name for name, found in shown.items() if not found} == WITHOUT
+    assert all(name in shown[name] for name in COMPONENTS)
+
+
 MADE = re.findall(r'save\(.*, "(\w+)"\)$', (DOCS / "scripts" / "pictures_plot.py").read_text(), re.MULTILINE)
 
 
@@ -41,7 +56,7 @@ def test_all_pictures_of_the_page_of_plots_are_looked_at() -> None:
     assert len(MADE) == 9
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, *MADE, "inversion_clients"])
+@pytest.mark.parametrize("name", [*BLOCKS, *MADE, *COMPONENTS, "inversion_clients"])
 def test_pictures_are_large_enough(name: str) -> None:
     width, height = Image.open(DOCS / "pictures" / f"{name}.png").size
     assert width >= 1000
