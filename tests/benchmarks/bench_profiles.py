@@ -5,10 +5,10 @@
 
 One process an example, one worker of one thread. It does the same three times: the first imports what is imported at
 its first use, the second has its CPU seconds taken, the third is watched by PyTorch's profiler, which says how long
-each operation took, less those that it calls. Shares are of the second's CPU seconds; what is left beside all
-operations is "Python". The profiler makes operations seem longer, never shorter, so that there is at least as much of
-it; `profiled_seconds` of the record bound what it adds. The profiler reads clocks that go on while another process has
-the core: the machine must be idle. With --out the record is written after every example, and others stay in it.
+each operation took, less those that it calls. Shares are of the third's CPU seconds, for the profiler makes operations
+seem longer too; what is left beside all operations is "Python", with the profiler's own work, so that there is at most
+as much of it. It reads clocks that go on while another process has the core: the machine must be idle. With --out the
+record is written after every example, and others stay in it.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "example": example, "method": order.method, "task": order.task,
         "words": shlex.join(["python", f"examples/{example}.py", *words]), "cpu_seconds": round(spent, 2),
-        "first_seconds": round(first, 2), "profiled_seconds": round(watched, 2), "shares": shared(seconds, spent),
+        "first_seconds": round(first, 2), "profiled_seconds": round(watched, 2), "shares": shared(seconds, watched),
     }  # fmt: skip
 
 
