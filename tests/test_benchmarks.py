@@ -243,11 +243,12 @@ def test_operations_are_counted_by_kind_and_what_is_large_is_named() -> None:
     }  # fmt: skip
     assert {name: bench_profiles.kind(name) for name in kinds} == kinds
     shares = {"convolution": 0.5, "matrix product": 0.2, "norm": 0.14, "erfinv": 0.06, "copies": 0.04, "sub": 0.03}
-    row = {"example": "a", "method": "M", "task": "t", "cpu_seconds": 3.2, "commit": "c", "shares": shares}
+    row = {"example": "a", "method": "M", "task": "t", "cpu_seconds": 3.2, "profiled_seconds": 3.5, "commit": "c",
+           "shares": shares}  # fmt: skip
     record = {"command": "r", "when": "w", "processor": "p", "torch": "1", "rows": [row, row]}
     said = bench_profiles.table(record).splitlines()
     assert said[0] == "`r` at commit c, w: p, PyTorch 1."
-    assert said[4] == "| `a`, M on t | 3.2 | 70 % | norm 14 %, erfinv 6 % | 10 % |"
+    assert said[4] == "| `a`, M on t | 3.2 (3.5) | 70 % | norm 14 %, erfinv 6 % | 10 % |"
     assert said[7] == f"- norm: {bench_profiles.WHY['norm']}."
     assert said[8:] == ["- erfinv: not looked into."]
     assert set(bench_profiles.WHY) | {"convolution", "matrix product"} == {*bench_profiles.KINDS, "Python"}

@@ -110,7 +110,7 @@ def matched() -> None:
         range(1, len(distances) + 1), distances, color="#BBBBBB", linewidth=0.8, label="a step, on a new network"
     )
     mean = torch.tensor(distances).unfold(0, 20, 1).mean(1)
-    right.plot(range(20, len(distances) + 1), mean, color=LINES[0], label="mean of twenty steps")
+    right.plot(range(11, len(distances) - 8), mean, color=LINES[0], label="mean of twenty steps around it")
     right.set(xlabel="step", ylabel="distance of gradients", ylim=(0, None))
     plain(right)
     below(right)

@@ -179,7 +179,7 @@ def shared(seconds: Mapping[str, float], whole: float) -> dict[str, float]:
 def table(record: dict[str, Any]) -> str:
     """What a record says, in Markdown: convolutions and matrix products together, then each kind above a twentieth."""
     said = [
-        "| example, method | CPU s | convolution and matrix products | above 5 % | all else |",
+        "| example, method | CPU s (watched) | convolution and matrix products | above 5 % | all else |",
         "|---|---:|---:|---|---:|",
     ]
     for row in record["rows"]:
@@ -191,7 +191,8 @@ def table(record: dict[str, Any]) -> str:
         cells = ", ".join(f"{name} {100 * share:.0f} %" for name, share in large.items()) or "–"
         rest = 100 * (1 - both - sum(large.values()))
         name = f"`{row['example']}`, {row['method']} on {row['task']}"
-        said.append(f"| {name} | {row['cpu_seconds']:.1f} | {100 * both:.0f} % | {cells} | {rest:.0f} % |")
+        took = f"{row['cpu_seconds']:.1f} ({row['profiled_seconds']:.1f})"
+        said.append(f"| {name} | {took} | {100 * both:.0f} % | {cells} | {rest:.0f} % |")
     where = f"{record['processor']}, PyTorch {record['torch']}"
     commits = ", ".join(dict.fromkeys(str(row["commit"]) for row in record["rows"]))
     much = {n for row in record["rows"] for n, share in row["shares"].items() if share > LIMIT}
