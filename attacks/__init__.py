@@ -7,7 +7,7 @@ the attacks themselves are in `attacks.membership`, the audits of a differential
 from attacks.matching import align, match
 from attacks.metrics import MissingWeights, lpips, psnr, ssim
 from attacks.reporting import Report, report
-from attacks.stats import Estimate, Point, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
+from attacks.statistics import Estimate, Point, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
 
 __all__ = [
     "Estimate", "MissingWeights", "Point", "Rate", "Report", "Roc", "align", "at_threshold", "bonferroni",

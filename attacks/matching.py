@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["align", "match"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from distillkit import check
-from distillkit.networks.making import NetworkFactory, build, require_factory
-from distillkit.progress import bar
+from distillkit._utils import check
+from distillkit._utils.progress import bar
+from distillkit.networks.factory import NetworkFactory, build, require_factory
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
-from distillkit.sets.classes import class_rows, random_rows
+from distillkit.sets._class_index import class_rows, random_rows
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
 __all__ = ["Evaluation", "Row", "evaluate"]
@@ -114,7 +114,7 @@ def evaluate(
             A distilled set that does not beat that row is not worth its making.
         generator: an int seed, or a CPU generator, from which one number is drawn.
         chunk: see `train`.
-        progress: whether long work shows a bar (see `distillkit.progress`), which counts epochs.
+        progress: whether long work shows a bar (see `distillkit._utils.progress`), which counts epochs.
 
     Raises:
         TypeError, ValueError: what is wrong with which argument; sets of different normalisations, with the remedy.

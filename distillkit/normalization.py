@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["IDENTITY", "ZCA", "Normalization"]
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
+from distillkit._utils.eval_mode import evaluating
+from distillkit._utils.progress import bar
 from distillkit.augment import Augmentation, augmented, require_augmentation, require_space
-from distillkit.chunks import chunk_size, forward_chunks
-from distillkit.modes import evaluating
-from distillkit.networks.door import require_network, try_network
+from distillkit.chunking import chunk_size, forward_chunks
+from distillkit.networks._validation import require_network, try_network
 from distillkit.networks.dropout import seeded_dropout
 from distillkit.networks.samplers import uses_batch_statistics
-from distillkit.plausible import warn
-from distillkit.progress import bar
 from distillkit.rng import as_generator
 from distillkit.sets import Images, StoredImages, as_set
 
@@ -105,7 +105,7 @@ def train(
         chunk: images per forward and backward pass; default `chunks.chunk_size`. Gradients of a batch are summed over
             its chunks, which is exact; with batch norm a batch is never cut.
         callback: called with the number of epochs done, after each.
-        progress: whether long work shows a bar (see `distillkit.progress`).
+        progress: whether long work shows a bar (see `distillkit._utils.progress`).
 
     Raises:
         TypeError, ValueError: an empty set, or rows that are not probabilities; a network that does not fit the data.

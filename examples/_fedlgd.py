@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from distillkit import LabeledImages, Normalization, plot
+from distillkit._utils.files import write_atomically
 from distillkit.data import Split, as_domains, load, mnist_m_like, partition, synth_digits_like
-from distillkit.files import write_atomically
 from distillkit.networks import split
 from distillkit.plot.figure import panels
 from distillkit.study import Record, Records, Table, Task, mean_std

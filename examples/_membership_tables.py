@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from _pipelines import ROWS
-from distillkit.study.text import NONE, show
+from distillkit.study.formatting import NONE, show
 
 __all__ = ["TABLES", "table"]
 

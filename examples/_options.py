@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from _data import refuse_unread, require_data, root_or_pictures
-from distillkit.files import write_atomically
+from distillkit._utils.files import write_atomically
 from distillkit.study import Record, Records, Study, curves, pictures, spark, tuning_table
 
 __all__ = ["command_line", "number", "parsed", "run_study"]

@@ -26,8 +26,8 @@ from _options import command_line, number, parsed
 from _pipelines import NUMBERS, ROWS, pipeline
 from _transcript import demo
 from attacks.membership import estimate, shadows
-from distillkit.files import write_atomically
-from distillkit.provenance import git_commit
+from distillkit._utils.files import write_atomically
+from distillkit._utils.provenance import git_commit
 
 SHADOWS = {"smoke": 8, "cpu": 66}
 TRANSCRIPT = "transcript"

@@ -8,13 +8,14 @@ from fl.addons.fedopt import ServerAdaptive
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_replied
 from fl.batches import Batch, Phase, shuffled
 from fl.engine import CheckpointError, Holding, Loopback, Run, history, simulate
-from fl.filters import Adaptive, ClientDP, Filter, Filtered, Keyring, Registry, SecureSums
+from fl.filters import Adaptive, ClientDP, Filter, Filtered
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.methods import FedDM, Real
 from fl.networks import Factory, Networks
+from fl.participants import Client, Server
 from fl.reduce import Like, Reduced, Schema
-from fl.sides import Client, Server
+from fl.secure import Keyring, Registry, SecureSums
 from fl.task import Classification, LabelTask, MultiLabel
 
 __all__ = [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.sets import LabeledImages
 
 __all__ = ["Batch", "Phase", "pick", "rows", "shuffled"]

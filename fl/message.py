@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, get_args, overload
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.sets import LabeledImages
 
 __all__ = ["DTYPES", "Entry", "Message", "Rule", "Tensors", "Value", "check_value", "declared", "sizes"]

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from distillkit.sets import LabeledImages
+from fl._parts import Keyed, Part, require_plain_options, spelled
 from fl.message import Entry, Message, declared
-from fl.parts import Keyed, Part, require_plain_options, spelled
+from fl.participants import Client, Server
 from fl.reduce import Like, Reduced, Schema
-from fl.sides import Client, Server
 from fl.task import LabelTask
 
 __all__ = ["Method", "NoUsableReply", "Predictor", "at_once", "require_method", "sums_like"]

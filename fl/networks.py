@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
-from distillkit.networks import build, door, split
+from distillkit._utils import check
+from distillkit.networks import _validation, build, split
 from distillkit.rng import derive
 from fl.message import Tensors
-from fl.sides import Client, Server
+from fl.participants import Client, Server
 
 __all__ = ["Factory", "Networks", "copied"]
 
@@ -223,7 +223,9 @@ class Networks:
         for name, net in self.templates(server.task.num_classes).items():
             outputs, label = self.outputs(server.task.num_classes), f"factory[{name!r}]" if name else "factory"
             with torch.random.fork_rng(devices=[]):
-                door.try_network(split(net), like, classes=outputs, features=features, name=f"{label}({outputs})")
+                _validation.try_network(
+                    split(net), like, classes=outputs, features=features, name=f"{label}({outputs})"
+                )
         self.assigned(server.clients)
         self._require_initial(server.task.num_classes)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.generate import complement_targets
 from distillkit.losses import binary_distillation, knowledge_distillation
 

@@ -163,7 +163,7 @@ def test_a_target_that_is_missed_is_marked_with_what_takes_the_time() -> None:
 
 def test_a_profile_names_the_operations_of_all_threads() -> None:
     def work() -> None:
-        from distillkit.threads import thread_pool
+        from distillkit._utils.threads import thread_pool
 
         with thread_pool(2, "work") as pool:
             list(pool.map(lambda _: torch.ones(300, 300) @ torch.ones(300, 300), range(8)))

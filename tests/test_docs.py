@@ -44,7 +44,7 @@ PACKAGES = [
     "distillkit.normalization", "distillkit.plot", "distillkit.privacy", "distillkit.recipes", "distillkit.rng",
     "distillkit.select", "distillkit.sets", "distillkit.study", "distillkit.training", "attacks.audit",
     "attacks.inversion", "attacks.matching", "attacks.membership", "attacks.metrics", "attacks.reporting",
-    "attacks.stats", "attacks.transcript", "fl", "fl.addons", "fl.methods",
+    "attacks.statistics", "attacks.transcript", "fl", "fl.addons", "fl.methods",
 ]  # fmt: skip
 
 

@@ -14,9 +14,9 @@ import attacks
 import distillkit
 import fl
 from attacks.metrics import MissingWeights
-from distillkit.owner import InUse
+from distillkit.locking import InUse
 from distillkit.privacy import BudgetExhausted
-from fl.engine.wire import Lacking
+from fl.deploy._wire import Lacking
 
 OWN: dict[type[BaseException], Callable[[], BaseException]] = {
     MissingWeights: lambda: MissingWeights("alex", Path("hub") / "alex.pth", "https://example.org/alex.pth"),

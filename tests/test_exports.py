@@ -16,7 +16,7 @@ import fl
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SCRIPTS = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "docs").rglob("*.py"))]
-ROOMS = ("fl", "fl.addons", "fl.engine.flower", "fl.methods", "fl.study")
+ROOMS = ("fl", "fl.addons", "fl.deploy.flower", "fl.methods", "fl.study")
 """Where the federated layer's public names are."""
 
 

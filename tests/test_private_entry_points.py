@@ -30,7 +30,7 @@ from distillkit.privacy import (
     release,
     train_private,
 )
-from distillkit.privacy.guards import FRESH
+from distillkit.privacy.validation._arguments import FRESH
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, Filtered, simulate
 from fl.addons import DPSGD

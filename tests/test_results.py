@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attacks.stats import clopper_pearson
+from attacks.statistics import clopper_pearson
 from distillkit.study import Record, Records, equal_tries, read_records, write_records
 from tests.distillkit.study.written import record, write
 from tests.scripts import load_script

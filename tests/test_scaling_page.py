@@ -16,8 +16,8 @@ import fl.addons
 import fl.methods
 from distillkit import LabeledImages
 from fl import FedDM, Method, Real, Run, simulate
-from fl.engine import rounds
-from fl.engine.memories import Memories
+from fl.engine import _rounds
+from fl.engine._client_memory import Memories
 from fl.message import Entry, Message, sizes
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.reduce import Reduced, Reducer
@@ -94,7 +94,7 @@ def played(request: pytest.FixtureRequest) -> Played:
 
     with pytest.MonkeyPatch.context() as patch:
         Recording.made = []
-        patch.setattr(rounds, "Reducer", Recording)
+        patch.setattr(_rounds, "Reducer", Recording)
         patch.setattr(Memories, "stage", watched)
         run = simulate(
             method, clients(), rounds=4 if "LGD" in request.param or request.param == "Anchors" else 2, progress=False,

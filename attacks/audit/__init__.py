@@ -11,10 +11,10 @@ noise.
 An audit can refute a claim; it can never prove one. Every function says with which confidence it speaks.
 """
 
-from attacks.audit.claims import Verdict, refutes
-from attacks.audit.many import ceiling, many_run
+from attacks.audit.claim_test import Verdict, refutes
+from attacks.audit.many_runs import ceiling, many_run
 from attacks.audit.noise import Balance, Replay, noise_balance, replay
-from attacks.audit.one import one_run
+from attacks.audit.single_run import one_run
 
 __all__ = [
     "Balance",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.binomial import lower, upper
-from distillkit import check
+from attacks._binomial import lower, upper
+from distillkit._utils import check
 from distillkit.rng import as_generator
 
 __all__ = ["Event", "Halves", "bounds", "events", "halved", "one_row"]

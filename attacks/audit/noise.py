@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["Balance", "Replay", "noise_balance", "replay"]
 

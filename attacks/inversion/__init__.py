@@ -8,16 +8,16 @@ those of clients that defend themselves (`Defended`). `held_classes` says which 
 """
 
 from attacks.inversion.analytic import Recovered, linear_input, linear_inputs
+from attacks.inversion.class_means import ClassMeans
+from attacks.inversion.client_classes import Held, held_classes
 from attacks.inversion.defences import Clip, Defence, Defended, Noise, Sparsify
 from attacks.inversion.gradient import invert_gradient
-from attacks.inversion.held import Held, held_classes
 from attacks.inversion.labels import class_counts, label_of_one
-from attacks.inversion.means import ClassMeans
 from attacks.inversion.message import METHODS, Attempt, invert_message
+from attacks.inversion.observation import Replayed, Victim
 from attacks.inversion.priors import Prior, batch_norm_prior
-from attacks.inversion.steps import FedAvgUpdate, Gradient
 from attacks.inversion.sweep import Found, Sweep, sweep
-from attacks.inversion.victim import Replayed, Victim
+from attacks.inversion.updates import FedAvgUpdate, Gradient
 
 __all__ = [
     "METHODS", "Attempt", "ClassMeans", "Clip", "Defence", "Defended", "FedAvgUpdate", "Found", "Gradient", "Held",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["bias_row", "layer", "logits", "own", "state"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion._inputs import layer
-from distillkit.display import brief
+from distillkit._utils.display import brief
 
 __all__ = ["Recovered", "linear_input", "linear_inputs"]
 

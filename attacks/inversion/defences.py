@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from attacks.inversion.victim import Victim, require_victim
-from distillkit import check
+from attacks.inversion.observation import Victim, require_victim
+from distillkit._utils import check
 from distillkit.rng import derive
 
 __all__ = ["Clip", "Defence", "Defended", "Noise", "Sparsify"]

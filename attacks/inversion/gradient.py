@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from attacks.inversion.message import Attempt, invert_message
-from attacks.inversion.steps import Gradient
+from attacks.inversion.updates import Gradient
 from distillkit.normalization import IDENTITY, Normalization
 
 __all__ = ["invert_gradient"]

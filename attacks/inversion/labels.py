@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion._inputs import bias_row
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["class_counts", "label_of_one"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from attacks.inversion._search import lbfgs, signed_adam
+from attacks.inversion.observation import Victim, require_victim
 from attacks.inversion.priors import Prior, consensus
-from attacks.inversion.victim import Victim, require_victim
-from distillkit import check
-from distillkit.display import brief
+from distillkit._utils import check
+from distillkit._utils.display import brief
 from distillkit.losses import gradient_distance
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive

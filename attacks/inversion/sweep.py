@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from attacks.inversion.message import invert_message
-from attacks.inversion.victim import Victim, require_victim
+from attacks.inversion.observation import Victim, require_victim
 from attacks.matching import align, match
 from attacks.metrics import psnr
-from distillkit import check
+from distillkit._utils import check
 from distillkit.normalization import IDENTITY, Normalization
 
 __all__ = ["Found", "Sweep", "sweep"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from attacks.membership.pipeline import Fitted
-from distillkit.files import read_tensors, write_atomically, write_tensors
-from distillkit.owner import owned
+from distillkit._utils.files import read_tensors, write_atomically, write_tensors
+from distillkit.locking import owned
 
 __all__ = ["FORMAT", "keep", "kept"]
 

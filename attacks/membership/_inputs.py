@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["checked_scores", "finite_scores"]
 

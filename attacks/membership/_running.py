@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from attacks.membership.pipeline import Fitted, Pipeline, fit_once
-from distillkit.owner import end_with_parent
-from distillkit.threads import pool_of
+from distillkit._utils.threads import pool_of
+from distillkit.locking import end_with_parent
 
 __all__ = ["PLACES", "Job", "Place", "alone", "fitted", "require_sendable"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership._inputs import finite_scores
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["shadow_classifier"]
 

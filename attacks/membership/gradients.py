@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.membership._inputs import finite_scores
-from distillkit import check
-from distillkit.modes import evaluating
+from distillkit._utils import check
+from distillkit._utils.eval_mode import evaluating
 from distillkit.rng import derive
 
 __all__ = ["gradient_kde", "gradient_norm"]

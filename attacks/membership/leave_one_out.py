@@ -13,9 +13,9 @@ from attacks.membership._inputs import finite_scores
 from attacks.membership.lira import lira
 from attacks.membership.rmia import rmia
 from attacks.membership.target import Shadows, Target
-from attacks.stats import FEW, Estimate, Point, Rate, at_threshold, bonferroni, clopper_pearson, ppv_between, roc
-from distillkit import check
-from distillkit.progress import bar
+from attacks.statistics import FEW, Estimate, Point, Rate, at_threshold, bonferroni, clopper_pearson, ppv_between, roc
+from distillkit._utils import check
+from distillkit._utils.progress import bar
 
 __all__ = ["ATTACKS", "Attack", "Found", "leave_one_out"]
 
@@ -52,7 +52,7 @@ class Found:
             chosen, for a false-positive rate of `wanted`, without the target. They cannot hit it exactly: quote both.
         wanted: that rate.
         points: what each target gave, in the order of the shadows.
-        few: whether the mean false-positive rate rests on fewer than `attacks.stats.FEW` false positives in all.
+        few: whether the mean false-positive rate rests on fewer than `attacks.statistics.FEW` false positives in all.
     """
 
     auc: Estimate

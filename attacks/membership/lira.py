@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership._inputs import checked_scores
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["VARIANCES", "lira"]
 

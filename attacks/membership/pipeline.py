@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attacks.membership.scores import stable_logit
-from distillkit import check
-from distillkit.chunks import chunk_size, forward_chunks
-from distillkit.display import brief
-from distillkit.modes import evaluating
+from distillkit._utils import check
+from distillkit._utils.display import brief
+from distillkit._utils.eval_mode import evaluating
+from distillkit.chunking import chunk_size, forward_chunks
 
 __all__ = ["Fit", "Fitted", "Pipeline", "Scorer", "fit_once", "model_scorer"]
 

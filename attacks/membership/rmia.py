@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attacks.membership._inputs import checked_scores, finite_scores
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["rmia"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["loss", "margin", "stable_logit"]
 

@@ -15,8 +15,8 @@ from attacks.membership._folder import FORMAT, keep, kept
 from attacks.membership._running import PLACES, Job, Place, alone, fitted, require_sendable
 from attacks.membership.pipeline import Fitted, Pipeline
 from attacks.membership.target import Shadows
-from distillkit import check
-from distillkit.progress import bar
+from distillkit._utils import check
+from distillkit._utils.progress import bar
 from distillkit.rng import derive
 
 __all__ = ["PLACES", "Cost", "estimate", "halves", "shadows"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from attacks.membership._inputs import finite_scores
-from distillkit import check
-from distillkit.display import brief
+from distillkit._utils import check
+from distillkit._utils.display import brief
 
 __all__ = ["Shadows", "Target"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attacks.transcript import NoTranscript, Seen, read
-from distillkit.provenance import RUN_FORMAT
+from distillkit._utils.provenance import RUN_FORMAT
 from distillkit.sets import LabeledImages
 
 __all__ = ["DamagedRun", "NoRun", "RunFolder", "opened"]

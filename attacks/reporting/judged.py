@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from attacks.stats import Point, at_threshold, bonferroni, roc
+from attacks.statistics import Point, at_threshold, bonferroni, roc
 from distillkit.rng import derive
 
 __all__ = ["LEAST", "finds", "judged", "percent"]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from distillkit.display import as_png
+from distillkit._utils.display import as_png
 
 __all__ = ["Listed", "Picture", "Section", "Table", "as_markdown", "as_page", "histogram", "sheet_of"]
 

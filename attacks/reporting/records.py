@@ -13,7 +13,7 @@ from attacks.reporting.folder import RunFolder
 from attacks.reporting.judged import finds, judged, percent
 from attacks.reporting.page import Section, Table, histogram, sheet_of
 from attacks.reporting.verdict import Outcome
-from attacks.stats import Point, Rate, clopper_pearson
+from attacks.statistics import Point, Rate, clopper_pearson
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attacks.inversion import FedAvgUpdate, Victim
 from attacks.reporting.folder import RunFolder
 from attacks.transcript import Seen
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["Inversion", "fedavg", "not_plain", "pair", "sizes"]
 

@@ -21,8 +21,8 @@ from attacks.reporting.page import Listed, Section, as_markdown, as_page
 from attacks.reporting.records import Records, Sent, beside, recovered, told_apart
 from attacks.reporting.replays import Inversion
 from attacks.reporting.verdict import Outcome, sentence
-from distillkit import check
-from distillkit.files import write_atomically
+from distillkit._utils import check
+from distillkit._utils.files import write_atomically
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 

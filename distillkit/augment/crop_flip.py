@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.augment._draws import Draws
-from distillkit.augment.contract import Augment
+from distillkit.augment._validation import Augment
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 

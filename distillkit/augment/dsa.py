@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.augment._draws import Draws
 from distillkit.rng import as_generator
 

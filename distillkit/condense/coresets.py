@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
-from distillkit.chunks import chunk_size, forward_chunks
+from distillkit._sanity_checks import look_at_counts
+from distillkit._utils import check
+from distillkit._utils.progress import bar
+from distillkit._utils.provenance import provenance
+from distillkit.chunking import chunk_size, forward_chunks
+from distillkit.networks._validation import require_network, try_network
 from distillkit.networks.base import Network, split
-from distillkit.networks.door import require_network, try_network
-from distillkit.networks.making import frozen
+from distillkit.networks.factory import frozen
 from distillkit.normalization import Normalization
-from distillkit.plausible import look_at_counts
-from distillkit.progress import bar
-from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
-from distillkit.sets.classes import class_rows
+from distillkit.sets._class_index import class_rows
 
 __all__ = ["herding", "k_center", "random_subset"]
 
@@ -94,7 +94,7 @@ def herding(
             trained on the whole set. Default: the pixels.
         generator: not used, nothing is drawn.
         chunk: images per forward pass; default by device and size.
-        progress: whether long work shows a bar (see `distillkit.progress`).
+        progress: whether long work shows a bar (see `distillkit._utils.progress`).
 
     Returns, raises: see `random_subset`.
 
@@ -146,7 +146,7 @@ def k_center(
         network: where to measure; see `herding`.
         generator: not used, nothing is drawn.
         chunk: images per forward pass; default by device and size.
-        progress: whether long work shows a bar (see `distillkit.progress`).
+        progress: whether long work shows a bar (see `distillkit._utils.progress`).
 
     Returns, raises: see `random_subset`.
     """

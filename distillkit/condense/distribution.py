@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.progress import bar
+from distillkit._utils.provenance import provenance
 from distillkit.augment import Augmentation, augmented, require_augmentation
-from distillkit.condense.abreast import Abreast, abreast
-from distillkit.condense.descent import Descent
+from distillkit.condense._descent import Descent
+from distillkit.condense._mean_matching import MATCHES, distance_to_means, embedding_means, groups
+from distillkit.condense._parallel import Abreast, abreast
+from distillkit.condense._state import Progress, Resume, identity_of, named
 from distillkit.condense.initialization import class_starts
-from distillkit.condense.means import MATCHES, distance_to_means, embedding_means, groups
-from distillkit.condense.state import Progress, Resume, identity_of, named
+from distillkit.networks._validation import require_sampler, try_network
 from distillkit.networks.base import Network
-from distillkit.networks.door import require_sampler, try_network
 from distillkit.networks.samplers import NetworkSampler, uses_batch_statistics
 from distillkit.normalization import Normalization
-from distillkit.progress import bar
-from distillkit.provenance import provenance
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -145,7 +145,7 @@ def distribution_matching(
         resume: a state of `Progress.state()`, or the file that `save_state` wrote: go on from there, to the same bits
             as without the interruption. Pass the other arguments again (data, networks, ...); `steps` counts from the
             very beginning and may be larger than before.
-        progress: whether long work shows a bar (see `distillkit.progress`).
+        progress: whether long work shows a bar (see `distillkit._utils.progress`).
 
     Returns:
         A set of `ipc` images per class, class-major, in the same normalised space, never clipped; `info` says how it

@@ -9,18 +9,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.progress import bar
+from distillkit._utils.provenance import provenance
 from distillkit.augment import Augmentation, augmented, require_augmentation
-from distillkit.condense._inner import fix_statistics, inner_epochs, trainable
-from distillkit.condense.descent import Descent
+from distillkit.condense._descent import Descent
+from distillkit.condense._inner_loop import fix_statistics, inner_epochs, trainable
+from distillkit.condense._parameter_gradient import Metric, distance_to_target, parameter_gradient
+from distillkit.condense._state import Progress, Resume, identity_of, named
 from distillkit.condense.initialization import class_starts
-from distillkit.condense.parameter_gradient import Metric, distance_to_target, parameter_gradient
-from distillkit.condense.state import Progress, Resume, identity_of, named
-from distillkit.networks.door import require_sampler, try_network
+from distillkit.networks._validation import require_sampler, try_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
-from distillkit.progress import bar
-from distillkit.provenance import provenance
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -115,7 +115,7 @@ def gradient_matching(
             over the iteration's matching steps.
         resume: a state of `Progress.state()`, or the file that `save_state` wrote: go on from there, to the same bits
             as without the interruption. Pass the other arguments again; `iterations` counts from the very beginning.
-        progress: whether long work shows a bar (see `distillkit.progress`), which counts matching steps.
+        progress: whether long work shows a bar (see `distillkit._utils.progress`), which counts matching steps.
 
     Returns:
         A set of `ipc` images per class, class-major, in the same normalised space, never clipped; `info` says how it

@@ -8,11 +8,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from distillkit import check
-from distillkit.plausible import look_at_counts
+from distillkit._sanity_checks import look_at_counts
+from distillkit._utils import check
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, as_set
-from distillkit.sets.classes import class_indices, class_rows, random_rows
+from distillkit.sets._class_index import class_indices, class_rows, random_rows
 
 __all__ = ["INITS", "class_starts", "class_statistics", "images_from_statistics", "initial_images"]
 

@@ -1,21 +1,21 @@
 """Datasets as tensors in memory or pictures in a file, who holds what, and one set a client."""
 
 from distillkit.data import partition
-from distillkit.data.alike import mnist_m_like, synth_digits_like
-from distillkit.data.celeba import load_celeba, load_leaf_celeba
-from distillkit.data.cifar10c import load_cifar10c, load_cifar10c_domains
-from distillkit.data.client_arrays import load_client_arrays
+from distillkit.data.client_sets import clients
 from distillkit.data.datasets import NAMES, load
 from distillkit.data.domains import as_domains, load_domains
-from distillkit.data.femnist import load_femnist
-from distillkit.data.files import load_folder
-from distillkit.data.flair import load_flair
-from distillkit.data.npz import load_npz
-from distillkit.data.opened import StoredSplit, open_folder
-from distillkit.data.opened_named import open_celeba, open_dataset, open_flair, open_leaf_celeba
-from distillkit.data.opened_npz import open_npz
+from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
+from distillkit.data.readers.celeba import load_celeba, load_leaf_celeba
+from distillkit.data.readers.cifar10c import load_cifar10c, load_cifar10c_domains
+from distillkit.data.readers.client_arrays import load_client_arrays
+from distillkit.data.readers.femnist import load_femnist
+from distillkit.data.readers.flair import load_flair
+from distillkit.data.readers.folder import load_folder
+from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split, split_by
-from distillkit.data.views import clients
+from distillkit.data.stored_folder import StoredSplit, open_folder
+from distillkit.data.stored_named import open_celeba, open_dataset, open_flair, open_leaf_celeba
+from distillkit.data.stored_npz import open_npz
 
 __all__ = [
     "NAMES",

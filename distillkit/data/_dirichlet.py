@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from distillkit import check
-from distillkit.data._deal import Seed, deal, grouped
+from distillkit._utils import check
+from distillkit.data._allocation import Seed, deal, grouped
 from distillkit.rng import as_generator
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit.data import alike, digits, medmnist, tiny_imagenet
-from distillkit.data.listing import read_listing
-from distillkit.data.npz import load_npz
+from distillkit.data import lookalike_digits
+from distillkit.data.readers import digits, medmnist, tiny_imagenet
+from distillkit.data.readers._listing import read_listing
+from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
 from distillkit.normalization import IDENTITY, Normalization
 
@@ -72,7 +73,7 @@ _SOURCES = {
 CIFAR10 = _SOURCES["cifar10"]
 """For what has CIFAR-10's classes and is to be read in its space."""
 
-NAMES = ("digits", *_SOURCES, *digits.READERS, *alike.NAMES, tiny_imagenet.NAME, *medmnist.CLASSES)
+NAMES = ("digits", *_SOURCES, *digits.READERS, *lookalike_digits.NAMES, tiny_imagenet.NAME, *medmnist.CLASSES)
 """The names that `load` knows."""
 
 _DIGITS_NORMALIZATION = Normalization([0.3050], [0.3760])
@@ -139,7 +140,7 @@ def load(
             classes=_SOURCES[key].classes or None,
         )  # fmt: skip
     published = None
-    if key in alike.NAMES:
+    if key in lookalike_digits.NAMES:
         made = _made(key, root, download)
         raw, classes = {part: (data.images, data.labels) for part, data in zip(("train", "test"), made)}, _DIGITS
     elif key == "digits":
@@ -153,15 +154,15 @@ def load(
     pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
     if normalization is None and published and len(published.mean) in (1, pixels["train"].shape[1]):
         normalization = published
-    info = {"dataset": alike.NAMES.get(key, key)}
+    info = {"dataset": lookalike_digits.NAMES.get(key, key)}
     return assemble(pixels, {part: labels for part, (_, labels) in raw.items()}, classes, normalization, info)
 
 
 def _made(key: str, root: str | os.PathLike[str] | None, download: bool) -> Split:
     """One of the sets that are made here, as pixels."""
     if key == "synthdigitslike":
-        return alike.synth_digits_like(normalization=IDENTITY)
-    return alike.mnist_m_like(load("mnist", root=root, download=download), normalization=IDENTITY)
+        return lookalike_digits.synth_digits_like(normalization=IDENTITY)
+    return lookalike_digits.mnist_m_like(load("mnist", root=root, download=download), normalization=IDENTITY)
 
 
 def _digits() -> tuple[Tensor, Tensor]:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.data.datasets import load
-from distillkit.data.files import Size, load_folder
-from distillkit.data.layout import parts_of, subfolders
-from distillkit.data.npz import load_npz
+from distillkit.data.readers.folder import Size, load_folder
+from distillkit.data.readers.folder_layout import parts_of, subfolders
+from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split, assemble, to_pixels
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages

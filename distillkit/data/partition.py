@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit import check
-from distillkit.data._deal import Seed, deal, equal, grouped, parts_of, require_enough, share_evenly
+from distillkit._utils import check
+from distillkit.data._allocation import Seed, deal, equal, grouped, parts_of, require_enough, share_evenly
 from distillkit.data._dirichlet import dirichlet, dirichlet_capped, dirichlet_prior, domains_by_dirichlet
 from distillkit.rng import as_generator
 

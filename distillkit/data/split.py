@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._sanity_checks import without_warnings
+from distillkit._utils import check
 from distillkit.normalization import Normalization
-from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.sets import Images, LabeledImages, as_set
 

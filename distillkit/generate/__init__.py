@@ -1,8 +1,8 @@
 """Image sets that need no data: inverted from a network, drawn from untrained generators, or cut from one image."""
 
+from distillkit.generate._crop import Recipe
 from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
 from distillkit.generate.complement import complement_targets
-from distillkit.generate.crop import Recipe
 from distillkit.generate.decoder import SmallDecoder
 from distillkit.generate.invert import invert
 from distillkit.generate.noise import stylegan_noise, upsampled_gaussian

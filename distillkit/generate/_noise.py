@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.progress import Bar
 from distillkit.normalization import Normalization
-from distillkit.progress import Bar
 from distillkit.sets import LabeledImages
 
 __all__ = ["around_class_means", "as_noise_set", "in_chunks"]

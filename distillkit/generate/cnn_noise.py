@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.progress import Bar, bar
+from distillkit._utils.provenance import provenance
 from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
-from distillkit.networks.making import build
+from distillkit.networks.factory import build
 from distillkit.normalization import Normalization
-from distillkit.progress import Bar, bar
-from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 

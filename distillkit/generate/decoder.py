@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["SmallDecoder"]
 

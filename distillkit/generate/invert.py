@@ -8,14 +8,14 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
-from distillkit.chunks import chunk_size
-from distillkit.generate.objective import Divergence, Objective, judge
+from distillkit._utils import check
+from distillkit._utils.progress import Bar, bar
+from distillkit._utils.provenance import provenance
+from distillkit.chunking import chunk_size
+from distillkit.generate._objective import Divergence, Objective, judge
 from distillkit.losses import BatchNormPrior
-from distillkit.networks.making import NetworkFactory, build
+from distillkit.networks.factory import NetworkFactory, build
 from distillkit.normalization import IDENTITY, Normalization
-from distillkit.progress import Bar, bar
-from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
@@ -79,7 +79,7 @@ def invert(
         batch: images that are optimised together; it bounds the memory. Default: 256 if they share something
             (BatchNorm statistics, a decoder); else what suits the device, since then it changes no result.
         generator: draws the initial images, N(0, 1) in the normalised space, or the latents and the decoder.
-        progress: whether long work shows a bar (see `distillkit.progress`).
+        progress: whether long work shows a bar (see `distillkit._utils.progress`).
 
     Returns:
         A set on the teacher's device, labelled with the targets. Each image is the best iterate of that image (its own

@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.progress import bar
+from distillkit._utils.provenance import provenance
 from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
 from distillkit.generate.stylegan2 import StyleGAN2
-from distillkit.networks.making import build
+from distillkit.networks.factory import build
 from distillkit.normalization import Normalization
-from distillkit.progress import bar
-from distillkit.provenance import provenance
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
@@ -62,7 +62,7 @@ def stylegan_noise(
         chunk: images at a time, which bounds the memory; on a GPU take some hundreds.
         device: where the generator runs and the set will live.
         generator: draws everything, on the CPU.
-        progress: whether long work shows a bar (see `distillkit.progress`).
+        progress: whether long work shows a bar (see `distillkit._utils.progress`).
 
     Returns:
         The set, class by class.

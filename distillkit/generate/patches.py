@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from distillkit import check, rng
-from distillkit.generate.crop import Recipe, render
+from distillkit import rng
+from distillkit._utils import check
+from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.progress import bar
+from distillkit._utils.provenance import provenance
+from distillkit.generate._crop import Recipe, render
 from distillkit.normalization import IDENTITY, Normalization
-from distillkit.progress import bar
-from distillkit.provenance import provenance
-from distillkit.recorded import Recorded
 from distillkit.sets import LabeledImages
 
 __all__ = ["Patches"]

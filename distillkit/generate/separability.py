@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.progress import bar
 from distillkit.networks.convnet import ConvNet
-from distillkit.networks.making import NetworkFactory, build
-from distillkit.progress import bar
+from distillkit.networks.factory import NetworkFactory, build
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -55,7 +55,7 @@ def separability(
         images, labels: a set, or float [N, C, H, W] and class indices [N]; at least two images of each class.
         factory: makes the small network. Default: a ConvNet of width 32 and depth 3, less for images below 16 pixels.
         epochs, lr, batch: of Adam for the network.
-        progress: whether long work shows a bar (see `distillkit.progress`).
+        progress: whether long work shows a bar (see `distillkit._utils.progress`).
         generator: draws the halves (half of each class, rounded up, is trained on), the network and the batches.
 
     Raises:

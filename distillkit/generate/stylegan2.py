@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = ["StyleGAN2", "pyramid"]
 

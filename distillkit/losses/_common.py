@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 
 Reduction = Literal["mean", "sum", "none"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses._common import Reduction, alike, reduce
 
 __all__ = [

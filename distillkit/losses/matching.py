@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses._common import at_least_float32, floating, paired, reduce, row_norms
 
 __all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distance", "rbf_mmd"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses._common import Reduction, floating, reduce, row_norms
 
 __all__ = ["BatchNormPrior", "deepinversion_variation", "image_l2", "total_variation"]

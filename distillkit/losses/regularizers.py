@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses._common import floating, paired, row_norms
 
 __all__ = ["clip_logit_norm", "feature_decorrelation", "prototype_distance", "proximal"]

@@ -3,9 +3,9 @@
 from distillkit.networks.base import Network, split
 from distillkit.networks.cnn import FedCOGCNN, LeNet, SimpleCNN
 from distillkit.networks.convnet import ConvNet
+from distillkit.networks.factory import AsMade, build, frozen, initialize
 from distillkit.networks.layers import ImageNetwork, norm_layer
-from distillkit.networks.making import AsMade, build, frozen, initialize
-from distillkit.networks.names import NETWORK_NAMES, named_network
+from distillkit.networks.registry import NETWORK_NAMES, named_network
 from distillkit.networks.resnet import CifarResNet, ResNet, WideResNet
 from distillkit.networks.samplers import FixedNetwork, NetworkBall, NetworkSampler, RandomNetworks
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from distillkit.recorded import Recorded
+from distillkit._utils.init_recorder import Recorded
 
 __all__ = ["Network", "SplitNetwork", "require_network", "split"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from distillkit.check import one_of
+from distillkit._utils.check import one_of
 from distillkit.networks.layers import (
     AveragePool,
     ImageNetwork,

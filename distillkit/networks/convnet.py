@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from distillkit.check import one_of, positive_int
+from distillkit._utils.check import one_of, positive_int
 from distillkit.networks.layers import (
     AveragePool,
     ImageNetwork,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit.check import one_of, positive_int
-from distillkit.recorded import Recorded
+from distillkit._utils.check import one_of, positive_int
+from distillkit._utils.init_recorder import Recorded
 
 __all__ = ["AveragePool", "ImageNetwork", "InstanceNorm", "MaxPool", "activation_layer", "norm_layer"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from distillkit.check import one_of, positive_int
-from distillkit.networks._draws import linear_like
+from distillkit._utils.check import one_of, positive_int
+from distillkit.networks._init import linear_like
 from distillkit.networks.layers import ImageNetwork, Shape, image_shape, more_than_one_pixel, norm_layer
 
 __all__ = ["CifarResNet", "ResNet", "WideResNet"]

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.init_recorder import Recorded
 from distillkit.networks.base import Network, split
-from distillkit.networks.making import NetworkFactory, Redraw, build, frozen, initialize, is_as_made
-from distillkit.recorded import Recorded
+from distillkit.networks.factory import NetworkFactory, Redraw, build, frozen, initialize, is_as_made
 from distillkit.rng import derive
 
 __all__ = [

@@ -1,8 +1,8 @@
 """Pictures of sets, embeddings, partitions and runs. Each function returns a matplotlib figure and needs no display."""
 
+from distillkit.plot.embeddings import mmd_table, pairwise_mmd, tsne
 from distillkit.plot.federation import curves, partition
 from distillkit.plot.images import grid, pixel_histogram, real_and_synthetic, selection
-from distillkit.plot.spaces import mmd_table, pairwise_mmd, tsne
 
 __all__ = [
     "curves",

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.conversion import as_tensor
 from distillkit.data.partition import summary
 from distillkit.plot.figure import LINES, MARKERS, STYLES, class_names, panels
 from distillkit.sets import Labels
-from distillkit.sources import as_tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.normalization import IDENTITY
 from distillkit.plot.figure import LINES, class_names, panels, require_mapping
 from distillkit.rng import as_generator

@@ -7,11 +7,9 @@ noise a wanted epsilon costs; `release`, `private_histogram` and `PrivateGradien
 one's own.
 """
 
-from distillkit.privacy.accounting import Bound, compose
-from distillkit.privacy.assumed import ASSUMED, FACTS
-from distillkit.privacy.class_means import class_sums, fit_to_means, map_gradient, release
-from distillkit.privacy.condense import condense_private
-from distillkit.privacy.dp_sgd import train_private, without_batch_norm
+from distillkit.privacy.accounting.composition import Bound, compose
+from distillkit.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
+from distillkit.privacy.accounting.planning import Plan, plan
 from distillkit.privacy.errors import (
     BatchStatistics,
     BudgetExhausted,
@@ -21,19 +19,21 @@ from distillkit.privacy.errors import (
     PrivateInitialization,
     PrivateStatistics,
 )
-from distillkit.privacy.events import CLIENT, EVERYONE, RECORD, REPLACED, Event, Guarantee
-from distillkit.privacy.example_gradients import ExampleGradients
-from distillkit.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
-from distillkit.privacy.gradient import PrivateGradient
-from distillkit.privacy.histogram import private_histogram
-from distillkit.privacy.image_sgd import image_gradients, image_sgd
-from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.maps import PublicMap, PublicMaps
+from distillkit.privacy.gradients._hooks import ExampleGradients
+from distillkit.privacy.gradients._noisy_sum import PrivateGradient
+from distillkit.privacy.gradients.dp_sgd import train_private, without_batch_norm
+from distillkit.privacy.gradients.per_example import per_example_gradients, require_per_example
+from distillkit.privacy.ledger.assumptions import ASSUMED, FACTS
+from distillkit.privacy.ledger.events import CLIENT, EVERYONE, RECORD, REPLACED, Event, Guarantee
+from distillkit.privacy.ledger.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.per_example import per_example_gradients, require_per_example
-from distillkit.privacy.planning import Plan, plan
-from distillkit.privacy.separable import SeparableLoss, require_separable, separable, squared_distance
-from distillkit.privacy.trained import TrainedNetworks
+from distillkit.privacy.sets._public_maps import PublicMap, PublicMaps
+from distillkit.privacy.sets.class_means import class_sums, fit_to_means, map_gradient, release
+from distillkit.privacy.sets.condense import condense_private
+from distillkit.privacy.sets.histogram import private_histogram
+from distillkit.privacy.sets.image_sgd import image_gradients, image_sgd
+from distillkit.privacy.sets.separable import SeparableLoss, require_separable, separable, squared_distance
+from distillkit.privacy.sets.trained_networks import TrainedNetworks
 
 __all__ = [
     "ASSUMED",

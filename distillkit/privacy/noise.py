@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.rng import STATE_BYTES, derive, generator_of
 
 __all__ = ["Secret", "as_secret"]

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
-from distillkit.files import read_tensors
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
+from distillkit._utils.files import read_tensors
 from distillkit.fingerprint import set_fingerprint
-from distillkit.plausible import warn
 from distillkit.recipes.names import builds, find, source_of
 from distillkit.recipes.saying import KIND, tensors_fingerprint
 from distillkit.sets import LabeledImages

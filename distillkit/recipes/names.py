@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from distillkit.recorded import Recorded
+from distillkit._utils.init_recorder import Recorded
 
 __all__ = ["CLOSED", "ROOMS", "builds", "find", "is_named", "path_of", "source_of"]
 
@@ -26,7 +26,7 @@ _SCRIPT = ("__main__", "__mp_main__")
 ROOMS = ("augment", "condense", "data", "generate", "losses", "networks", "select")
 """Rooms of `distillkit` whose functions a file may name: they compute, and read images from files."""
 
-CLOSED = ("distillkit.condense.state",)
+CLOSED = ("distillkit.condense._state",)
 """Modules of those rooms that write files, so that none of their functions may be named."""
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distillkit.files import write_tensors
+from distillkit._utils.files import write_tensors
+from distillkit._utils.init_recorder import Recorded
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.recipes.names import is_named, path_of, source_of
-from distillkit.recorded import Recorded
 from distillkit.sets import LabeledImages
 
 __all__ = ["KIND", "NotRecorded", "named", "recipe", "tensors_fingerprint"]

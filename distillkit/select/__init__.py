@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.rng import as_generator
 from distillkit.select.balance import centroid_distances, kmeans_balance
 from distillkit.select.prune import checked_logits, prune_by_confidence

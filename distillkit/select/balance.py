@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distillkit import check
-from distillkit.plausible import warn
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
 from distillkit.rng import as_generator
 
 __all__ = ["centroid_distances", "kmeans_balance"]

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from distillkit import check, plausible, sources
-from distillkit.display import as_html, sheet, shown
-from distillkit.files import read_tensors, write_tensors
+from distillkit import _sanity_checks
+from distillkit._utils import check, conversion
+from distillkit._utils.display import as_html, sheet, shown
+from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
-from distillkit.sets.parts import as_index, checked_columns, checked_images, checked_info, class_counts
+from distillkit.sets._validation import as_index, checked_columns, checked_images, checked_info, class_counts
 
 __all__ = ["LabeledImages", "Labels", "confirmed", "from_arrays", "from_source", "within_a_set"]
 
@@ -66,9 +67,9 @@ class LabeledImages:
         classes_given: bool | None = None,
     ) -> None:
         self._fill(images, labels, num_classes, normalization or IDENTITY, columns, info, classes_given)
-        plausible.look_at_images(self.images, normalization)
+        _sanity_checks.look_at_images(self.images, normalization)
         if not self.classes_given:
-            plausible.look_at_labels(self.labels)
+            _sanity_checks.look_at_labels(self.labels)
 
     def _fill(
         self,
@@ -122,7 +123,7 @@ class LabeledImages:
         Raises:
             TypeError, ValueError: as the class does; also floats outside [0, 1] (by more than 0.001).
         """
-        given: Any = sources.as_tensor(pixels, "pixels")
+        given: Any = conversion.as_tensor(pixels, "pixels")
         if isinstance(given, Tensor) and given.dtype == torch.uint8:
             given = given.float() / 255
         if not isinstance(given, Tensor) or given.ndim != 4 or len(given):
@@ -133,12 +134,12 @@ class LabeledImages:
                     f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or give "
                     "normalized images to LabeledImages(images, labels, normalization=...)"
                 )
-        plausible.look_at_images(given, None)
+        _sanity_checks.look_at_images(given, None)
         made = LabeledImages._made(
             images=normalization.encode(given), labels=labels, normalization=normalization, **options
         )
         if not made.classes_given:
-            plausible.look_at_labels(made.labels)
+            _sanity_checks.look_at_labels(made.labels)
         return made
 
     @staticmethod
@@ -164,8 +165,8 @@ class LabeledImages:
         Raises:
             TypeError, ValueError: see `as_set`.
         """
-        sources.require_read(dataset, "dataset")
-        if not sources.is_dataset(dataset):
+        conversion.require_read(dataset, "dataset")
+        if not conversion.is_dataset(dataset):
             raise TypeError(f"dataset must be a torch.utils.data.Dataset or DataLoader, got {type(dataset).__name__}")
         whole = within_a_set(dataset)
         if isinstance(whole, LabeledImages):
@@ -491,8 +492,8 @@ def from_source(
         normalization: see `as_set`.
         progress: whether long reading shows a bar.
     """
-    num_classes = sources.class_names(source) if num_classes is None else num_classes
-    images, labels = sources.read(source, name, progress=progress)
+    num_classes = conversion.class_names(source) if num_classes is None else num_classes
+    images, labels = conversion.read(source, name, progress=progress)
     return from_arrays(images, labels, name, num_classes, normalization)
 
 
@@ -507,7 +508,7 @@ def from_arrays(
         name: what the images' argument is called in messages.
         num_classes, normalization: see `as_set`.
     """
-    images, labels = sources.as_tensor(images, name), sources.as_tensor(labels, "labels", lists=True)
+    images, labels = conversion.as_tensor(images, name), conversion.as_tensor(labels, "labels", lists=True)
     if isinstance(images, Tensor) and images.dtype == torch.uint8:
         normalization = IDENTITY if normalization is None else normalization
         return LabeledImages.from_pixels(images, labels, num_classes=num_classes, normalization=normalization)

@@ -12,11 +12,11 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.conversion import InFile
 from distillkit.normalization import IDENTITY, Normalization
+from distillkit.sets._validation import as_index, checked_columns, checked_info, checked_labels, class_counts
 from distillkit.sets.labeled import LabeledImages
-from distillkit.sets.parts import as_index, checked_columns, checked_info, checked_labels, class_counts
-from distillkit.sources import InFile
 
 __all__ = ["PixelFile", "StoredImages"]
 

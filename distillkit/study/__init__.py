@@ -1,20 +1,20 @@
 """A study: tasks x ways x seeds in one folder, and every table and picture of it made from its records alone."""
 
-from distillkit.owner import processes
-from distillkit.provenance import git_commit
+from distillkit._utils.provenance import git_commit
+from distillkit.locking import processes
+from distillkit.study.candidate import Cost, Job, Way, grid
+from distillkit.study.comparisons import moved, paired
 from distillkit.study.condense import Condense
-from distillkit.study.differences import moved, paired
-from distillkit.study.estimate import Estimate
-from distillkit.study.pictures import curves, pictures
+from distillkit.study.cost_estimate import Estimate
+from distillkit.study.figures import curves, pictures
+from distillkit.study.formatting import Table, mean_std, show, spark
+from distillkit.study.named_tasks import TASK_NAMES, named_task
 from distillkit.study.record import Record, RecordError, Records
 from distillkit.study.records import read_records, write_records
 from distillkit.study.study import Study
 from distillkit.study.tables import summary_table
 from distillkit.study.task import Dealt, Task, as_split
-from distillkit.study.tasks import TASK_NAMES, named_task
-from distillkit.study.text import Table, mean_std, show, spark
 from distillkit.study.tuning import Tuned, equal_tries, read_choice, tuning_table
-from distillkit.study.way import Cost, Job, Way, grid
 
 __all__ = [
     "TASK_NAMES",

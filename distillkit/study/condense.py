@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.condense import Progress, save_state
 from distillkit.data import Split
 from distillkit.evaluate import evaluate
@@ -23,9 +23,9 @@ from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.networks import build
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from distillkit.study.config import write_config
+from distillkit.study._config import write_config
+from distillkit.study.candidate import Cost, Job, Way, accepted, privacy_columns
 from distillkit.study.task import Task
-from distillkit.study.way import Cost, Job, Way, accepted, privacy_columns
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
 __all__ = ["Condense", "Placed", "placing"]
@@ -85,7 +85,8 @@ class Condense(Way):
 
     Its line has the mean `accuracy_last` over the networks, their `accuracies`, `images`, `seconds_condense` and
     `seconds_test` (CPU seconds of this process: `cpu_seconds_condense`, `cpu_seconds_test`; no seconds of a making that
-    was interrupted), and of what was charged to a ledger the columns of `distillkit.study.way.privacy_columns`. A set
+    was interrupted), and of what was charged to a ledger the columns of
+    `distillkit.study.candidate.privacy_columns`. A set
     that is all the real images is not saved a second time.
 
     Args:

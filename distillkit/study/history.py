@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from distillkit import check
+from distillkit._utils import check
 
 __all__ = [
     "RecordError",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.study.history import RecordError, Row
 
 __all__ = ["Record", "RecordError", "Records", "once", "plain"]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distillkit import check
-from distillkit.files import write_atomically
+from distillkit._utils import check
+from distillkit._utils.files import write_atomically
 from distillkit.study.history import RecordError, read_rows
 from distillkit.study.record import Record, Records, once
 

@@ -10,24 +10,24 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from distillkit import check
+from distillkit._utils import check
+from distillkit._utils.files import write_atomically
+from distillkit._utils.progress import bar
+from distillkit._utils.provenance import git_commit, versions
 from distillkit.data import Split
-from distillkit.files import write_atomically
-from distillkit.owner import owned
-from distillkit.owner import processes as worker_processes
-from distillkit.progress import bar
-from distillkit.provenance import git_commit, versions
+from distillkit.locking import owned
+from distillkit.locking import processes as worker_processes
 from distillkit.recipes import recipe
-from distillkit.study import choice, tuning
-from distillkit.study.estimate import Estimate, expected
-from distillkit.study.perform import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
-from distillkit.study.pictures import curves
-from distillkit.study.plan import planned
+from distillkit.study import _selection, tuning
+from distillkit.study._execution import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
+from distillkit.study._plan import planned
+from distillkit.study.candidate import Cost, Way
+from distillkit.study.cost_estimate import Estimate, expected
+from distillkit.study.figures import curves
+from distillkit.study.formatting import Table
 from distillkit.study.records import STUDY, Records, read_json, read_records
 from distillkit.study.tables import summary_table
 from distillkit.study.task import Task
-from distillkit.study.text import Table
-from distillkit.study.way import Cost, Way
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ class Study:
     ) -> None:
         self.out = Path(out)
         self.plan = planned(tasks, ways, seeds, tune_seeds, tune_on)
-        self.rule = check.one_of(rule, "rule", tuple(choice.RULES))
+        self.rule = check.one_of(rule, "rule", tuple(_selection.RULES))
         self._read: dict[str, Split] = {}
 
     @property
@@ -119,7 +119,7 @@ class Study:
         Raises:
             distillkit.recipes.NotRecorded: a task, or with several processes a way, cannot be written down.
             ValueError: the folder holds another study; no try of a way has a score.
-            distillkit.owner.InUse: another process runs in the folder; it is named.
+            distillkit.locking.InUse: another process runs in the folder; it is named.
         """
         processes, options = self._options(processes, workers, device)
         if on_run is not None:
@@ -208,9 +208,10 @@ class Study:
         for (task, method), tries in self.plan.trying().items():
             rule = self.plan.ways[method].rule or self.rule
             scored = [
-                choice.scored([read_line(self.out / o.folder / "summary.json") for o in runs], rule) for runs in tries
+                _selection.scored([read_line(self.out / o.folder / "summary.json") for o in runs], rule)
+                for runs in tries
             ]
-            chosen[task, method] = choice.chosen(scored, f"ways[{method!r}] on {task}")
+            chosen[task, method] = _selection.chosen(scored, f"ways[{method!r}] on {task}")
             said[task][method] = {"tries": scored, "chosen": chosen[task, method], "like": None, "rule": rule}
         for task in said:
             for method, way in self.plan.ways.items():

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from distillkit import check
-from distillkit.study.groups import Given, Group, groups
+from distillkit._utils import check
+from distillkit.study._groups import Given, Group, groups
+from distillkit.study.formatting import NONE, Table, mean_std, unit_of
 from distillkit.study.history import best_seed_mean
-from distillkit.study.text import NONE, Table, mean_std, unit_of
 
 __all__ = ["header_of", "numbers_of", "require_columns", "summary_table"]
 

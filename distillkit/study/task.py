@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.data import Split, StoredSplit, clients
 from distillkit.data.partition import by_domain
 from distillkit.data.split import hold_out, hold_out_values
@@ -48,8 +48,8 @@ class Task:
 
     A `Study` runs every way on every task. A task is built of functions with their arguments
     (`functools.partial(load, "digits", size=16)`), so that it can be written to a file and be built again from it
-    (`distillkit.recipes`), which is what makes a run repeatable from its record. `distillkit.study.tasks` has ready
-    ones, and makers for a folder, several folders, or a data set by name.
+    (`distillkit.recipes`), which is what makes a run repeatable from its record. `distillkit.study.named_tasks` has
+    ready ones, and makers for a folder, several folders, or a data set by name.
 
     Args:
         name: what tables and folders call it: letters, digits, `-`, `_` and `.`.

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distillkit.study.formatting import NONE, Table
 from distillkit.study.record import plain
 from distillkit.study.records import RECORDS, RecordError, as_path, read_json
-from distillkit.study.text import NONE, Table
 
 __all__ = ["FORMAT", "Tuned", "equal_tries", "read_choice", "tuning_table"]
 

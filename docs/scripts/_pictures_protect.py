@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attacks import roc
 from attacks.audit import ceiling, many_run
 from attacks.membership import Pipeline, lira, model_scorer, shadows
-from attacks.stats import clopper_pearson
+from attacks.statistics import clopper_pearson
 from distillkit.data import load
 from distillkit.privacy import gaussian_sigma
 from distillkit.rng import derive

@@ -31,10 +31,10 @@ PACKAGES = {
         "distillkit.losses", "distillkit.training", "distillkit.evaluate", "distillkit.study", "distillkit.plot",
         "distillkit.recipes", "distillkit.rng", "distillkit.privacy",
     ],
-    "fl": ["fl", "fl.addons", "fl.methods", "fl.study", "fl.engine.flower"],
+    "fl": ["fl", "fl.addons", "fl.methods", "fl.study", "fl.deploy.flower"],
     "attacks": [
         "attacks", "attacks.membership", "attacks.inversion", "attacks.audit", "attacks.transcript",
-        "attacks.reporting", "attacks.metrics", "attacks.matching", "attacks.stats",
+        "attacks.reporting", "attacks.metrics", "attacks.matching", "attacks.statistics",
     ],
 }  # fmt: skip
 """The public packages; tests compare them with what there is."""

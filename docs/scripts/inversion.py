@@ -30,8 +30,8 @@ from torch import nn
 from attacks import align, psnr
 from attacks.inversion import Gradient, label_of_one, linear_input
 from distillkit import LabeledImages, Normalization
+from distillkit._utils.provenance import git_commit
 from distillkit.data import load
-from distillkit.provenance import git_commit
 from distillkit.rng import derive
 
 IMAGES = 20

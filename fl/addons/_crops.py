@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distillkit.chunks import chunk_size, forward_chunks
+from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.generate import Patches
 from distillkit.networks import split
 from distillkit.normalization import Normalization
 from distillkit.select import select
 from fl.batches import pick
-from fl.sides import Client, Server
+from fl.participants import Client, Server
 
 __all__ = ["Crops", "Pool", "Source", "View"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from distillkit.privacy.mixing import refuse_mixing_augmentation, refuse_mixing_loss
+from distillkit.privacy.validation._mixing import refuse_mixing_augmentation, refuse_mixing_loss
 from distillkit.rng import derive
 from fl.averaging import AddOn, AveragingServer, Local
+from fl.averaging._validation import empty_set, noise_set
 from fl.averaging.addon import fills
-from fl.averaging.trial import empty_set, noise_set
 
 __all__ = ["public_examples", "refuse_mixing_parts", "unsound"]
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from fl.addons._crops import Source, View
 from fl.addons._distill import distill_models, due, falling_steps, validation_accuracy
 from fl.addons.scaffold import SCAFFOLD

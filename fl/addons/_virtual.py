@@ -8,7 +8,7 @@ from typing import Any
 from distillkit.generate import cnn_noise, stylegan_noise, upsampled_gaussian
 from distillkit.sets import LabeledImages
 from fl.averaging.addon import AddOn
-from fl.sides import Server
+from fl.participants import Server
 
 __all__ = ["NOISE", "require_source", "virtual_set"]
 

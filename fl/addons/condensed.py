@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from distillkit import check
+from distillkit._sanity_checks import without_warnings
+from distillkit._utils import check
 from distillkit.augment import DSA, Augmentation, require_augmentation
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
-from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, Local
 from fl.message import Entry
-from fl.sides import Client, Server
+from fl.participants import Client, Server
 
 __all__ = ["SELECTED", "Condensed"]
 

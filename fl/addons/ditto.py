@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses import proximal
 from fl.averaging import AddOn, Local, Settings
 from fl.batches import Phase

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from distillkit import check
-from distillkit.plausible import warn
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
-from distillkit.privacy.gradient import refuse_half_precision
-from distillkit.privacy.guards import refuse_large_delta
-from distillkit.privacy.per_example import Ways
-from distillkit.privacy.trial import examples_at_once
+from distillkit.privacy.gradients._noisy_sum import refuse_half_precision
+from distillkit.privacy.gradients.per_example import Ways
+from distillkit.privacy.validation._arguments import refuse_large_delta
+from distillkit.privacy.validation._gradient_trial import examples_at_once
 from distillkit.sets import LabeledImages
 from fl.addons._per_example import public_examples, refuse_mixing_parts, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step

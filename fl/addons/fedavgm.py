@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from distillkit import check
+from distillkit._utils import check
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 

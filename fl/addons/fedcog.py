@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.generate import invert
-from distillkit.generate.objective import Divergence
+from distillkit.generate._objective import Divergence
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.addon import filling

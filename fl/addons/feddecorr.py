@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses import feature_decorrelation
 from fl.averaging import AddOn, Step
 

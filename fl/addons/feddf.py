@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit import check
-from distillkit.chunks import chunk_size, forward_chunks
+from distillkit._utils import check
+from distillkit.chunking import chunk_size, forward_chunks
 from fl.addons._distill import distill_models, due
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
+from fl.averaging._composition import require_replied
 from fl.averaging.addon import fills
-from fl.averaging.composition import require_replied
 from fl.message import Entry, Message, Tensors
 from fl.reduce import Reduced
 

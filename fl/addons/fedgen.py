@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses import knowledge_distillation
 from distillkit.networks import build
 from fl.addons._latent import Head, LatentGenerator, diversity
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
+from fl.averaging._optimizer_state import moments, resume
 from fl.averaging.addon import fills
-from fl.averaging.moments import moments, resume
 from fl.message import Entry, Message, Tensors
 from fl.reduce import Like, Reduced, Schema
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 

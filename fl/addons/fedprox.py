@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses import proximal
 from fl.averaging import AddOn, Step
 

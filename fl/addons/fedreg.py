@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.networks.dropout import seed_dropout
 from fl.averaging import AddOn, Local, Settings, Step
 from fl.averaging.addon import fills

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from distillkit import check
+from distillkit._utils import check
 from fl.averaging import AddOn, Step
 from fl.message import Tensors
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
-from fl.averaging.composition import require_replied
+from fl.averaging._composition import require_replied
 from fl.message import Entry, Message, Tensors
 from fl.reduce import Reduced
 from fl.task import clients_accuracy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses import model_contrastive
 from distillkit.networks import split
 from fl.averaging import AddOn, Step

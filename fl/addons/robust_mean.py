@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from distillkit import check
+from distillkit._utils import check
 from fl.addons._robust import krum_choice, mean_of, trimmed_mean
 from fl.addons.local_accuracy import LocalAccuracy
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings

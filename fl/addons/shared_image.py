@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.generate import Patches
 from fl.addons._crops import Crops
 from fl.addons._shared import Shared

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
 from fl.averaging import AddOn, AveragingServer, Local, Step

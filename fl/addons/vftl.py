@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.addons._virtual import require_source, virtual_set

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.augment import in_space, require_augmentation
-from distillkit.augment.contract import Augment
+from distillkit.augment._validation import Augment
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
 from distillkit.sets import LabeledImages

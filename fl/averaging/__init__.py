@@ -1,7 +1,7 @@
 """Weight averaging: FedAvg, what its add-ons are and see, one client's training, and the order of one local step."""
 
+from fl.averaging._composition import require_replied
 from fl.averaging.addon import AddOn
-from fl.averaging.composition import require_replied
 from fl.averaging.fedavg import FedAvg
 from fl.averaging.local import Local
 from fl.averaging.server import AveragingServer

@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from distillkit.sets import LabeledImages
+from fl._parts import Part
 from fl.averaging.local import Local
 from fl.averaging.server import AveragingServer
 from fl.averaging.settings import Settings
 from fl.averaging.step import Step
 from fl.batches import Batch, Phase
 from fl.message import Message, Tensors
-from fl.parts import Part
 from fl.reduce import Reduced, Schema
 
 __all__ = ["SLOTS", "AddOn", "filling", "fills"]

@@ -7,27 +7,27 @@ from typing import Any, Literal
 
 from torch import nn
 
-from distillkit.augment.contract import Augment
-from distillkit.plausible import warn
+from distillkit._sanity_checks import warn
+from distillkit.augment._validation import Augment
+from fl._codec import digest
+from fl._parts import Keyed, require_own_entries
+from fl.averaging._composition import installed, require_composable, require_expected, require_whole
+from fl.averaging._entries import Entries
+from fl.averaging._evaluation import global_models, tested_names, tested_sums
+from fl.averaging._options import local_phases, patterns
+from fl.averaging._training import train
+from fl.averaging._validation import require_patterns, trial_locals, try_augmentation, try_objective
 from fl.averaging.addon import AddOn, filling
-from fl.averaging.composition import installed, require_composable, require_expected, require_whole
-from fl.averaging.entries import Entries
 from fl.averaging.local import Local
-from fl.averaging.options import local_phases, patterns
 from fl.averaging.server import AveragingServer
 from fl.averaging.settings import Objective, Settings
-from fl.averaging.testing import global_models, tested_names, tested_sums
-from fl.averaging.train import train
-from fl.averaging.trial import require_patterns, trial_locals, try_augmentation, try_objective
 from fl.batches import Phase
-from fl.codec import digest
 from fl.message import Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.networks import Factory, Networks
-from fl.parts import Keyed, require_own_entries
+from fl.participants import Client, Server
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
-from fl.sides import Client, Server
 
 __all__ = ["FedAvg"]
 

@@ -10,19 +10,19 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from distillkit.augment.contract import Augment
+from distillkit.augment._validation import Augment
 from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl.averaging.entries import Entries
-from fl.averaging.path import unit_path
+from fl._parts import Part
+from fl.averaging._effective_step import unit_path
+from fl.averaging._entries import Entries
 from fl.averaging.settings import Settings
 from fl.batches import Batch, Phase, rows, shuffled
 from fl.message import Message, Tensors
 from fl.networks import copied
-from fl.parts import Part
-from fl.sides import Client
+from fl.participants import Client
 
 __all__ = ["Local", "Term", "received_state"]
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, fields
 
 from torch import nn
 
-from fl.averaging.entries import Entries
+from fl.averaging._entries import Entries
 from fl.averaging.settings import Settings
 from fl.message import Message, Tensors
 from fl.method import Predictor
 from fl.networks import copied
-from fl.sides import Server
+from fl.participants import Server
 
 __all__ = ["AveragingServer"]
 

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
-from distillkit.augment.contract import Augment
-from distillkit.plausible import warn
-from fl.averaging.entries import Entries
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
+from distillkit.augment._validation import Augment
+from fl._parts import Part
+from fl.averaging._entries import Entries
 from fl.batches import Phase
 from fl.message import Entry, Tensors
 from fl.networks import Networks
-from fl.parts import Part
 from fl.task import LabelTask
 
 __all__ = ["Objective", "Settings", "learning_rate"]

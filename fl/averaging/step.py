@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.networks.base import Network, SplitNetwork
+from fl._parts import Part
 from fl.averaging.local import Local, Term
 from fl.batches import Batch
 from fl.message import Tensors
-from fl.parts import Part
 
 __all__ = ["Output", "Step", "outputs"]
 

@@ -1,7 +1,7 @@
 """What runs a method: rounds, what is delivered, where clients run, tests, files. It knows no method by name."""
 
-from fl.engine.faults import Loopback
-from fl.engine.holding import Holding
+from fl.deploy.loopback.faults import Loopback
+from fl.engine.client_data import Holding
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.engine.store import CheckpointError

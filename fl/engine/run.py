@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fl.engine import history
-from fl.sides import Server
+from fl.participants import Server
 
 __all__ = ["Run"]
 

@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 import torch
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.privacy import Ledger
 from distillkit.sets import Images, StoredImages
-from fl.engine.holding import Holding
-from fl.engine.play import Place, Plan, play
-from fl.engine.private_door import open_ledger
-from fl.engine.record import data_fingerprint
-from fl.engine.roster import Roster
+from fl.engine._backends import Where, loopback_of, open_cohort
+from fl.engine._clients import Roster
+from fl.engine._privacy_validation import open_ledger
+from fl.engine._run_record import data_fingerprint
+from fl.engine._runner import Place, Plan, play
+from fl.engine._transport import Cohort
+from fl.engine.client_data import Holding
 from fl.engine.run import Run
-from fl.engine.seam import Cohort
-from fl.engine.where import Where, loopback_of, open_cohort
 from fl.method import Method, require_method
 from fl.task import LabelTask
 
@@ -98,7 +98,7 @@ def simulate(
             the method was given are tried on noise, before round 1.
         NoUsableReply: a round left too little; raised after the state of the last good round is safe.
         fl.CheckpointError: `out` is unusable, torn, or holds another run.
-        distillkit.owner.InUse: another process runs in `out` or with the ledger; it is named.
+        distillkit.locking.InUse: another process runs in `out` or with the ledger; it is named.
         BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is safe.
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
     """

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distillkit import files
-from distillkit.owner import owned
+from distillkit._utils import files
+from distillkit.locking import owned
 from distillkit.study.history import RecordError, read_rows
-from fl.codec import decode, encode
+from fl._codec import decode, encode
 from fl.message import Message
 
 __all__ = ["CheckpointError", "OtherSettings", "Restored", "Store", "read_history", "read_message", "write_atomically"]
@@ -119,7 +119,7 @@ class Store:
         """Be the only process that runs this run, for the length of a `with` block.
 
         Raises:
-            distillkit.owner.InUse: another process does, or another call in this one; it is named.
+            distillkit.locking.InUse: another process does, or another call in this one; it is named.
             CheckpointError: the folder cannot be made or written.
         """
         with contextlib.ExitStack() as stack:

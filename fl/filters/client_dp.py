@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit import check
-from distillkit.plausible import warn
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
 from distillkit.privacy import CLIENT, EVERYONE, Event, Ledger, NotAccountable, PrivacyError
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import require_shapes, require_sums
@@ -19,8 +19,8 @@ from fl.filters._vectors import clipped, group, like
 from fl.filters.filter import Filter
 from fl.message import Entry, Message
 from fl.method import Method
+from fl.participants import Client, Server
 from fl.reduce import Like, Reduced, Schema
-from fl.sides import Client, Server
 
 __all__ = ["Adaptive", "ClientDP"]
 

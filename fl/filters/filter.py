@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from fl._parts import Part
 from fl.message import Entry, Message
 from fl.method import Method
-from fl.parts import Part
+from fl.participants import Client, Server
 from fl.reduce import Reduced, Schema
-from fl.sides import Client, Server
 
 __all__ = ["Filter"]
 

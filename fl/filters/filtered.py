@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distillkit.privacy import PrivacyError
+from fl._parts import Keyed, require_own_entries, require_plain_options
 from fl.filters.filter import Filter
 from fl.message import Message
 from fl.method import Method, Predictor, require_method
-from fl.parts import Keyed, require_own_entries, require_plain_options
+from fl.participants import Client, Server
 from fl.reduce import Reduced, Schema
-from fl.sides import Client, Server
 
 __all__ = ["Filtered"]
 

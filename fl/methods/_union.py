@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from distillkit.networks.dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.batches import pick, rows, shuffled
-from fl.sides import Server
+from fl.participants import Server
 
 __all__ = ["train_on_union"]
 

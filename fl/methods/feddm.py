@@ -8,21 +8,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
+from distillkit._sanity_checks import without_warnings
+from distillkit._utils import check
 from distillkit.augment import require_augmentation
 from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
-from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
+from fl.averaging._validation import empty_set
 from fl.averaging.settings import learning_rate
-from fl.averaging.trial import empty_set
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, sums_like
 from fl.methods._union import train_on_union
 from fl.networks import Factory, Networks, copied
+from fl.participants import Client, Server
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
-from fl.sides import Client, Server
 
 __all__ = ["FedDM"]
 

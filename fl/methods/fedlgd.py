@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.augment import DSA, Augmentation
 from fl.addons.anchors import Anchors
 from fl.addons.condensed import SELECTED, Condensed

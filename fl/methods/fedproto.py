@@ -8,21 +8,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
-from distillkit.chunks import chunk_size, forward_chunks
+from distillkit._utils import check
+from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.losses import class_means, prototype_distance
 from distillkit.networks import split
 from distillkit.networks.dropout import seed_dropout
+from fl._parts import described
 from fl.addons.condensed import Condensed
 from fl.averaging.settings import learning_rate
 from fl.batches import rows, shuffled
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, Predictor, sums_like
 from fl.networks import Factory, Networks, copied
-from fl.parts import described
+from fl.participants import Client, Server
 from fl.reduce import Like, Reduced, Schema
 from fl.schema import MOST
-from fl.sides import Client, Server
 
 __all__ = ["FedProto"]
 

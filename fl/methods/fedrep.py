@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from distillkit import check
+from distillkit._utils import check
 from fl.averaging import AddOn, FedAvg
 from fl.batches import Phase
 from fl.methods._options import shows_options

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from distillkit import check
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
 from distillkit.networks import NetworkBall
-from distillkit.plausible import warn
 from distillkit.privacy import (
     ASSUMED,
     Ledger,
@@ -24,13 +24,13 @@ from distillkit.privacy import (
     private_histogram,
     release,
 )
-from distillkit.privacy.guards import private_set, public_start, refuse_large_delta, refuse_measured
+from distillkit.privacy.validation._arguments import private_set, public_start, refuse_large_delta, refuse_measured
 from distillkit.sets import LabeledImages
 from fl.message import Entry
 from fl.method import NoUsableReply
 from fl.methods.feddm import FedDM
+from fl.participants import Client, Server
 from fl.reduce import Like, Reduced, Schema
-from fl.sides import Client, Server
 
 __all__ = ["PrivateFedDM"]
 

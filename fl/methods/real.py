@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from distillkit._sanity_checks import without_warnings
 from distillkit.condense import random_subset
-from distillkit.plausible import without_warnings
 from distillkit.sets import LabeledImages
 from fl.methods.feddm import FedDM
-from fl.sides import Client
+from fl.participants import Client
 
 __all__ = ["Real"]
 

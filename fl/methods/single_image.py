@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.losses import clip_logit_norm
 from fl.addons.shared_image import SharedImage
 from fl.averaging import AddOn, FedAvg

@@ -7,15 +7,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._utils import check
 from distillkit.privacy import PublicMaps, class_sums
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message
 from fl.method import NoUsableReply
 from fl.methods.private_feddm import PrivateFedDM
+from fl.participants import Client, Server
 from fl.reduce import Like, Reduced, Schema
-from fl.sides import Client, Server
 
 __all__ = ["SummedFedDM"]
 

@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from distillkit import check
-from distillkit.study.groups import Given, Group, groups
+from distillkit._utils import check
+from distillkit.study._groups import Given, Group, groups
+from distillkit.study.formatting import NONE, Table
 from distillkit.study.history import Row, rounds_to
 from distillkit.study.record import Record
 from distillkit.study.tables import numbers_of
-from distillkit.study.text import NONE, Table
 
 __all__ = ["BY", "at_equal", "spent", "to_target", "worst_clients"]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distillkit.privacy import Ledger
+from distillkit.study.candidate import Cost, Job, Way, privacy_columns
 from distillkit.study.task import Dealt
-from distillkit.study.way import Cost, Job, Way, privacy_columns
 from fl.engine import history
-from fl.engine.holding import Holding
+from fl.engine._backends import Where
+from fl.engine.client_data import Holding
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
-from fl.engine.where import Where
 from fl.method import Method, NoUsableReply, require_method
-from fl.study.outcome import outcome_hash
+from fl.study._outcome_hash import outcome_hash
 from fl.task import Classification, MultiLabel
 
 __all__ = ["Federated", "holdings"]
@@ -30,7 +30,8 @@ class Federated(Way):
     of rounds in place of the task's; `make` gets it too if it has an argument of that name.
 
     Its line has the columns of `fl.history.summary`, and `accuracy_own`: the mean over clients on their own tests, of
-    personal models where there are some; of a private method the columns of `distillkit.study.way.privacy_columns` too.
+    personal models where there are some; of a private method the columns of
+    `distillkit.study.candidate.privacy_columns` too.
 
     Args:
         make, tries, settings, like: see `Way`.

@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit import check
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
+from distillkit._utils.provenance import git_commit
 from distillkit.data import Split
-from distillkit.plausible import warn
 from distillkit.privacy import Ledger
-from distillkit.provenance import git_commit
 from distillkit.sets import Images
-from distillkit.study.perform import Order, perform
+from distillkit.study._execution import Order, perform
 from distillkit.study.task import Task
-from fl.engine.holding import Holding
-from fl.engine.record import data_fingerprint
-from fl.engine.roster import Roster
+from fl.engine._backends import Where
+from fl.engine._clients import Roster
+from fl.engine._run_record import data_fingerprint
+from fl.engine.client_data import Holding
 from fl.engine.simulate import simulate
 from fl.engine.store import OtherSettings, Store, write_atomically
-from fl.engine.where import Where
 from fl.method import Method
 from fl.study.federated import Federated, holdings
-from fl.study.loaded import Loaded, NotRepeatable, load
+from fl.study.saved_run import Loaded, NotRepeatable, load
 
 __all__ = ["repeat"]
 

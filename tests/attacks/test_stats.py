@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom, norm
 from sklearn.metrics import roc_auc_score
 
-from attacks.stats import at_threshold, bonferroni, clopper_pearson, ppv, roc
+from attacks.statistics import at_threshold, bonferroni, clopper_pearson, ppv, roc
 from distillkit.rng import derive
 
 SCORES = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.inf]), st.booleans()), min_size=2, max_size=30)

@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from attacks.transcript import DamagedTranscript, NoTranscript, _checksum, read
 from distillkit import LabeledImages, Normalization
 from distillkit.rng import derive
-from fl.codec import encode
+from fl._codec import encode
 from fl.engine.store import Store
 from fl.message import Message
 

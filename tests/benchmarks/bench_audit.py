@@ -30,10 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.audit import ceiling, many_run, refutes
+from distillkit._utils.provenance import git_commit
 from distillkit.networks import build
 from distillkit.normalization import Normalization
 from distillkit.privacy import PrivateGradient, Secret, compose, gaussian_delta, per_example_gradients, plan
-from distillkit.provenance import git_commit
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.study import Record, Records, read_records, write_records

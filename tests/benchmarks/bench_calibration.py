@@ -30,8 +30,8 @@ from scipy.stats import norm
 from torch import Tensor
 
 from attacks.membership import halves
-from attacks.stats import Estimate, Rate, at_threshold, ppv, roc
-from distillkit.provenance import git_commit
+from attacks.statistics import Estimate, Rate, at_threshold, ppv, roc
+from distillkit._utils.provenance import git_commit
 from distillkit.rng import derive
 from distillkit.study import Record, Records, read_records, write_records
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from distillkit.condense.parameter_gradient import distance_to_target, parameter_gradient
+from distillkit.condense._parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from tests.benchmarks.plain import gm_gradient, plain_classifier

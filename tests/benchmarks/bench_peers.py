@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from distillkit.files import write_atomically
-from distillkit.provenance import git_commit
+from distillkit._utils.files import write_atomically
+from distillkit._utils.provenance import git_commit
 from tests.benchmarks import peers
 from tests.benchmarks.table import processor
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from distillkit.networks import ConvNet, build
 from distillkit.privacy import PrivateGradient, Secret, per_example_gradients
-from distillkit.privacy.trial import examples_at_once
+from distillkit.privacy.validation._gradient_trial import examples_at_once
 from distillkit.rng import derive
 
 SHAPE, CLASSES = (3, 32, 32), 10

@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from distillkit.files import write_atomically
-from distillkit.provenance import git_commit
+from distillkit._utils.files import write_atomically
+from distillkit._utils.provenance import git_commit
 from tests.benchmarks.table import apart, processor
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +127,7 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
         data: the root of the datasets.
         more: further words for its command line.
     """
-    from distillkit.study.perform import attempt
+    from distillkit.study._execution import attempt
 
     torch.set_num_threads(1)
     wanted, words = EXAMPLES[example]

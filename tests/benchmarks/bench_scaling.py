@@ -39,13 +39,13 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from distillkit import LabeledImages
-from distillkit.files import write_atomically
+from distillkit._utils.files import write_atomically
+from distillkit._utils.provenance import git_commit
 from distillkit.normalization import IDENTITY
-from distillkit.provenance import git_commit
 from fl import Client, FedAvg, FedDM, Message, Method, simulate
-from fl.engine.flower import client_app, serve
+from fl.deploy.flower import client_app, serve
+from fl.participants import Server
 from fl.reduce import Reduced
-from fl.sides import Server
 from tests.benchmarks.clients import Clients
 from tests.fl.flower import double
 
@@ -204,7 +204,7 @@ def measure(case: Case, to: Connection) -> None:
 def start() -> dict[str, Any]:
     """What a process costs that imports what a node needs, and does nothing; and one that imports PyTorch alone."""
     found: dict[str, Any] = {}
-    for name, module in (("torch", "torch"), ("node", "fl.engine.flower")):
+    for name, module in (("torch", "torch"), ("node", "fl.deploy.flower")):
         words = f"import {module}, resource; r = resource.getrusage(resource.RUSAGE_SELF)"
         said = f"{words}; print(r.ru_utime + r.ru_stime, r.ru_maxrss / 1024)"
         line = subprocess.run([sys.executable, "-c", said], cwd=RECORD.parents[2], capture_output=True, check=True)

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages
+from distillkit._utils.threads import pool_of
 from distillkit.networks import ConvNet, LeNet
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
-from distillkit.threads import pool_of
 from fl import Client, FedAvg, FedDM, Message, Method, simulate
+from fl.participants import Server
 from fl.reduce import Reduced
-from fl.sides import Server
 from tests.benchmarks import plain
 from tests.benchmarks.limit import Convolutions
 from tests.benchmarks.plain import Step

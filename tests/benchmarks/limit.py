@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distillkit.threads import thread_pool
+from distillkit._utils.threads import thread_pool
 from tests.benchmarks.clock import Cost, now, since
 
 ATEN = torch.ops.aten

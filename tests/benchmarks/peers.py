@@ -35,7 +35,7 @@ from distillkit.rng import derive
 from fl import FedAvg, simulate
 from fl.averaging import fedavg
 from fl.averaging.local import Local
-from fl.engine import rounds
+from fl.engine import _rounds
 from fl.reduce import Reducer
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +140,7 @@ def parts(users: Sequence[LabeledImages], cohort: int) -> dict[str, float]:
         return patch.object(owner, name, watching)
 
     with ExitStack() as stack:
-        calls = (Local, "__init__"), (fedavg, "train"), (FedAvg, "local"), (rounds, "check_reply"), (Reducer, "fold")
+        calls = (Local, "__init__"), (fedavg, "train"), (FedAvg, "local"), (_rounds, "check_reply"), (Reducer, "fold")
         for owner, name in calls:
             stack.enter_context(watched(owner, name))
         ours(users, cohort, 2, 1)

@@ -16,7 +16,7 @@ from distillkit.generate import invert
 from distillkit.networks import FixedNetwork
 from distillkit.normalization import IDENTITY
 from distillkit.privacy import PrivateGradient, PublicMaps, Secret, image_gradients, map_gradient, per_example_gradients
-from distillkit.privacy.trial import examples_at_once
+from distillkit.privacy.validation._gradient_trial import examples_at_once
 from distillkit.rng import derive
 from distillkit.training import accuracy
 from tests.benchmarks import plain

@@ -31,8 +31,8 @@ from typing import Any
 
 import torch
 
-from distillkit.files import write_atomically
-from distillkit.provenance import git_commit
+from distillkit._utils.files import write_atomically
+from distillkit._utils.provenance import git_commit
 from tests.benchmarks import growth, show
 from tests.benchmarks.race import Result, measured
 from tests.benchmarks.rows import ROWS

@@ -15,7 +15,7 @@ from distillkit.condense import distribution_matching, gradient_matching
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.privacy import condense_private
-from distillkit.privacy.mixing import refuse_mixing_augmentation
+from distillkit.privacy.validation._mixing import refuse_mixing_augmentation
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
 

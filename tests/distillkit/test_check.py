@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit import check
+from distillkit._utils import check
 
 good_shapes = st.tuples(*[st.integers(1, 3)] * 4)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distillkit.display import as_png, brief
+from distillkit._utils.display import as_png, brief
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
-from distillkit.chunks import chunk_size, forward_chunks
+from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.evaluate import Evaluation, Row, evaluate
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.files import packed, read_tensors, replacing, write_atomically, write_tensors
+from distillkit._utils.files import packed, read_tensors, replacing, write_atomically, write_tensors
 
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 

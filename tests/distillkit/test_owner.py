@@ -15,25 +15,25 @@ from typing import Any
 
 import pytest
 
-from distillkit import owner
-from distillkit.owner import InUse, end_with_parent, owned
+from distillkit import locking
+from distillkit.locking import InUse, end_with_parent, owned
 
 BARE = f"""
 import importlib.util, os, sys, time
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("owner", {owner.__file__!r})
+spec = importlib.util.spec_from_file_location("owner", {locking.__file__!r})
 owner = sys.modules["owner"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(owner)
 """
 """Another process without the seconds that torch takes to import."""
 
-HOLD = BARE + "with owner.owned(Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(60)\n"
+HOLD = BARE + "with locking.owned(Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(60)\n"
 FORK = BARE + (
-    "with owner.owned(Path(sys.argv[1]), 'it'):\n    print(os.fork() or 'held', flush=True)\n    time.sleep(60)\n"
+    "with locking.owned(Path(sys.argv[1]), 'it'):\n    print(os.fork() or 'held', flush=True)\n    time.sleep(60)\n"
 )
 TRY = BARE + (
-    "try:\n    with owner.owned(Path(sys.argv[1]), 'the run in x', wait=0.1): print('got it')\n"
-    "except owner.InUse as error: print(error.pid, error)\n"
+    "try:\n    with locking.owned(Path(sys.argv[1]), 'the run in x', wait=0.1): print('got it')\n"
+    "except locking.InUse as error: print(error.pid, error)\n"
 )
 
 
@@ -82,7 +82,7 @@ def test_a_killed_holder_leaves_nothing(code: str, tmp_path: Path, start: Any) -
 
 
 FORKED = BARE + (
-    "with owner.owned(Path(sys.argv[1]), 'it'):\n"
+    "with locking.owned(Path(sys.argv[1]), 'it'):\n"
     "    child = os.fork()\n"
     "    if child:\n"
     "        os.waitpid(child, 0)\n"
@@ -104,7 +104,7 @@ def test_who_owns_nothing_any_more_releases_nothing(tmp_path: Path, start: Any) 
     """What the child of a fork does, seen from inside: the lock is its parent's."""
     lock = tmp_path / ".owner.lock"
     with owned(lock, "it"):
-        held, _ = owner._OURS.pop(lock.resolve())
+        held, _ = locking._OURS.pop(lock.resolve())
     assert tried(start, lock) != "got it"
     held.release()
     assert tried(start, lock) == "got it"
@@ -155,7 +155,7 @@ PARENT = BARE + (
     "    time.sleep(60)\n"
     "if __name__ == '__main__':\n"
     "    context = multiprocessing.get_context('spawn')\n"
-    "    pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=owner.end_with_parent)\n"
+    "    pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=locking.end_with_parent)\n"
     "    work_all = [pool.submit(time.sleep, 60), pool.submit(time.sleep, 60)]\n"
     "    time.sleep(0.5)\n"
     "    print(*pool._processes, flush=True)\n"

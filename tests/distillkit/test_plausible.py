@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization, plot
+from distillkit._sanity_checks import without_warnings
 from distillkit.augment import DSA, require_augmentation
 from distillkit.condense import distribution_matching, gradient_matching, herding, random_subset
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY
-from distillkit.plausible import without_warnings
 from distillkit.rng import derive
 from distillkit.select import select
 from distillkit.sets import as_set

@@ -232,7 +232,7 @@ def test_mmd_table_shows_the_numbers_and_the_change() -> None:
 @pytest.mark.parametrize("size", [1e-9, 3e-5, 0.002, 0.04, 0.9, 7.0, 99.0, 4e3, 2e7])
 def test_all_numbers_of_an_mmd_table_have_one_format(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     table = size * torch.tensor([[0.0, 1.0, 0.07], [1.0, 0.0, -0.003], [0.07, -0.003, 0.0]], dtype=torch.float64)
-    monkeypatch.setattr("distillkit.plot.spaces.pairwise_mmd", lambda one, unbiased: table)
+    monkeypatch.setattr("distillkit.plot.embeddings.pairwise_mmd", lambda one, unbiased: table)
     left, bar = plot.mmd_table({name: torch.zeros(2, 2) for name in "abc"}).axes
     shown = [t.get_text() for t in left.texts]
     assert len({len(text.partition(".")[2]) for text in shown}) == 1

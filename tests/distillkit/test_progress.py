@@ -17,7 +17,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 import distillkit
-from distillkit import LabeledImages, progress
+from distillkit import LabeledImages
+from distillkit._utils import progress
 from distillkit.augment import DSA
 from distillkit.condense import (
     distribution_matching,

@@ -275,14 +275,14 @@ def test_what_stands_within_a_function_has_no_name() -> None:
 WORLD = [
     "os:system", "posix:system", "builtins:eval", "builtins:exec", "subprocess:Popen", "importlib:import_module",
     "pickle:loads", "torch:load", "torch.hub:load", "numpy:load", "shutil:rmtree", "this:s", "antigravity:webbrowser",
-    "distillkit.files:write_atomically", "distillkit.files:os", "distillkit.files:os.system",
-    "distillkit.privacy:Ledger", "distillkit.privacy.ledger:Ledger", "distillkit.condense.state:save_state",
-    "distillkit.owner:owned", "fl.engine.store:Store", "fl.engine.processes:Process", "fl:simulate",
+    "distillkit._utils.files:write_atomically", "distillkit._utils.files:os", "distillkit._utils.files:os.system",
+    "distillkit.privacy:Ledger", "distillkit.privacy.ledger.ledger:Ledger", "distillkit.condense._state:save_state",
+    "distillkit.locking:owned", "fl.engine.store:Store", "fl.deploy.loopback._processes:Process", "fl:simulate",
     "torch.nn:Module.load_state_dict", "torch.nn.functional:torch.load", "torch.nn:functional.torch.load",
     "torch.nn.functional:importlib.import_module", "torchvision.models:_api", "distillkit.recipes.making:find",
     "distillkit.networks:ConvNet.__init__.__globals__", "distillkit:..os", "", ":", "distillkit", "os:", ":system",
     "distillkit.networks:", "distillkit.nowhere:f", "distillkit.networks:Nowhere", "fl/../os:system",
-    "distillkit.recorded:Recorded.__subclasses__", "torch.nn.modules.module:warnings.warn",
+    "distillkit._utils.init_recorder:Recorded.__subclasses__", "torch.nn.modules.module:warnings.warn",
     f"{HERE}:os.system", f"{HERE}:json.loads", f"{HERE}:DIGITS", f"{HERE}:small",
 ]  # fmt: skip
 

@@ -21,12 +21,12 @@ from torch.utils.data import (
 )
 
 from distillkit import LabeledImages, Normalization
+from distillkit._utils.conversion import as_tensor
 from distillkit.condense import herding, random_subset
 from distillkit.data import Split
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import as_set
-from distillkit.sources import as_tensor
 from distillkit.training import Protocol
 
 HALF = Normalization([0.5], [0.25])
@@ -192,7 +192,7 @@ def test_what_is_no_set_is_refused(source: Any, options: dict[str, Any], error: 
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_one_bar_at_a_time_and_only_where_somebody_watches(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from distillkit import progress
+    from distillkit._utils import progress
 
     class Screen(io.StringIO):
         def isatty(self) -> bool:

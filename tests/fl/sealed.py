@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl.filters.secure import Keyring, Registry
-from fl.filters.secure.opening import Opening
-from fl.filters.secure.session import Session
-from fl.filters.secure.statements import Bundle, Round
+from fl.secure import Keyring, Registry
+from fl.secure._session import Session
+from fl.secure._signed_messages import Bundle, Round
+from fl.secure._unmasking import Opening
 
 
 class InMemory(Keyring):
@@ -23,9 +23,9 @@ class InMemory(Keyring):
         self.sessions: dict[int, Any] = {}
 
     def enroll(self, client: int) -> str:
-        from fl.filters.secure import library
+        from fl.secure import _crypto
 
-        return library.identity_public(self.identities.setdefault(client, library.new_identity())).hex()
+        return _crypto.identity_public(self.identities.setdefault(client, _crypto.new_identity())).hex()
 
     def identity(self, client: int) -> bytes:
         return self.identities[client]

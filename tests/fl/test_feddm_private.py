@@ -29,7 +29,7 @@ from distillkit.privacy import (
     image_sgd,
     plan,
 )
-from distillkit.privacy.mixing import public_noise
+from distillkit.privacy.validation._mixing import public_noise
 from distillkit.rng import derive
 from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
 from fl.methods import PrivateFedDM, SummedFedDM

@@ -116,7 +116,7 @@ def test_without_a_folder_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> 
     def never(*_: Any, **__: Any) -> str:
         raise AssertionError
 
-    monkeypatch.setattr("fl.engine.record.set_fingerprint", never)
+    monkeypatch.setattr("fl.engine._run_record.set_fingerprint", never)
     play()
 
 

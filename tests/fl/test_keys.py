@@ -33,6 +33,7 @@ from fl import (
     SecureSums,
     simulate,
 )
+from fl._parts import Keyed, Part, identity
 from fl.addons import (
     DPSGD,
     MOON,
@@ -63,7 +64,6 @@ from fl.filters import Adaptive
 from fl.message import declared
 from fl.method import Method
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, Real, SingleImage, SummedFedDM
-from fl.parts import Keyed, Part, identity
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 

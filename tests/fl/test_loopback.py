@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from distillkit.privacy import BudgetExhausted, Event, Ledger, compose
-from distillkit.privacy.branch import Branch, carry_back, known_of
+from distillkit.privacy.ledger._child_ledger import Branch, carry_back, known_of
 from fl import (
     CheckpointError,
     Classification,
@@ -39,16 +39,8 @@ from fl import (
     Server,
     simulate,
 )
-from fl.codec import from_parts
-from fl.engine import far, seam
-from fl.engine.delivery import Post
-from fl.engine.loopback import Processes
-from fl.engine.pools import ServerThread
-from fl.engine.roster import Roster
-from fl.engine.seam import Answer, Head, Letter
-from fl.engine.store import Store
-from fl.engine.where import loopback_of, open_cohort
-from fl.engine.wire import (
+from fl._codec import from_parts
+from fl.deploy._wire import (
     Bodies,
     Job,
     Lacking,
@@ -59,6 +51,15 @@ from fl.engine.wire import (
     unpack_answer,
     unpack_job,
 )
+from fl.deploy.loopback import _worker
+from fl.deploy.loopback._transport import Processes
+from fl.engine import _transport
+from fl.engine._backends import loopback_of, open_cohort
+from fl.engine._clients import Roster
+from fl.engine._dispatch import Post
+from fl.engine._server_thread import ServerThread
+from fl.engine._transport import Answer, Head, Letter
+from fl.engine.store import Store
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.study import outcome_hash
 from tests.fl.laws import assert_same
@@ -378,9 +379,9 @@ def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytes
     def watch() -> None:
         raise Watching
 
-    monkeypatch.setattr(far, "end_with_parent", watch)
+    monkeypatch.setattr(_worker, "end_with_parent", watch)
     with pytest.raises(Watching):
-        far.serve(None)  # type: ignore[arg-type]
+        _worker.serve(None)  # type: ignore[arg-type]
 
 
 # The seam itself.
@@ -388,7 +389,7 @@ def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytes
 
 def test_the_servers_side_never_touches_a_client() -> None:
     """Nothing between the door and the seam so much as knows what a client is made of."""
-    folder = Path(seam.__file__).parent
+    folder = Path(_transport.__file__).parent
     for name in ("rounds", "delivery", "evaluation", "known", "seam"):
         tree = ast.parse((folder / f"{name}.py").read_text())
         words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {

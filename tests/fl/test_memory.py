@@ -15,15 +15,15 @@ import torch
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
 from fl.averaging.addon import AddOn
-from fl.engine.known import Known, Record
-from fl.engine.memories import Memories
-from fl.engine.rounds import Engine
-from fl.engine.seam import Letter
+from fl.engine._client_cache_index import Known, Record
+from fl.engine._client_memory import Memories
+from fl.engine._round_stats import Tally
+from fl.engine._rounds import Engine
+from fl.engine._transport import Letter
 from fl.engine.store import CheckpointError, Store
-from fl.engine.tally import Tally
 from fl.message import Entry, Message
+from fl.participants import Client
 from fl.reduce import Reducer
-from fl.sides import Client
 from tests.fl.small import Tiny, images
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 from distillkit import LabeledImages, Normalization
 from distillkit.normalization import ZCA
-from fl.codec import _checksum, decode, digest, encode
+from fl._codec import _checksum, decode, digest, encode
 from fl.message import Entry, Message, declared, sizes
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from distillkit import owner
-from distillkit.owner import InUse, processes
+from distillkit import locking
+from distillkit.locking import InUse, processes
 from distillkit.privacy import Event, Ledger
 from distillkit.study import Study, named_task
 from fl import FedAvg, Filtered, simulate
@@ -53,7 +53,7 @@ def private(**how: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner, "_PATIENCE", 0.1)
+    monkeypatch.setattr(locking, "_PATIENCE", 0.1)
 
 
 def test_a_second_process_on_a_run_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_study_has_one_owner(tmp_path: Path) -> None:
 
 def test_workers_of_the_pool_are_watched() -> None:
     with processes(1) as pool:
-        assert pool._initializer is owner.end_with_parent  # type: ignore[attr-defined]
+        assert pool._initializer is locking.end_with_parent  # type: ignore[attr-defined]
         assert pool._mp_context.get_start_method() == "spawn"  # type: ignore[attr-defined]
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fl import FedAvg, simulate
+from fl.averaging._effective_step import unit_path
 from fl.averaging.addon import AddOn
-from fl.averaging.path import unit_path
 from fl.batches import Phase
 from tests.fl.small import Tiny, federation
 

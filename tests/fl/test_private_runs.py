@@ -17,7 +17,7 @@ from torch import Tensor
 from distillkit import LabeledImages
 from distillkit.normalization import Normalization
 from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, PrivateStatistics, Secret, compose
-from distillkit.privacy.guards import FRESH
+from distillkit.privacy.validation._arguments import FRESH
 from distillkit.rng import derive
 from fl import (
     CheckpointError,
@@ -35,7 +35,7 @@ from fl import (
     simulate,
 )
 from fl.addons import DPSGD
-from fl.engine.private_door import EXACT_TESTS
+from fl.engine._privacy_validation import EXACT_TESTS
 from fl.method import sums_like
 from fl.reduce import Like, Schema
 from tests.fl.small import Tiny, images

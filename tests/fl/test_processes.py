@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fl.engine import processes
-from fl.engine.processes import Ended, Process, give_back, pickled, take
+from fl.deploy.loopback import _processes
+from fl.deploy.loopback._processes import Ended, Process, give_back, pickled, take
 
 
 class Played:
@@ -38,7 +38,7 @@ class Played:
 @pytest.fixture
 def idle(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     kept: list[Any] = []
-    monkeypatch.setattr(processes, "_IDLE", kept)
+    monkeypatch.setattr(_processes, "_IDLE", kept)
     return kept
 
 
@@ -58,7 +58,7 @@ def test_a_new_process_that_does_not_come_up_says_what_a_script_must_do(
         made.append(Played(Ended("the process in which it ran died (exit code 1)")))
         return made[-1]
 
-    monkeypatch.setattr(processes, "Process", failing)
+    monkeypatch.setattr(_processes, "Process", failing)
     idle.append(Played(Ended("dead")))
     with pytest.raises(RuntimeError, match=r"did not come up: .*exit code 1.* under `if __name__ == '__main__':`"):
         take(b"")
@@ -70,7 +70,7 @@ def test_an_interrupt_ends_the_process_and_keeps_none(
     of: Callable[..., Any], idle: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Played(KeyboardInterrupt())
-    monkeypatch.setattr(processes, "Process", lambda: process)
+    monkeypatch.setattr(_processes, "Process", lambda: process)
     with pytest.raises(KeyboardInterrupt):
         of(process if of is give_back else b"")
     assert process.ended

@@ -15,9 +15,9 @@ import fl
 from distillkit import recipes
 from distillkit.recipes import made, recipe
 from fl import CheckpointError, Classification, ClientDP, FedAvg, Filtered, MultiLabel, Phase, simulate
+from fl._parts import identity
 from fl.averaging import AddOn
 from fl.filters import Adaptive
-from fl.parts import identity
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 from tests.fl.test_grid import BASES, NAMES, OPTIONS, Net, plain

@@ -12,15 +12,15 @@ import torch
 
 from distillkit.rng import derive
 from fl import FedAvg, FedDM, Filter, Filtered, Holding, Run, simulate
+from fl._codec import decode, encode
 from fl.addons import SCAFFOLD, FedDF, FedExP, FedGen, FedNova, FineTune
 from fl.averaging.addon import AddOn
-from fl.codec import decode, encode
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
+from fl.participants import Client, Server
 from fl.reduce import Reducer
 from fl.schema import BadReply, Like, Schema, check_reply
-from fl.sides import Client, Server
 from tests.fl.laws import assert_same, network
 from tests.fl.mutants import Mutant, mutants
 from tests.fl.small import Tiny, federation, images

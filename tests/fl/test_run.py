@@ -19,7 +19,7 @@ from distillkit import plot
 from distillkit.privacy import Event, Ledger
 from fl import ClientDP, FedAvg, Filtered, Holding, Run, history, simulate
 from fl.addons import FedProx
-from fl.sides import Interrupted
+from fl.participants import Interrupted
 from tests.fl.small import Tiny, federation, images
 
 DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
@@ -166,7 +166,7 @@ def test_a_bar_counts_the_rounds_and_the_clients_of_a_round(
         seen.append((total, options))
         yield Bar()
 
-    monkeypatch.setattr(sys.modules["fl.engine.play"], "bar", bar)
+    monkeypatch.setattr(sys.modules["fl.engine._runner"], "bar", bar)
     method: Any = FedAvg(factory=Tiny, weights="uniform")
     method = Filtered(method, ClientDP(2.0, 1.0, 1.0)) if private else method
     run = play(method, rounds=1, out=tmp_path, progress=True)

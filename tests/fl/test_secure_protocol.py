@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl import Keyring, NoUsableReply, Registry
-from fl.filters.secure import MissingCryptography, NotAuthentic, Refused, SecureSums, library, shamir
-from fl.filters.secure.statements import Bundle, announced
+from fl.secure import MissingCryptography, NotAuthentic, Refused, SecureSums, _crypto, _shamir
+from fl.secure._signed_messages import Bundle, announced
 from tests.fl.sealed import Table, plain
 
 FEW = settings(max_examples=20, deadline=None)
@@ -23,16 +23,16 @@ FEW = settings(max_examples=20, deadline=None)
 # Secret sharing.
 
 
-@given(st.data(), st.integers(0, shamir.PRIME - 1), st.integers(1, 9))
+@given(st.data(), st.integers(0, _shamir.PRIME - 1), st.integers(1, 9))
 @FEW
 def test_any_t_shares_give_the_secret_back(data: st.DataObject, secret: int, count: int) -> None:
     threshold = data.draw(st.integers(1, count))
     points = data.draw(st.lists(st.integers(1, 2**40), min_size=count, max_size=count, unique=True))
-    shares = dict(zip(points, shamir.split(secret, points, threshold)))
+    shares = dict(zip(points, _shamir.split(secret, points, threshold)))
     some = data.draw(st.permutations(points))[:threshold]
-    assert shamir.recover({x: shares[x] for x in some}) == secret
+    assert _shamir.recover({x: shares[x] for x in some}) == secret
     with pytest.raises(ValueError, match="shares must hold at least one, got none"):
-        shamir.recover({})
+        _shamir.recover({})
 
 
 @pytest.mark.parametrize(("prime", "count", "threshold"), [(5, 4, 3), (7, 4, 2), (5, 3, 3)])
@@ -45,7 +45,7 @@ def test_fewer_shares_are_the_same_draw_whatever_the_secret_is(prime: int, count
             found: Counter[tuple[int, ...]] = Counter()
             for coefficients in itertools.product(range(prime), repeat=threshold - 1):
                 draws = iter(coefficients)
-                shares = shamir.split(secret, points, threshold, prime=prime, draw=lambda _, draws=draws: next(draws))
+                shares = _shamir.split(secret, points, threshold, prime=prime, draw=lambda _, draws=draws: next(draws))
                 found[tuple(shares[i] for i in some)] += 1
             seen.append(found)
         assert all(found == dict.fromkeys(itertools.product(range(prime), repeat=threshold - 1), 1) for found in seen)
@@ -53,28 +53,28 @@ def test_fewer_shares_are_the_same_draw_whatever_the_secret_is(prime: int, count
 
 def test_the_field_holds_every_key_and_its_size_is_prime() -> None:
     """Miller and Rabin's test with forty bases; below it and above 2^256 nothing passes Fermat's."""
-    odd, twos = shamir.PRIME - 1, 0
+    odd, twos = _shamir.PRIME - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1
 
     def passes(base: int) -> bool:
-        x = pow(base, odd, shamir.PRIME)
-        return x in (1, shamir.PRIME - 1) or any(pow(x, 2**i, shamir.PRIME) == shamir.PRIME - 1 for i in range(twos))
+        x = pow(base, odd, _shamir.PRIME)
+        return x in (1, _shamir.PRIME - 1) or any(pow(x, 2**i, _shamir.PRIME) == _shamir.PRIME - 1 for i in range(twos))
 
     assert all(passes(base) for base in range(2, 42))
-    assert not [n for n in range(2**256 + 1, shamir.PRIME, 2) if pow(3, n - 1, n) == 1]
+    assert not [n for n in range(2**256 + 1, _shamir.PRIME, 2) if pow(3, n - 1, n) == 1]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((1, [1, 2], 3), "threshold"), ((1, [1, 1], 1), "points"), ((1, [0, 1], 1), "points"), ((-1, [1], 1), "secret"),
-        ((shamir.PRIME, [1], 1), "secret"),
+        ((_shamir.PRIME, [1], 1), "secret"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shared_is_refused(arguments: tuple[int, list[int], int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        shamir.split(*arguments)
+        _shamir.split(*arguments)
 
 
 # The sum.
@@ -109,19 +109,19 @@ def test_the_masks_cancel_to_the_last_bit_whoever_drops_out(data: st.DataObject)
 
 
 def test_a_mask_is_one_stream_however_long_the_vector_is() -> None:
-    long, short = torch.zeros(2 * library._WORDS + 5, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)
-    library.add_mask(long, bytes(range(32)), 1)
-    library.add_mask(short, bytes(range(32)), 1)
+    long, short = torch.zeros(2 * _crypto._WORDS + 5, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)
+    _crypto.add_mask(long, bytes(range(32)), 1)
+    _crypto.add_mask(short, bytes(range(32)), 1)
     assert torch.equal(long[:7], short)
-    assert len(set(long[:: library._WORDS // 4].tolist())) == len(long[:: library._WORDS // 4])
-    library.add_mask(long, bytes(range(32)), -1)
+    assert len(set(long[:: _crypto._WORDS // 4].tolist())) == len(long[:: _crypto._WORDS // 4])
+    _crypto.add_mask(long, bytes(range(32)), -1)
     assert not long.any()
 
 
 def test_chacha20_is_the_published_one() -> None:
     """RFC 8439, appendix A.1, test vector 1: the key stream of a zero key, nonce and counter begins so."""
     first = torch.zeros(2, dtype=torch.int64)
-    library.add_mask(first, bytes(32), 1)
+    _crypto.add_mask(first, bytes(32), 1)
     assert (
         b"".join(w.to_bytes(8, "little", signed=True) for w in first.tolist()).hex()
         == "76b8e0ada0f13d90405d6ae55386bd28"
@@ -136,11 +136,11 @@ def test_single_vectors_pairs_and_triples_say_nothing_of_the_values() -> None:
     vectors = plain(range(4))
     table = Table(range(4), 3).upto("disclose", vectors)
     opened = {k: table.masked[k].clone() for k in range(4)}
-    counts = shamir.coefficients([k + 1 for k in range(3)])
+    counts = _shamir.coefficients([k + 1 for k in range(3)])
     for place, k in enumerate(range(4)):  # everybody's own mask, which the server does recover
         share = [int.from_bytes(table.shares[j][place]) for j in range(3)]
-        seed = (sum(s * c for s, c in zip(share, counts)) % shamir.PRIME).to_bytes(32)
-        library.add_mask(opened[k], seed, -1)
+        seed = (sum(s * c for s, c in zip(share, counts)) % _shamir.PRIME).to_bytes(32)
+        _crypto.add_mask(opened[k], seed, -1)
     for seen in (table.masked, opened):
         for size in (1, 2, 3):
             for some in itertools.combinations(range(4), size):
@@ -166,11 +166,11 @@ def test_one_who_is_only_late_keeps_its_values_though_its_mask_key_was_recovered
     table.disclose(range(3))
     assert torch.equal(table.sum(), vectors[0] + vectors[1] + vectors[2])
     share = [int.from_bytes(table.shares[j][3]) for j in range(3)]
-    key = (sum(s * c for s, c in zip(share, shamir.coefficients([1, 2, 3]))) % shamir.PRIME).to_bytes(32)
-    assert library.public_of(key) == table.bundles[3].mask
+    key = (sum(s * c for s, c in zip(share, _shamir.coefficients([1, 2, 3]))) % _shamir.PRIME).to_bytes(32)
+    assert _crypto.public_of(key) == table.bundles[3].mask
     for other in range(3):
-        mask = library.mask_key(key, table.bundles[other].mask, table.about.transcript(table.bundles))
-        library.add_mask(late, mask, 1)  # client 3 has subtracted those with smaller numbers
+        mask = _crypto.mask_key(key, table.bundles[other].mask, table.about.transcript(table.bundles))
+        _crypto.add_mask(late, mask, 1)  # client 3 has subtracted those with smaller numbers
     assert not (late == vectors[3]).any()
     assert abs(correlation(late, vectors[3])) < 5 / len(late) ** 0.5
 
@@ -187,8 +187,8 @@ def test_words_of_a_masked_vector_are_spread_over_all_of_64_bits() -> None:
 
 def test_forged_keys_are_refused_by_name() -> None:
     table = Table(range(4), 3).upto("announce")
-    stranger = library.new_identity()
-    keys = [library.new_pair()[1] for _ in range(2)]
+    stranger = _crypto.new_identity()
+    keys = [_crypto.new_pair()[1] for _ in range(2)]
     table.bundles[2] = announced(table.about, 2, stranger, keys[0], keys[1], bytes(32))
     with pytest.raises(NotAuthentic, match="the keys of client 2 are not signed for this round"):
         table.deal([0])
@@ -274,10 +274,10 @@ def test_of_each_client_one_kind_of_share_is_opened() -> None:
     table.cover(vectors, range(3))
     table.assent()
     table.disclose(range(3))
-    counts = shamir.coefficients([1, 2, 3])
+    counts = _shamir.coefficients([1, 2, 3])
     for k in range(5):
         share = [int.from_bytes(table.shares[j][k]) for j in range(3)]
-        found = (sum(s * c for s, c in zip(share, counts)) % shamir.PRIME).to_bytes(32).hex()
+        found = (sum(s * c for s, c in zip(share, counts)) % _shamir.PRIME).to_bytes(32).hex()
         assert found == held[k]["seed" if k < 3 else "mask"]
         assert found != held[k]["mask" if k < 3 else "seed"]
 
@@ -309,14 +309,14 @@ def test_a_false_share_is_found_out() -> None:
 
 def test_a_client_with_another_key_than_the_registrys_says_nothing() -> None:
     table = Table(range(3), 2)
-    table.keyring.identities[1] = library.new_identity()
+    table.keyring.identities[1] = _crypto.new_identity()
     with pytest.raises(Refused, match="keyring's key of client 1 is not the one that the registry names"):
         table.announce()
 
 
 def test_keys_of_small_order_are_refused() -> None:
     with pytest.raises(NotAuthentic, match="none that a client could have drawn"):
-        library.mask_key(library.new_pair()[0], bytes(32), b"")
+        _crypto.mask_key(_crypto.new_pair()[0], bytes(32), b"")
 
 
 # Keys on disk.

@@ -34,11 +34,11 @@ from fl import (
     simulate,
 )
 from fl.addons import MOON, SCAFFOLD, VHL, FedCOG, SharedImage
-from fl.filters.secure.coding import Layout, TooLarge
-from fl.filters.secure.summable import require_sums
 from fl.methods import SummedFedDM
 from fl.reduce import Like, Reduced, Reducer, Schema, check_reply
 from fl.schema import MOST as MOST_OF_A_COUNT
+from fl.secure._encoding import Layout, TooLarge
+from fl.secure._requirements import require_sums
 from tests.fl.laws import assert_same
 from tests.fl.sealed import InMemory
 from tests.fl.small import Tiny, federation, images
@@ -626,7 +626,7 @@ def test_a_run_killed_after_its_tests_still_has_the_memories_that_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What clients read in a test is the pending memory; the committed one is needed if the round is not committed."""
-    from fl.engine.rounds import Engine
+    from fl.engine._rounds import Engine
 
     method, commit = FedAvg(SCAFFOLD(), **FAST), Engine._commit
     whole = play(method, rounds=3)
@@ -638,7 +638,7 @@ def test_a_run_killed_after_its_tests_still_has_the_memories_that_count(
 
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "_commit", killed)
-        patch.setattr("fl.engine.memories.Memories.drop", lambda self: None)  # a kill drops nothing
+        patch.setattr("fl.engine._client_memory.Memories.drop", lambda self: None)  # a kill drops nothing
         with pytest.raises(Killed):
             play(method, rounds=3, out=tmp_path)
     assert_same(whole, play(method, rounds=3, out=tmp_path, resume=True))

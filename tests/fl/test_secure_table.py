@@ -16,10 +16,10 @@ import fl.addons
 import fl.methods
 from distillkit.privacy import PrivacyError
 from fl import Classification, FedAvg, FedDM, Method, Real, Server
-from fl.filters.secure.coding import Layout
-from fl.filters.secure.summable import require_sums
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.reduce import Schema
+from fl.secure._encoding import Layout
+from fl.secure._requirements import require_sums
 from tests.fl.test_grid import OPTIONS, PICTURE, SHARED, Net, digits, normed
 
 PAGE = Path(__file__).parents[2] / "docs" / "components" / "secure_sums.md"

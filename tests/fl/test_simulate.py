@@ -246,7 +246,7 @@ def test_the_saved_model_is_the_one_that_was_tested(tmp_path: Path) -> None:
 
 
 def test_a_transcript_holds_what_the_server_saw(tmp_path: Path) -> None:
-    from fl.codec import decode
+    from fl._codec import decode
 
     run = play("feddm", tmp_path, rounds=2, transcript=True)
     for row in run.rows:

@@ -22,7 +22,7 @@ from distillkit.sets.stored import PixelFile
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
 from fl import ClientDP, FedAvg, Filtered, Holding, Run, simulate
-from fl.engine.loopback import Processes
+from fl.deploy.loopback._transport import Processes
 from fl.method import at_once
 from fl.study import Federated
 from tests.fl.small import Tiny
@@ -99,7 +99,7 @@ def test_only_what_is_drawn_is_read_and_the_test_set_piece_by_piece(
     assert isinstance(train, StoredImages)
     assert isinstance(own, StoredImages)
     assert [len(rows) for rows in pictures] == [len(train), len(own), len(test)]
-    monkeypatch.setattr("fl.engine.evaluation.at_once", lambda shape, device: 5)
+    monkeypatch.setattr("fl.engine._evaluation.at_once", lambda shape, device: 5)
     found.clear()
     again = simulate(METHOD, held, test=test, rounds=2, participation=1 / 4, resume=True, **how)
     assert [len(rows) for rows in found if len(rows)][2:] == [5, 5, 2]

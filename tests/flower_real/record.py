@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from distillkit.provenance import git_commit
+from distillkit._utils.provenance import git_commit
 
 ROOT = Path(__file__).parents[2]
 

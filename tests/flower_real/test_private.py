@@ -14,7 +14,7 @@ import pytest
 
 from distillkit.privacy import Ledger
 from fl import simulate
-from fl.engine.flower import app_hash
+from fl.deploy.flower import app_hash
 from tests.flower_real.deployed import APP, Flower
 from tests.flower_real.record import noting
 from tests.flower_real.test_equal import METHODS, SETTINGS, load_client, settings

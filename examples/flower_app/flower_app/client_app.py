@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.clientapp import ClientApp
 
-from fl.engine.flower import reply_to
+from fl.deploy.flower import reply_to
 from flower_app.images import load_client
 from flower_app.methods import method_of
 

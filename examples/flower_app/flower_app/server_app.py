@@ -6,7 +6,7 @@ from typing import Any
 
 from flwr.serverapp import ServerApp
 
-from fl.engine.flower import serve
+from fl.deploy.flower import serve
 from flower_app.images import test_set
 from flower_app.methods import method_of
 

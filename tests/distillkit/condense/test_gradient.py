@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
 from distillkit.condense import Progress, load_state, save_state
+from distillkit.condense._parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
 from distillkit.condense.gradient import gradient_matching, loops_for
-from distillkit.condense.parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
-from distillkit.condense.target import fit_to_gradient
+from distillkit.condense.target_gradient import fit_to_gradient
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.networks.samplers import FixedNetwork, RandomNetworks

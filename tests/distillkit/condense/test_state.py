@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from distillkit.condense import Progress, load_state, save_state
-from distillkit.condense.state import pack_arguments, resumed
+from distillkit.condense._state import pack_arguments, resumed
 
 ARGUMENTS = {"lr": 1.0, "shape": (3, 8, 8), "name": "DM é"}
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distillkit.condense.parameter_gradient import distance_to_target
-from distillkit.condense.twice import convolve
+from distillkit.condense._double_backward import convolve
+from distillkit.condense._parameter_gradient import distance_to_target
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive

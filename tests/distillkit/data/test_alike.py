@@ -8,7 +8,7 @@ import torch
 
 from distillkit import Normalization
 from distillkit.data import Split, load, load_domains, mnist_m_like, synth_digits_like
-from distillkit.data.alike import FONTS, _font
+from distillkit.data.lookalike_digits import FONTS, _font
 
 HALF = Normalization([0.5], [0.5])
 
@@ -101,9 +101,11 @@ def test_odd_numbers_are_refused(options: dict[str, Any], error: type[Exception]
 
 
 def test_they_are_domains_by_name_and_say_that_they_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distillkit.data import alike
+    from distillkit.data import lookalike_digits
 
-    monkeypatch.setattr(alike.synth_digits_like, "__kwdefaults__", {**SMALL, "normalization": None, "generator": 0})
+    monkeypatch.setattr(
+        lookalike_digits.synth_digits_like, "__kwdefaults__", {**SMALL, "normalization": None, "generator": 0}
+    )
     joined = load_domains(["digits", "synthdigits-like"], size=8, channels=3, normalization=HALF)
     assert joined.domains == ("digits", "synthdigits-like")
     assert joined.train.columns["domain"].bincount().tolist() == [1438, 20]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distillkit import Normalization
 from distillkit.data import load_cifar10c, load_cifar10c_domains, partition
-from distillkit.data.cifar10c import CORRUPTIONS
+from distillkit.data.readers.cifar10c import CORRUPTIONS
 
 EACH = 20
 

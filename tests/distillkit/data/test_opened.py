@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Subset
 
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import random_subset
-from distillkit.data import cache as caches
-from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, opened, partition
+from distillkit.data import _cache as caches
+from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, partition, stored_folder
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import StoredImages, as_set
@@ -51,19 +51,19 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pictures that are decoded from now on."""
     found: list[str] = []
-    read = opened.read_picture
+    read = stored_folder.read_picture
 
     def counted(file: Path, *options: Any) -> torch.Tensor:
         found.append(file.name)
         return read(file, *options)
 
-    monkeypatch.setattr(opened, "read_picture", counted)
+    monkeypatch.setattr(stored_folder, "read_picture", counted)
     return found
 
 
 def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open a folder, and be killed after so many pictures."""
-    counted = opened.read_picture
+    counted = stored_folder.read_picture
 
     def killed(file: Path, *options: Any) -> torch.Tensor:
         if len(decoded) > after:
@@ -71,7 +71,7 @@ def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch
         return counted(file, *options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(opened, "read_picture", killed)
+        patch.setattr(stored_folder, "read_picture", killed)
         with pytest.raises(KeyboardInterrupt):
             open_folder(path, cache=cache, workers=1)
 

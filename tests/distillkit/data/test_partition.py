@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit.data import clients as client_views
 from distillkit.data import partition
-from distillkit.data._deal import share_evenly
+from distillkit.data._allocation import share_evenly
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 

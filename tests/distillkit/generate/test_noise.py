@@ -17,7 +17,7 @@ from distillkit.generate.noise import stylegan_noise, upsampled_gaussian
 from distillkit.generate.stylegan2 import StyleGAN2, pyramid
 from distillkit.networks import build
 from distillkit.normalization import Normalization
-from distillkit.privacy.guards import refuse_measured
+from distillkit.privacy.validation._arguments import refuse_measured
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from distillkit import LabeledImages
 from distillkit.condense import distribution_matching, fit_to_gradient, gradient_matching, herding
-from distillkit.condense.parameter_gradient import distance_to_target, parameter_gradient
+from distillkit.condense._parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.evaluate import evaluate
 from distillkit.generate import invert
 from distillkit.networks import AsMade, ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build

@@ -17,8 +17,8 @@ from distillkit.privacy import (
     gaussian_sigma,
     plan,
 )
-from distillkit.privacy.accounting import _bound
-from distillkit.privacy.prv import prv_epsilon
+from distillkit.privacy.accounting._prv import prv_epsilon
+from distillkit.privacy.accounting.composition import _bound
 
 DELTA = 1e-5
 SIGMAS = [0.7, 1.0, 2.0, 5.0, 20.0]
@@ -267,7 +267,7 @@ def test_where_prv_is_too_large_pld_takes_its_place_or_the_number_says_that_it_i
 ) -> None:
     spends = [(30.0, 0.02, 100_000)]
     assert compose(spends, DELTA) == compose(spends, DELTA, accountant="pld")
-    monkeypatch.setattr("distillkit.privacy.pld.installed", lambda: False)
+    monkeypatch.setattr("distillkit.privacy.accounting._pld.installed", lambda: False)
     _bound.cache_clear()
     assert compose(spends, DELTA) == compose(spends, DELTA, accountant="rdp")
     with pytest.raises(NotAccountable, match=r'pip install "distillkit\[pld\]"'):

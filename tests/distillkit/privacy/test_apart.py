@@ -20,8 +20,8 @@ from distillkit.privacy import (
     require_separable,
     separable,
 )
-from distillkit.privacy.apart import require_rows_apart
-from distillkit.privacy.mixing import refuse_mixing_augmentation
+from distillkit.privacy.validation._isolation import require_rows_apart
+from distillkit.privacy.validation._mixing import refuse_mixing_augmentation
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from attacks.audit import refutes
 from distillkit.networks import build
-from distillkit.privacy import ExampleGradients, Ledger, gaussian_delta, gaussian_epsilon, per_example, train_private
+from distillkit.privacy import ExampleGradients, Ledger, gaussian_delta, gaussian_epsilon, train_private
+from distillkit.privacy.gradients import per_example
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from distillkit.augment import DSA
-from distillkit.condense.means import distance_to_means, embedding_means
+from distillkit.condense._mean_matching import distance_to_means, embedding_means
 from distillkit.networks import build, split
 from distillkit.networks.samplers import FixedNetwork, NetworkBall, RandomNetworks
 from distillkit.privacy import (
@@ -23,7 +23,6 @@ from distillkit.privacy import (
     PublicMaps,
     Secret,
     class_sums,
-    condense,
     condense_private,
     fit_to_means,
     gaussian_sigma,
@@ -32,6 +31,7 @@ from distillkit.privacy import (
     private_histogram,
     release,
 )
+from distillkit.privacy.sets import condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 

@@ -32,7 +32,7 @@ from distillkit.privacy import (
     per_example_gradients,
     train_private,
 )
-from distillkit.privacy.trial import examples_at_once
+from distillkit.privacy.validation._gradient_trial import examples_at_once
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.odd import OCCASIONS, WAYS, Odd

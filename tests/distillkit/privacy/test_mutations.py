@@ -12,18 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.networks.samplers import RandomNetworks
-from distillkit.privacy import (
-    Event,
-    Ledger,
-    PublicMaps,
-    Secret,
-    class_means,
-    condense,
-    condense_private,
-    gradient,
-    image_sgd,
-)
-from distillkit.privacy import journal as journal_module
+from distillkit.privacy import Event, Ledger, PublicMaps, Secret, condense_private, image_sgd
+from distillkit.privacy.gradients import _noisy_sum
+from distillkit.privacy.ledger import _journal as journal_module
+from distillkit.privacy.sets import class_means, condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -169,13 +161,13 @@ def leave_absent_classes_out(patch: Patch) -> None:
 
 
 def leave_blocks_without_records_out(patch: Patch) -> None:
-    take = gradient.PrivateGradient.take
+    take = _noisy_sum.PrivateGradient.take
 
     def only_drawn(self: Any) -> list[Tensor]:
         drawn = [bool(s.any()) for s in self._sums]
         return [g if d else torch.zeros_like(g) for g, d in zip(take(self), drawn, strict=True)]
 
-    patch.setattr(gradient.PrivateGradient, "take", only_drawn)
+    patch.setattr(_noisy_sum.PrivateGradient, "take", only_drawn)
 
 
 def divide_by_the_class_count(patch: Patch) -> None:
@@ -194,7 +186,7 @@ def divide_by_the_class_count(patch: Patch) -> None:
 
 
 def divide_by_the_records_drawn(patch: Patch) -> None:
-    add, take = gradient.PrivateGradient.add, gradient.PrivateGradient.take
+    add, take = _noisy_sum.PrivateGradient.add, _noisy_sum.PrivateGradient.take
 
     def counting(self: Any, grads: list[Tensor]) -> None:
         self.drawn = getattr(self, "drawn", 0) + len(grads[0])
@@ -203,8 +195,8 @@ def divide_by_the_records_drawn(patch: Patch) -> None:
     def mean(self: Any) -> list[Tensor]:
         return [g * 12 / max(1, getattr(self, "drawn", 0)) for g in take(self)]
 
-    patch.setattr(gradient.PrivateGradient, "add", counting)
-    patch.setattr(gradient.PrivateGradient, "take", mean)
+    patch.setattr(_noisy_sum.PrivateGradient, "add", counting)
+    patch.setattr(_noisy_sum.PrivateGradient, "take", mean)
 
 
 def keep_the_first_network(patch: Patch) -> None:

@@ -16,15 +16,7 @@ from torch import Tensor, nn
 
 from distillkit.networks import build
 from distillkit.networks.samplers import FixedNetwork
-from distillkit.privacy import (
-    Ledger,
-    PublicMaps,
-    Secret,
-    class_sums,
-    gaussian_delta,
-    image_sgd,
-    release,
-)
+from distillkit.privacy import Ledger, PublicMaps, Secret, class_sums, gaussian_delta, image_sgd, release
 from distillkit.sets import LabeledImages
 
 EACH = 5000

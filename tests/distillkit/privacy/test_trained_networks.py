@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils.progress import bar
 from distillkit.networks import RandomNetworks, build, split
 from distillkit.privacy import (
     Ledger,
     PublicMaps,
     TrainedNetworks,
     class_sums,
-    condense,
     condense_private,
     fit_to_means,
     gaussian_sigma,
 )
-from distillkit.progress import bar
+from distillkit.privacy.sets import condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distillkit import LabeledImages
 from distillkit.rng import derive
-from distillkit.sets.classes import class_indices, class_rows, random_rows
+from distillkit.sets._class_index import class_indices, class_rows, random_rows
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
 

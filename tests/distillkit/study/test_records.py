@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distillkit.recipes import recipe
 from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
-from distillkit.study.groups import groups
+from distillkit.study._groups import groups
 from distillkit.study.records import as_records
 from tests.distillkit.study.written import record, write
 

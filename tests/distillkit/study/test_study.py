@@ -492,7 +492,7 @@ def test_a_control_is_not_tried_where_that_is_no_small_part_of_its_runs(
     def make(factory: Any, value: float = 1.0) -> Number:
         return Number(value)
 
-    monkeypatch.setattr("distillkit.study.estimate.time.perf_counter", lambda: Slow.clock[0])
+    monkeypatch.setattr("distillkit.study.cost_estimate.time.perf_counter", lambda: Slow.clock[0])
     Slow.tried.clear()
     one: dict[str, Any] = {"like": "a", "seeds": (0,)}
     ways = {

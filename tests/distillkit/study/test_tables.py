@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from distillkit.study import Records, moved, paired, summary_table
-from distillkit.study.differences import interval
+from distillkit.study.comparisons import interval
 from distillkit.study.tables import CHOSEN_ON_TEST
 from tests.distillkit.study.written import record, write
 

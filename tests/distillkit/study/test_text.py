@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.study import Table, mean_std, show, spark
-from distillkit.study.text import Unit, unit_of
+from distillkit.study.formatting import Unit, unit_of
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))

@@ -13,7 +13,7 @@ import pytest
 
 from fl import Client, FedAvg, Holding, Loopback, Message, Method, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, VHL, Anchors, FineTune
-from fl.engine.play import Plan
+from fl.engine._runner import Plan
 from fl.engine.store import Store
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import (
@@ -175,7 +175,7 @@ def test_a_lost_body_and_a_lost_memory_are_those_of_the_test_and_the_training(tm
 def test_a_message_that_is_lost_is_a_test_and_a_training_that_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.engine.flower.cohort._GRACE", 0.1)
+    monkeypatch.setattr("fl.deploy.flower._transport._GRACE", 0.1)
     there = grid(METHODS["FedAvg"](), tmp_path, lambda *what: "error" if what == (101, "train.job", "2") else None)
     run = over(there, METHODS["FedAvg"](), participation=1.0, rounds=3)
     assert [list(row.get("failed_evaluation", {})) for row in run.rows] == [["1"], [], []]

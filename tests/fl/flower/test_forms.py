@@ -17,9 +17,9 @@ from distillkit.data.partition import iid
 from distillkit.normalization import IDENTITY
 from distillkit.study import Task
 from fl import FedAvg, Holding
-from fl.engine.flower import Misfit, client_app
-from fl.engine.flower.forms import holding_of
-from fl.engine.roster import Roster
+from fl.deploy.flower import Misfit, client_app
+from fl.deploy.flower._client_loading import holding_of
+from fl.engine._clients import Roster
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import FAST, OPTIONS, over
 from tests.fl.small import images

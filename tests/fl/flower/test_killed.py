@@ -11,10 +11,10 @@ import pytest
 
 from fl import FedAvg, Run
 from fl.addons import SCAFFOLD, Anchors
-from fl.engine import evaluation
+from fl.engine import _evaluation
 from fl.engine import store as stores
-from fl.engine.delivery import Post
-from fl.engine.rounds import Engine
+from fl.engine._dispatch import Post
+from fl.engine._rounds import Engine
 from fl.engine.store import Store
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import FAST, assert_equal, beside, grid, over
@@ -109,7 +109,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     after(Store, "_append", lambda _, path, __: f"appended {path.name}")
     after(FedAvg, "answered", lambda *_: "answered")
     after(FedAvg, "receive", lambda *_: "received")
-    after(evaluation, "on_server", lambda *_: "tested")
+    after(_evaluation, "on_server", lambda *_: "tested")
     after(Post, "settle", lambda *_: "settled")
 
     def run(listener: Callable[[str], None]) -> Run:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from fl import Entry, Message
-from fl.codec import to_parts
-from fl.engine.flower import client_app
-from fl.engine.flower.folder import remove_orphans
-from fl.engine.flower.records import from_records, to_records
+from fl._codec import to_parts
+from fl.deploy.flower import client_app
+from fl.deploy.flower._node_folder import remove_orphans
+from fl.deploy.flower._records import from_records, to_records
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import METHODS, Killed, assert_equal, beside, grid, held, over
 
@@ -35,7 +35,7 @@ def test_nothing_of_an_oversized_message_is_read(monkeypatch: pytest.MonkeyPatch
     tensors, strings = from_records(content)
     size = sum(len(n) + 4000 for n in tensors) + sum(len(n) + len(v) for n, v in strings.items())
     assert from_records(content, size)[1] == strings
-    monkeypatch.setattr("fl.engine.flower.records._tensor", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr("fl.deploy.flower._records._tensor", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(ValueError, match=f"{size} bytes, more than largest_message={size - 1}"):
         from_records(content, size - 1)
 

@@ -12,11 +12,11 @@ import pytest
 
 from distillkit.data import Split
 from distillkit.privacy import Event, Ledger
-from distillkit.privacy.branch import known_of
+from distillkit.privacy.ledger._child_ledger import known_of
 from fl import Method
-from fl.engine.flower import Policy, app_hash, read_policy
-from fl.engine.flower.account import Account
-from fl.engine.flower.policy import PolicyRefusal
+from fl.deploy.flower import Policy, app_hash, read_policy
+from fl.deploy.flower._node_ledger import Account
+from fl.deploy.flower.policy import PolicyRefusal
 from tests.fl.flower import double
 from tests.fl.flower.test_forms import pictures
 from tests.fl.flower.test_runs import held

@@ -13,13 +13,13 @@ import torch
 
 from distillkit.privacy import BudgetExhausted, compose
 from fl import Client, FedAvg, Message, Method, NoUsableReply, Run
+from fl._codec import from_parts
 from fl.addons import DPSGD
-from fl.codec import from_parts
-from fl.engine.flower import app_hash, client_app, read_policy
-from fl.engine.flower.account import Account
-from fl.engine.flower.guard import Guard
-from fl.engine.seam import Answer, Head, Letter
-from fl.engine.wire import Job
+from fl.deploy._wire import Job
+from fl.deploy.flower import app_hash, client_app, read_policy
+from fl.deploy.flower._node_ledger import Account
+from fl.deploy.flower._release_guard import Guard
+from fl.engine._transport import Answer, Head, Letter
 from fl.methods import PrivateFedDM
 from tests.fl.flower import double
 from tests.fl.flower.test_private import METHODS, SUM, events_of
@@ -284,7 +284,7 @@ def test_a_file_with_missing_or_misspelt_or_odd_lines_is_refused(
 
 
 def test_a_policy_calls_methods_by_class_add_ons_and_filters() -> None:
-    from fl.engine.flower.policy import name_of
+    from fl.deploy.flower.policy import name_of
 
     assert [name_of(METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
         "PrivateFedDM", "FedAvg(DPSGD)", "Filtered(FedAvg, ClientDP)",

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from distillkit.privacy import CLIENT, BudgetExhausted, Event, Ledger, compose
-from distillkit.privacy.branch import lines_of, mirror, mirrored
+from distillkit.privacy.ledger._child_ledger import lines_of, mirror, mirrored
 from fl import ClientDP, FedAvg, Filtered, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
-from fl.engine.flower import library
-from fl.engine.flower.books import enter
-from fl.engine.flower.hello import Hello
+from fl.deploy.flower import _import
+from fl.deploy.flower._handshake import Hello
+from fl.deploy.flower._ledger_mirror import enter
 from fl.methods import PrivateFedDM
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, beside, grid, held, over
@@ -100,7 +100,7 @@ def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
 def test_a_node_that_reads_its_data_slowly_has_time_to_say_what_it_paid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.engine.flower.cohort._READING", 0.0)
+    monkeypatch.setattr("fl.deploy.flower._transport._READING", 0.0)
     run = summed(tmp_path, fault=lambda _, kind, group: "late" if (kind, group) == ("query.hello", "ledger") else None)
     assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
 
@@ -109,7 +109,7 @@ def test_flowers_heartbeat_draws_from_a_state_of_its_own(monkeypatch: pytest.Mon
     heartbeat = types.ModuleType("flwr.supercore.heartbeat")
     heartbeat.random = random  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, heartbeat.__name__, heartbeat)
-    library.flower("app")
+    _import.flower("app")
     before = random.getstate()
     heartbeat.random.uniform(-0.1, 0.1)
     assert random.getstate() == before
@@ -134,7 +134,7 @@ def test_a_charge_stands_on_the_nodes_disk_before_the_noise_is_drawn(tmp_path: P
 def test_what_an_astray_answer_charged_is_counted_once(
     fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.engine.flower.cohort._GRACE", 0.2)
+    monkeypatch.setattr("fl.deploy.flower._transport._GRACE", 0.2)
     book = Ledger(tmp_path / "server.jsonl")
 
     def fault(node: int, kind: str, group: str) -> str | None:
@@ -275,7 +275,7 @@ HELLO = Hello(3, 5, "m", "", "f", "a", "", False, True, "0", images(1, seed=0)[:
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_a_node_says_of_its_ledger_may_be_anything(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.engine.flower.books._MOST", 10)
+    monkeypatch.setattr("fl.deploy.flower._ledger_mirror._MOST", 10)
     book = Ledger(None)
     with pytest.raises(ValueError, match=why):
         enter(book, HELLO, {"account": said if isinstance(said, str) else json.dumps(said)})

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Message
-from fl.codec import from_parts, to_parts
-from fl.engine.flower.pairs import join, split
-from fl.engine.flower.records import from_records, to_records
+from fl._codec import from_parts, to_parts
+from fl.deploy.flower._message_pairs import join, split
+from fl.deploy.flower._records import from_records, to_records
 from fl.message import DTYPES, Tensors
 from tests.fl.flower import double
 
@@ -158,9 +158,9 @@ def test_another_value_in_an_array_does_not_pass_the_checksum() -> None:
 @pytest.mark.skipif(double.REAL, reason="Flower is installed here")
 def test_without_flower_the_remedy_is_said() -> None:
     script = (
-        "import torch; from fl.codec import to_parts; from fl import Message\n"
-        "from fl.engine.flower.library import MissingFlower\n"
-        "from fl.engine.flower.records import to_records\n"
+        "import torch; from fl._codec import to_parts; from fl import Message\n"
+        "from fl.deploy.flower._import import MissingFlower\n"
+        "from fl.deploy.flower._records import to_records\n"
         "try: to_records(to_parts(Message()))\n"
         "except MissingFlower as error: print(error)\n"
     )

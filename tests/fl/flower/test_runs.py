@@ -11,9 +11,9 @@ import pytest
 
 from fl import CheckpointError, Client, FedAvg, FedDM, Holding, Message, Method, NoUsableReply, Real, Run, simulate
 from fl.addons import SCAFFOLD, VHL, SharedImage
-from fl.engine.flower import Misfit, client_app, reply_to, serve, server_app
-from fl.engine.flower.hello import identity_of
-from fl.engine.flower.node import Node
+from fl.deploy.flower import Misfit, client_app, reply_to, serve, server_app
+from fl.deploy.flower._handshake import identity_of
+from fl.deploy.flower._node import Node
 from fl.study import outcome_hash
 from tests.fl.flower import double
 from tests.fl.laws import assert_same
@@ -126,7 +126,7 @@ def test_late_and_repeated_answers_change_nothing(tmp_path: Path) -> None:
 def test_an_answer_that_is_none_is_an_error_in_the_history(
     fate: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.engine.flower.cohort._GRACE", 0.1)
+    monkeypatch.setattr("fl.deploy.flower._transport._GRACE", 0.1)
     there = grid(
         METHODS["FedAvg"](), tmp_path, lambda node, kind, _: fate if (node, kind) == (101, "train.job") else None
     )

@@ -9,7 +9,7 @@ import pytest
 
 from fl import FedAvg, Filtered, Keyring, Method, NoUsableReply, SecureSums
 from fl.addons import SCAFFOLD
-from fl.engine.flower import Misfit
+from fl.deploy.flower import Misfit
 from tests.fl.flower.test_runs import FAST, assert_equal, beside, flower, grid, over
 
 __all__ = ["flower"]  # the stand-in for Flower

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fl import FedAvg, Filtered, Keyring, Registry, SecureSums
-from fl.engine.flower import client_app
+from fl.deploy.flower import client_app
 from tests.fl.flower import double
 from tests.fl.flower.test_policy import written
 from tests.fl.flower.test_private import METHODS as PRIVATE

@@ -13,16 +13,16 @@ import torch
 
 from distillkit.privacy import Ledger
 from fl import FedAvg, Message, NoUsableReply
-from fl.codec import to_parts
-from fl.engine.flower import Misfit
-from fl.engine.flower.arrivals import Met
-from fl.engine.flower.cohort import GridCohort, Terms
-from fl.engine.flower.hello import Roll
-from fl.engine.flower.pairs import join
-from fl.engine.flower.questions import Question, unpack
-from fl.engine.flower.records import from_records, to_records
-from fl.engine.seam import Answer, Head, Letter
-from fl.engine.wire import Job, answer_parts
+from fl._codec import to_parts
+from fl.deploy._wire import Job, answer_parts
+from fl.deploy.flower import Misfit
+from fl.deploy.flower._handshake import Roll
+from fl.deploy.flower._message_pairs import join
+from fl.deploy.flower._node_discovery import Met
+from fl.deploy.flower._records import from_records, to_records
+from fl.deploy.flower._requests import Question, unpack
+from fl.deploy.flower._transport import GridCohort, Terms
+from fl.engine._transport import Answer, Head, Letter
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import FAST, METHODS, grid, over
 
@@ -74,7 +74,7 @@ def test_a_node_that_turns_out_another_partition_trains_for_nobody(tmp_path: Pat
 def test_a_run_under_a_name_that_is_a_way_out_of_the_nodes_folder_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.engine.flower.cohort._name", lambda out: "../../elsewhere")
+    monkeypatch.setattr("fl.deploy.flower._transport._name", lambda out: "../../elsewhere")
     with pytest.raises(NoUsableReply, match=r"a run's name is 16 hex digits, got '\.\./\.\./elsewhere'"):
         over(grid(METHODS["FedAvg"](), tmp_path / "a" / "b"), METHODS["FedAvg"](), **ONCE)
     assert not list(tmp_path.rglob("*elsewhere*"))

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from dk_app.costs import SIZES, Echo, echo_client
 from dk_app.settings import load_client, method_of
-from fl.engine.flower import reply_to
+from fl.deploy.flower import reply_to
 
 app = ClientApp()
 

@@ -11,7 +11,7 @@ import torch
 from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Entry, Like, Message, Method, simulate
-from fl.engine.flower import serve
+from fl.deploy.flower import serve
 
 POLL, ROUNDS = 0.05, 4
 """Seconds between two looks for answers, on both ways; rounds, of which the first is not counted."""

@@ -12,7 +12,7 @@ from flwr.serverapp import ServerApp
 
 from dk_app.costs import costs
 from dk_app.settings import SETTINGS, Marked, method_of, test_set
-from fl.engine.flower import serve
+from fl.deploy.flower import serve
 from fl.study import outcome_hash
 
 app = ServerApp()

@@ -1,0 +1,118 @@
+"""Is a claimed (epsilon, delta) false? A test of the whole profile on fresh runs with a record and without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.audit._outcomes import Event, Halves, bounds, events, halved
+from distillkit._utils import check
+
+__all__ = ["Verdict", "refutes"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `refutes` found: whether the claim fell, and the one event and the two bounds that decided it.
+
+    Printed, it is a sentence for a report.
+
+    Attributes:
+        refuted: whether the claim is refuted, wrongly so with probability at most 1 - `confidence`.
+        epsilon, delta: the point of the claimed profile that was put to the test.
+        event: the event in words, as `"inside scores at least 1.3"`: of the runs inside, those that score so. Of
+            several scores it names the column.
+        likely, unlikely: lower bound of the event's probability in the world that makes it likelier, upper bound in the
+            other. The claim says likely <= e^epsilon * unlikely + delta.
+        confidence: with which both bounds hold together.
+    """
+
+    refuted: bool
+    epsilon: float
+    delta: float
+    event: str
+    likely: float
+    unlikely: float
+    confidence: float
+
+    def __str__(self) -> str:
+        verdict = "refuted" if self.refuted else "not refuted"
+        allowed = min(1.0, math.exp(min(self.epsilon, 700.0)) * self.unlikely + self.delta)
+        return (
+            f"{verdict} at {100 * self.confidence:g} %: {self.event} in at least {100 * self.likely:.3g} % of runs, "
+            f"where ({self.epsilon:.3g}, {self.delta:.2g}) allows {100 * allowed:.3g} %"
+        )
+
+
+def refutes(
+    inside: Tensor,
+    outside: Tensor,
+    claim: Sequence[tuple[float, float]],
+    *,
+    confidence: float = 0.99,
+    generator: int | torch.Generator = 0,
+) -> Verdict:
+    """Test whether a mechanism is as private as it claims, on fresh runs with a record (`inside`) and without it.
+
+    This is the test to run on an implementation of differential privacy: it finds bugs (noise too small, a clip that
+    does not clip) that reading the code may miss.
+
+    Under (epsilon, delta) every event S has P(S | one world) <= e^epsilon P(S | other world) + delta. One half of the
+    runs chooses the event (scores on one side of a threshold), the direction and the point of the profile that look
+    worst; the other half tests that single inequality with exact bounds. Choosing and testing on the same runs would
+    refute true claims.
+
+    Give several scores a run where you do not know where a bug would show: the release along the record's gradient, and
+    the same for each class or layer by itself. What has noise everywhere but in one class is hidden by the sum of all,
+    and plain in that class. The half that chooses chooses the score too, so more of them cost no confidence, only time.
+
+    Give the whole profile, many (epsilon, delta) pairs of the same mechanism, such as delta(epsilon) of a Gaussian: a
+    bug is often visible at small epsilon and large delta only, and a lower bound on epsilon at delta 1e-5 (`many_run`)
+    misses it.
+
+    Args:
+        inside, outside: one score a run, [n] and [m], or d of them, [n, d] and [m, d]; at least two runs each. Each run
+            draws everything afresh: resampling one pool of runs makes any claim look false.
+        claim: pairs of epsilon >= 0 and delta in [0, 1), all of which the mechanism claims to satisfy.
+        confidence: in (0, 1); a true claim is refuted with probability at most 1 - confidence.
+        generator: a seed or a generator, which draws the runs that choose and those that test.
+
+    Returns:
+        The verdict, with the event and the bounds it rests on.
+
+    Raises:
+        TypeError, ValueError: scores that are NaN or too few, an empty claim, numbers out of range.
+    """
+    confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
+    if not isinstance(claim, Sequence) or any(not isinstance(p, Sequence) or len(p) != 2 for p in claim):
+        raise TypeError(f"claim must be a list of pairs (epsilon, delta), got {claim!r:.60}")
+    if not claim:
+        raise ValueError("claim must hold at least one (epsilon, delta), as [(1.0, 1e-5)], got an empty one")
+    for epsilon, delta in claim:
+        check.real_number(epsilon, "epsilon of the claim", least=0.0)
+        check.real_number(delta, "delta of the claim", least=0.0, below=1.0)
+    chosen, counted = halved(inside, outside, generator)
+    event, (epsilon, delta) = _worst(chosen, claim)
+    likely, unlikely = bounds(counted, event, confidence)
+    refuted = likely > delta and math.log((likely - delta) / unlikely) > epsilon
+    return Verdict(refuted, epsilon, delta, str(event), likely, unlikely, confidence)
+
+
+def _worst(chosen: Halves, claim: Sequence[tuple[float, float]]) -> tuple[Event, tuple[float, float]]:
+    """The event and the point of the profile whose excess is largest, in standard errors."""
+    points = torch.tensor([tuple(point) for point in claim], dtype=torch.float64)
+    factor, delta = points[:, :1].clamp(max=300).exp(), points[:, 1:]
+    most, worst = -math.inf, (next(events(chosen))[0][0], 0)
+    for found, hits, n, others, m in events(chosen):
+        # One imagined hit and one miss more: a share of 0 or 1 is not known without error.
+        p, q = (hits + 1) / (n + 2), (others + 1) / (m + 2)
+        error = (p * (1 - p) / n + factor.square() * q * (1 - q) / m).sqrt()
+        excess = (p - factor * q - delta) / error
+        point, place = divmod(int(excess.argmax()), len(found))
+        if float(excess[point, place]) > most:
+            most, worst = float(excess[point, place]), (found[place], point)
+    return worst[0], (float(points[worst[1], 0]), float(points[worst[1], 1]))

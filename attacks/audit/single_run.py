@@ -1,0 +1,73 @@
+"""A lower bound on epsilon from a single run with many canaries."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attacks.audit._outcomes import one_row
+from distillkit._utils import check
+
+__all__ = ["one_run"]
+
+
+def one_run(scores: Tensor, included: Tensor, guesses: int, delta: float, *, confidence: float = 0.95) -> float:
+    """How large epsilon is at least, from a *single* run with many canaries, each included by a coin of its own.
+
+    For mechanisms that are too dear to run twice. A canary is a record that is made for the audit; for each, a fair
+    coin decides before the run whether it is among the training records. The attacker guesses "included" for the
+    highest scores and "left out" for the lowest, `guesses` in all, and abstains on the rest. More right guesses than
+    epsilon allows bound epsilon from below.
+
+    Paper: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (NeurIPS 2023), theorem 5.2 with
+        the delta term as in their appendix D.
+
+    It is far weaker than many runs: with 1,000 ideal canaries it states about .3, 1.5 and 3 for true epsilons of 1, 4
+    and 8.
+
+    Args:
+        scores: one a canary, floats [m], higher if it seems included.
+        included: bool [m], the coins.
+        guesses: how many to guess, 1 to m, half of them (rounded up) "included"; fixed before looking at the scores.
+        delta: at which epsilon is bounded, in [0, 1).
+        confidence: in (0, 1), with which the bound holds.
+
+    Returns:
+        Epsilon, at least 0; 0 where the right guesses are as luck explains.
+
+    Raises:
+        TypeError, ValueError: scores that are NaN, coins that are no bool, numbers out of range.
+    """
+    scores = one_row(scores, "scores", least=1)
+    if check.mask(included, "included", "[m]").shape != scores.shape:
+        raise ValueError(f"included must have the scores' shape {list(scores.shape)}, got {list(included.shape)}")
+    guesses = check.positive_int(guesses, "guesses", most=len(scores))
+    delta = check.real_number(delta, "delta", least=0.0, below=1.0)
+    confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
+    order, coins = scores.argsort(descending=True, stable=True), included.to(scores.device)
+    high, low = order[: (guesses + 1) // 2], order[len(order) - guesses // 2 :]
+    right = int(coins[high].sum() + (~coins[low]).sum())
+    if _chance(len(scores), guesses, right, 0.0, delta) > 1 - confidence:
+        return 0.0
+    below, above = 0.0, 1.0
+    while _chance(len(scores), guesses, right, above, delta) <= 1 - confidence and above < 64:
+        below, above = above, 2 * above
+    for _ in range(60):
+        middle = (below + above) / 2
+        refuted = _chance(len(scores), guesses, right, middle, delta) <= 1 - confidence
+        below, above = (middle, above) if refuted else (below, middle)
+    return below
+
+
+def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """The most that the probability of so many right guesses can be under (epsilon, delta)."""
+    from scipy.stats import binom
+
+    each = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(right - 1, guesses, each))
+    steps = torch.arange(1, right + 1).numpy()
+    below = binom.cdf(right - 1, guesses, each) - binom.cdf(right - 1 - steps, guesses, each)
+    worst = float((below / steps).max()) if right else 0.0
+    return min(1.0, tail + 2 * canaries * delta * worst)

@@ -1,0 +1,229 @@
+"""Messages of clients that train: the gradient of one step, and the update of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from attacks.inversion._inputs import logits, own, state
+from attacks.inversion.labels import class_counts, label_of_one
+from distillkit._utils import check
+
+__all__ = ["FedAvgUpdate", "Gradient"]
+
+
+class Gradient:
+    """The gradient of one step of federated SGD: of the mean cross-entropy of a batch. A `Victim`.
+
+    Args:
+        network: with the weights and in the mode in which the client computed it. It is not changed. A network with
+            dropout in training mode draws anew at each step: invert it in eval mode.
+        gradients: one tensor a parameter, in the order of `network.parameters()`.
+
+    Raises:
+        TypeError, ValueError: no network, or gradients that are not its own, not finite, or all 0.
+    """
+
+    ordered = False
+
+    def __init__(self, network: nn.Module, gradients: Sequence[Tensor]) -> None:
+        self.seen = own(network, gradients, "gradients")
+        self.network = network
+
+    @staticmethod
+    def of(network: nn.Module, images: Tensor, labels: Tensor) -> Gradient:
+        """What a client with these images sends: to try an attack or a defence.
+
+        Args:
+            network: as for the class.
+            images: float [N, C, H, W].
+            labels: class indices int [N].
+        """
+        return Gradient(network, [g.detach() for g in _gradient(network, *state(network), images, labels)])
+
+    def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The gradient of `images` [N, C, H, W] with `labels` [N], a tensor a parameter, with a graph to the images."""
+        return _gradient(self.network, *state(self.network), images, labels, graph=True)
+
+    def classes(self, images: Tensor) -> int:
+        """How many logits the network gives for `images` [N, C, H, W]."""
+        return logits(self.network, images).shape[1]
+
+    def read_labels(self, count: int, noise: Tensor) -> Tensor:
+        """Labels [count] off the last layer: `class_counts` of its bias, or without one, of one image, `label_of_one`.
+
+        Args:
+            count: how many images the batch has.
+            noise: images whose mean prediction stands for the batch's where count > 1.
+        """
+        predictions = logits(self.network, noise).softmax(1)
+        return _read(self.seen[-1], predictions.shape[1], count, predictions if count > 1 else None)
+
+
+class FedAvgUpdate:
+    """What a client of FedAvg sends after several local steps: its weights minus those it was given. A `Victim`.
+
+    The replay is local SGD itself, every step differentiated. The client takes its images in batches, in an order that
+    the attacker does not know. Which image is in which batch of the first epoch makes no difference, the images being
+    what is searched for; unknown labels are dealt to the batches anew in each restart, so restart. Later epochs are
+    replayed in the order of the first, an approximation that many small steps of one small update forgive.
+
+    Args:
+        network: with the weights that the client was given, in the mode in which it trained; as in `Gradient`.
+        update: one tensor a parameter, weights after minus before, in the order of `network.parameters()`.
+        lr: the client's, > 0; the attacker knows it, as a server does that has set it.
+        epochs: over the images.
+        batch: images a step, the last of an epoch smaller; None for all.
+        momentum, weight_decay: of SGD, as PyTorch has them.
+        order: where it is known, the batches of all epochs in their order, index tensors into the images; instead of
+            `epochs` and `batch`.
+
+    Raises:
+        TypeError, ValueError: as `Gradient`, and options out of range.
+
+    Sources: Geiping et al., "Inverting Gradients" (NeurIPS 2020), Section 6, who differentiate several local steps;
+    Dimitrov et al., "Data Leakage in Federated Averaging" (TMLR 2022), on batches and epochs in unknown order. Theirs
+    ties the images of the epochs by a prior, ours takes them to be the same and in the same order. Labels from the
+    bias's change as Geng et al. (2021): the mean of the steps' gradients, of the network's mean prediction before and
+    after.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        update: Sequence[Tensor],
+        *,
+        lr: float,
+        epochs: int = 1,
+        batch: int | None = None,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        order: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.seen = own(network, update, "update")
+        self.network = network
+        self.lr = check.real_number(lr, "lr", above=0)
+        self.epochs = check.positive_int(epochs, "epochs")
+        self.batch = None if batch is None else check.positive_int(batch, "batch")
+        self.momentum = check.real_number(momentum, "momentum", least=0, below=1)
+        self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0)
+        self.order = None if order is None else _batches(order, epochs, batch)
+        self.ordered = self.order is not None or batch is not None
+
+    @staticmethod
+    def of(
+        network: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        lr: float,
+        epochs: int = 1,
+        batch: int | None = None,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        order: Sequence[Tensor] | None = None,
+    ) -> FedAvgUpdate:
+        """What a client with these images sends: to try an attack or a defence.
+
+        Args:
+            network, lr, epochs, batch, momentum, weight_decay: as for the class.
+            images: float [N, C, H, W].
+            labels: class indices int [N].
+            order: the client's batches. The attacker of what is returned does not know them, and sees `epochs` and
+                `batch`, which must be given beside.
+
+        Raises:
+            ValueError: another number of batches than `epochs` and `batch` make.
+        """
+        blank = [torch.ones_like(p) for p in network.parameters()]
+        made = partial(FedAvgUpdate, network, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        client = made(blank, epochs=epochs, batch=batch)
+        if order is not None:
+            steps, client = len(client._steps(len(images))), made(blank, order=order)
+            if len(order) != steps:
+                raise ValueError(
+                    f"order must have {steps} batch(es), as epochs={epochs} and batch={batch} make of {len(images)} "
+                    f"images, got {len(order)}: give epochs and batch as the client has them"
+                )
+        sent = [change.detach() for change in client.replay(images, labels)]
+        return made(sent, epochs=epochs, batch=batch)
+
+    def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The update that local SGD on `images` [N, C, H, W] with `labels` [N] makes, with a graph to the images."""
+        first, buffers = state(self.network)
+        parameters, moving = dict(first), {k: torch.zeros_like(p) for k, p in first.items()}
+        for rows in self._steps(len(images)):
+            rows = rows.to(images.device)
+            gradients = _gradient(self.network, parameters, buffers, images[rows], labels[rows], graph=True)
+            for (name, value), gradient in zip(parameters.items(), gradients):
+                moving[name] = self.momentum * moving[name] + gradient + self.weight_decay * value
+            parameters = {name: value - self.lr * moving[name] for name, value in parameters.items()}
+        return tuple(parameters[name] - first[name] for name in first)
+
+    def classes(self, images: Tensor) -> int:
+        """How many logits the network gives for `images` [N, C, H, W]."""
+        return logits(self.network, images).shape[1]
+
+    def read_labels(self, count: int, noise: Tensor) -> Tensor:
+        """Labels [count] off the change of the last bias, as if it were the mean gradient of the steps.
+
+        Args:
+            count: how many images the client holds.
+            noise: images whose mean prediction, before and after, stands for the client's images'.
+        """
+        before = logits(self.network, noise).softmax(1)
+        changed = {k: p.detach() + u for (k, p), u in zip(self.network.named_parameters(), self.seen)}
+        after = logits(self.network, noise, changed).softmax(1)
+        steps = len(self._steps(count))
+        # A gradient of step s moves the weights in every later step too, by momentum's powers.
+        times = sum(self.momentum**k for step in range(steps) for k in range(steps - step))
+        gradient = -self.seen[-1] / (self.lr * times)
+        predictions = (before + after) / 2
+        return _read(gradient, predictions.shape[1], count, predictions if count > 1 else None)
+
+    def _steps(self, count: int) -> list[Tensor]:
+        if self.order is None:
+            return list(torch.arange(count).split(self.batch or count)) * self.epochs
+        if (most := max(int(rows.max()) for rows in self.order)) >= count:
+            raise ValueError(f"order must point into the {count} images, got the index {most}")
+        return list(self.order)
+
+
+def _gradient(
+    network: nn.Module,
+    parameters: dict[str, Tensor],
+    buffers: dict[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    graph: bool = False,
+) -> tuple[Tensor, ...]:
+    out = functional_call(network, {**parameters, **buffers}, (images,))
+    value = F.cross_entropy(out, labels)
+    return torch.autograd.grad(value, list(parameters.values()), create_graph=graph, materialize_grads=True)
+
+
+def _read(last: Tensor, classes: int, count: int, predictions: Tensor | None) -> Tensor:
+    """Labels read off the gradient of the last parameter, sorted."""
+    if last.shape == (classes,):
+        return torch.arange(classes, device=last.device).repeat_interleave(class_counts(last, count, predictions))
+    if count == 1 and last.ndim == 2 and len(last) == classes > 2:
+        return torch.tensor([label_of_one(last)], device=last.device)
+    raise ValueError(
+        "labels must be given: they are read off the last layer's bias, and the network's last parameter is "
+        f"{list(last.shape)} for {classes} classes"
+    )
+
+
+def _batches(order: Sequence[Tensor], epochs: int, batch: int | None) -> tuple[Tensor, ...]:
+    if epochs != 1 or batch is not None:
+        raise ValueError("order must come without epochs and batch: it has all batches of all epochs")
+    rows = check.several(order, "order", "index tensors, one a step")
+    if not rows:
+        raise ValueError("order must hold at least one batch, got none")
+    return tuple(check.class_labels(one, None, None, "order") for one in rows)

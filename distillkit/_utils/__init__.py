@@ -1,0 +1,1 @@
+"""Internal helpers: argument checks, files, progress bars, threads and conversion of inputs."""

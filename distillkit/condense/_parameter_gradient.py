@@ -1,0 +1,139 @@
+"""The gradient of the cross-entropy in a network's parameters, and how images move it towards a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from distillkit.chunking import chunk_size
+from distillkit.condense._double_backward import convolve
+from distillkit.losses.matching import gradient_distance
+from distillkit.networks.base import Network
+from distillkit.networks.samplers import uses_batch_statistics
+
+__all__ = ["Metric", "distance_to_target", "parameter_gradient"]
+
+Metric = Literal["row_cosine", "mse", "cos"]
+
+
+class _TwiceDifferentiable(TorchFunctionMode):
+    """Does in this thread what suits a second derivative in images: attention by its formula, as PyTorch's fused
+    kernels have none, and convolutions by `twice.convolve`, as PyTorch's do more than is needed.
+    """
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()
+        self._images = images
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            kwargs["need_weights"] = True  # inside it no function is seen any more; this is its unfused way
+        if func is F.conv2d:
+            return convolve(self._images, *args, **kwargs)
+        return (_attention if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def parameter_gradient(
+    network: Network,
+    parameters: Sequence[Tensor],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    chunk: int | None = None,
+) -> list[Tensor]:
+    """The gradient that images give a network's parameters: what gradient matching compares, a tensor per parameter.
+
+    It is that of the mean cross-entropy over `images`, detached, accumulated over chunks.
+
+    Args:
+        network: maps images to logits. If it uses batch statistics, all images go through at once.
+        parameters: those of the network that are differentiated; one that the loss does not reach gets zeros.
+        images: float [N, C, H, W].
+        labels: class indices int [N], or rows float [N, K].
+        chunk: images per pass; default by device and size. The mean of the chunks' gradients, weighted by their
+            sizes, is the whole batch's gradient, so this changes rounding only.
+
+    Returns:
+        A tensor per parameter.
+    """
+    size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    total: list[Tensor] = []
+    for part, own in zip(images.split(size), labels.split(size), strict=True):
+        loss = F.cross_entropy(network(part), own) * (len(part) / len(images))
+        gradient = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        total = [a + b for a, b in zip(total, gradient, strict=True)] if total else list(gradient)
+    return total
+
+
+def distance_to_target(
+    network: Network,
+    parameters: Sequence[Tensor],
+    images: Tensor,
+    labels: Tensor,
+    targets: Sequence[Tensor],
+    *,
+    metric: Metric = "row_cosine",
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """How far the images' parameter gradient is from a target, and the gradient in the images that brings it nearer.
+
+    It is a double backward pass (never forward-mode differentiation, which is wrong for some norms). More images than
+    a chunk take two rounds: the gradient g and v = d distance / d g first, then chunk by chunk the derivative of
+    <g, v> in the images. That is the chain rule, so the result is the same and memory stays bounded.
+
+    Args:
+        network, parameters, images, labels, chunk: see `parameter_gradient`.
+        targets: a tensor per parameter.
+        metric: see `losses.matching.gradient_distance`.
+
+    Returns:
+        The distance, a scalar, and its gradient [N, C, H, W].
+    """
+    size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    if len(images) <= size:
+        leaf = images.detach().requires_grad_()
+        with _TwiceDifferentiable(leaf):
+            loss = F.cross_entropy(network(leaf), labels)
+        gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+        distance = gradient_distance(gradient, targets, metric=metric)
+        return distance.detach(), torch.autograd.grad(distance, leaf, materialize_grads=True)[0]
+
+    whole = [g.requires_grad_() for g in parameter_gradient(network, parameters, images, labels, chunk=size)]
+    distance = gradient_distance(whole, targets, metric=metric)
+    direction = torch.autograd.grad(distance, whole, materialize_grads=True)
+    pulled = []
+    for part, own in zip(images.detach().split(size), labels.split(size), strict=True):
+        leaf = part.clone().requires_grad_()
+        with _TwiceDifferentiable(leaf):
+            loss = F.cross_entropy(network(leaf), own) * (len(part) / len(images))
+        gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+        along = torch.stack([(g * v).sum() for g, v in zip(gradient, direction, strict=True)]).sum()
+        pulled.append(torch.autograd.grad(along, leaf, materialize_grads=True)[0])
+    return distance.detach(), torch.cat(pulled)

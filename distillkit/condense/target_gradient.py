@@ -1,0 +1,114 @@
+"""Gradient matching to a given target: images whose gradient points where somebody else's does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from distillkit._utils import check
+from distillkit._utils.progress import bar
+from distillkit._utils.provenance import provenance
+from distillkit.condense._descent import Descent
+from distillkit.condense._parameter_gradient import Metric, distance_to_target
+from distillkit.condense._state import Progress, Resume
+from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
+from distillkit.networks._validation import require_network, try_network
+from distillkit.networks.base import Network
+from distillkit.sets import LabeledImages, as_set
+
+__all__ = ["fit_to_gradient"]
+
+
+@torch.enable_grad()
+def fit_to_gradient(
+    network: nn.Module,
+    synthetic: LabeledImages,
+    target: Mapping[str, Tensor] | Sequence[Tensor],
+    *,
+    steps: int = 500,
+    lr: float = 1.0,
+    momentum: float = 0.5,
+    metric: Metric = "row_cosine",
+    chunk: int | None = None,
+    callback: Callable[[Progress], object] | None = None,
+    resume: Resume | None = None,
+    progress: bool = True,
+) -> LabeledImages:
+    """Change images until the gradient that they give a network points where a given one points: FedLGD's server, say.
+
+    All classes at once: each step minimises D(grad CE(all synthetic images), target) by SGD with momentum on the
+    pixels. The target may come from anywhere, for instance from two versions of a model, (before - after) / lr. This
+    is the server's step of Huang et al., "Federated learning on virtual heterogeneous data with local-global
+    dataset distillation" (FedLGD, TMLR 2024), Eq. 5.
+
+    Args:
+        network: the point at which gradients are taken; used as a copy in eval mode, never changed.
+        synthetic: where to start; its labels (indices or rows) stay as they are.
+        target: a tensor per parameter of the network, in the order of `network.parameters()`, or by the names of
+            `network.named_parameters()`; a mapping may leave parameters out, which are then not matched.
+        steps: optimisation steps.
+        lr: step size on the pixels.
+        momentum: in [0, 1).
+        metric: D; see `losses.matching.gradient_distance`. The default is blind to the scale of the target.
+        chunk, callback, resume, progress: see `gradient_matching`; here `Progress` counts steps.
+
+    Returns:
+        A set with the labels of `synthetic`; its columns are left out, for they belonged to other images.
+
+    Raises:
+        TypeError, ValueError: what is wrong with which argument; a target that does not fit the network.
+        FloatingPointError: the loss is no longer finite.
+    """
+    steps = check.positive_int(steps, "steps", least=0)
+    synthetic = as_set(synthetic, name="synthetic")
+    twin = copy.deepcopy(require_network(network)).eval().requires_grad_(True)
+    if not len(synthetic):
+        raise ValueError("synthetic must hold at least one image, got an empty set")
+    try_network(twin, synthetic.images, classes=synthetic.num_classes, more=True)
+    parameters, targets = _matched(twin, target)
+    arguments = {"method": "gradient matching to a target", "metric": metric}
+
+    def identity() -> dict[str, Any]:
+        data, aim = set_fingerprint(synthetic), tensor_fingerprint(targets)
+        return {"data": data, "target": aim, "network": network_identity(twin, synthetic.images)}
+
+    run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume, identity)
+    with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:
+        for _ in range(run.done, steps):
+            distance, gradient = distance_to_target(
+                cast(Network, twin), parameters, run.images, synthetic.labels, targets, metric=metric, chunk=chunk
+            )
+            run.report(callback, run.descend(distance, gradient), shown)
+    info = {**synthetic.info, **arguments, "lr": run.lr, "momentum": run.momentum, "steps": steps, **provenance()}
+    return synthetic.replace(images=run.images, columns={}, info=info)
+
+
+def _matched(
+    network: nn.Module, target: Mapping[str, Tensor] | Sequence[Tensor]
+) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """The parameters to match and a target for each, which fits it."""
+    named = dict(network.named_parameters())
+    if not isinstance(target, Mapping):
+        target = check.several(target, "target", "tensors, one a parameter, if not a mapping")
+    if not len(target):
+        raise ValueError("target must hold at least one tensor, got none")
+    if not isinstance(target, Mapping):
+        target = list(target)
+        if len(target) != len(named):
+            raise ValueError(f"target must hold a tensor for each of the {len(named)} parameters, got {len(target)}")
+        target = dict(zip(named, target))
+    if unknown := sorted(set(target) - set(named)):
+        raise ValueError(f"target has entries that are no parameters of the network: {', '.join(unknown)}")
+    targets = []
+    for name, value in target.items():
+        if not isinstance(value, Tensor) or value.shape != named[name].shape:
+            came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"target for {name} must be a tensor {list(named[name].shape)}, got {came}")
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"target for {name} must be finite, got NaN or Inf")
+        targets.append(value.detach().to(named[name]))
+    return [named[name] for name in target], targets

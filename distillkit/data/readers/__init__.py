@@ -1,0 +1,1 @@
+"""Readers of datasets and files, one module per format."""

@@ -1,0 +1,115 @@
+"""Data that somebody has dealt to clients already: one pair of `.npy` files a client."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from distillkit._utils import check
+from distillkit.data.readers.folder import Size
+from distillkit.data.split import Split, assemble, to_pixels
+from distillkit.normalization import Normalization
+
+__all__ = ["load_client_arrays"]
+
+
+def load_client_arrays(
+    path: str | os.PathLike[str],
+    *,
+    classes: Sequence[str] | None = None,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+) -> Split:
+    """Load images that were dealt to clients when they were written: `train/client0_images.npy` and so on.
+
+    The layout of FedLGD's `CIFAR-10-C/preprocessed` (Huang et al., TMLR 2024), whose 57 clients can be had so from
+    whoever has the files, and a plain one to bring your own clients in.
+
+    Args:
+        path: the folder with `train/client{i}_images.npy`, uint8 [n, H, W, C] in 0..255, C in {1, 3},
+            `train/client{i}_labels.npy`, int [n], and the same below `test`, for i = 0, 1, ... without a gap.
+        classes: the names of the classes in label order. Default: "0", "1", ... up to the largest label; the sets then
+            remember that their class count was derived from labels.
+        size: height and width in pixels; see `load_folder`. FedLGD has 28.
+        channels: 1 or 3; see `load_folder`.
+        normalization: default the mean and standard deviation measured on the training split; FedLGD has none.
+
+    Returns:
+        A `Split` whose `users` are `client0`, `client1`, ...; the column `user`, int64 [N], counts in them, so that
+        `partition.by_domain(split.train.columns["user"])` gives everybody their own again.
+
+    Raises:
+        FileNotFoundError: files are missing; names them.
+        ValueError: a file that is damaged or not of that layout, or pictures that differ.
+    """
+    folder = Path(path).expanduser()
+    found = {part: _numbers(folder / part) for part in ("train", "test")}
+    total = max((number + 1 for numbers in found.values() for number in numbers), default=1)
+    wanted = [f"{part}/client{i}_{kind}.npy" for part in found for i in range(total) for kind in ("images", "labels")]
+    if missing := [name for name in wanted if not (folder / name).is_file()]:
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing[:8])}{more}; want train/client{{i}}_images.npy, "
+            "train/client{i}_labels.npy and the same below test, for i = 0, 1, ..."
+        )
+    pixels: dict[str, Tensor] = {}
+    labels: dict[str, Tensor] = {}
+    owners: dict[str, dict[str, Tensor]] = {}
+    for part in found:
+        pairs = [_pair(folder / part / f"client{i}") for i in range(total)]
+        shapes = [tuple(images.shape[3 if size else 1 :]) for images, _ in pairs]
+        if odd := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:
+            raise ValueError(
+                f"{folder / part}: client0's pictures are {list(shapes[0])}, client{odd[0]}'s {list(shapes[odd[0]])}; "
+                "give size= if heights and widths differ, and store grey and colour pictures alike"
+            )
+        made = [to_pixels(torch.from_numpy(images).permute(0, 3, 1, 2), size, channels) for images, _ in pairs]
+        pixels[part] = torch.cat(made)
+        labels[part] = torch.from_numpy(np.concatenate([own for _, own in pairs]).astype(np.int64))
+        counts = torch.tensor([len(own) for _, own in pairs])
+        owners[part] = {"user": torch.arange(total).repeat_interleave(counts)}
+    largest = max(int(own.max(initial=-1)) for own in (found.numpy() for found in labels.values()))
+    names = [str(k) for k in range(largest + 1)] if classes is None else check.several(classes, "classes", "names")
+    info = {"dataset": folder.resolve().name}
+    users = [f"client{i}" for i in range(total)]
+    given = classes is not None
+    return assemble(pixels, labels, names, normalization, info, classes_given=given, columns=owners, users=users)
+
+
+def _numbers(folder: Path) -> list[int]:
+    """Which clients have files there."""
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    found = [re.fullmatch(r"client(\d+)_(images|labels)\.npy", name) for name in names]
+    return [int(match[1]) for match in found if match]
+
+
+def _pair(stem: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A client's pictures and labels."""
+    arrays = []
+    for kind in ("images", "labels"):
+        file = stem.with_name(f"{stem.name}_{kind}.npy")
+        try:
+            arrays.append(np.load(file, allow_pickle=False))
+        except (ValueError, OSError, EOFError) as error:
+            raise ValueError(f"{file} is damaged or not a .npy of plain numbers: {error}") from error
+    images, labels = arrays
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:]:
+        raise ValueError(
+            f"{stem}_images.npy must hold uint8 pictures [n, H, W, C], C 1 or 3, "
+            f"got {images.dtype} {list(images.shape)}"
+        )
+    if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"{stem}_labels.npy must hold {len(images)} whole numbers, one a picture, got {labels.dtype} "
+            f"{list(labels.shape)}"
+        )
+    return images, labels

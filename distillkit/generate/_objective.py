@@ -1,0 +1,135 @@
+"""What an inverted image is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distillkit import losses
+from distillkit._utils import check
+from distillkit.networks.factory import frozen
+from distillkit.networks.samplers import uses_batch_statistics
+
+__all__ = ["Divergence", "Objective", "judge"]
+
+Divergence = Literal["clamped", "jensen_shannon"]
+_DIVERGENCES: dict[Divergence, Callable[..., Tensor]] = {
+    "clamped": losses.clamped_disagreement,
+    "jensen_shannon": losses.jensen_shannon,
+}
+
+
+@dataclass
+class Objective:
+    """What `invert` minimises for each image: the networks, the weights of the terms, and their sum.
+
+    Args:
+        teacher: the network that the images are to be right for, frozen (see `judge`).
+        student: the network to disagree with, or None.
+        cross_entropy, total_variation, image_l2, batch_norm, disagreement: the weights of the terms, at least 0; one of
+            0 leaves its term out.
+        divergence: "clamped" or "jensen_shannon"; see `invert`.
+        prior: of the teacher's BatchNorm statistics, in its `with` block, if its weight is above 0.
+
+    Raises:
+        TypeError, ValueError: a weight below 0, an unknown divergence.
+    """
+
+    teacher: nn.Module
+    student: nn.Module | None
+    cross_entropy: float
+    total_variation: float
+    image_l2: float
+    batch_norm: float
+    disagreement: float
+    divergence: Divergence
+    prior: losses.BatchNormPrior | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cross_entropy", "total_variation", "image_l2", "batch_norm", "disagreement"):
+            check.real_number(getattr(self, name), name, least=0.0)
+        check.one_of(self.divergence, "divergence", tuple(_DIVERGENCES))
+
+    def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each image, [B]; the batch's BatchNorm term is in each of them.
+
+        Args:
+            images: float [B, C, H, W].
+            targets: class indices [B], or rows [B, K] for a multi-label task.
+        """
+        logits = self.teacher(images)
+        total = self.cross_entropy * _cross_entropy(logits, targets)
+        if self.student is not None and self.disagreement:
+            apart = self._divergence(self.student(images), logits, binary=targets.ndim == 2)
+            total = total + self.disagreement * (1 - apart)
+        if self.total_variation:
+            total = total + self.total_variation * losses.total_variation(images, reduction="none")
+        if self.image_l2:
+            total = total + self.image_l2 * losses.image_l2(images, reduction="none")
+        if self.prior is not None:
+            total = total + self.batch_norm * self.prior.value()
+        return total
+
+    def _divergence(self, student: Tensor, teacher: Tensor, *, binary: bool) -> Tensor:
+        measure = _DIVERGENCES[self.divergence]
+        if binary:
+            return measure(_two_way(student), _two_way(teacher), reduction="none").view_as(teacher).mean(1)
+        return measure(student, teacher, reduction="none")
+
+    @property
+    def couples(self) -> bool:
+        """Whether an image's loss depends on the rest of its batch, so that the batch must stay together."""
+        return self.batch_norm > 0 or uses_batch_statistics(self.teacher) or uses_batch_statistics(self.student)
+
+    @torch.no_grad()
+    def num_classes(self, probe: Tensor) -> int:
+        """How many classes the networks tell apart: the width of their logits for one `probe` image [1, C, H, W].
+
+        Raises:
+            ValueError: a network that cannot take the probe, or whose logits are not [1, K]; a student whose logits
+                have another width than the teacher's.
+        """
+        widths = []
+        for name, network in (("teacher", self.teacher), ("student", self.student)):
+            if network is not None:
+                try:
+                    logits = network(probe)
+                except RuntimeError as error:
+                    raise ValueError(f"{name} cannot take images of shape={tuple(probe.shape[1:])}: {error}") from error
+                if logits.ndim != 2 or len(logits) != 1:
+                    raise ValueError(f"{name} must give logits [B, K], got {list(logits.shape)} for one image")
+                widths.append(logits.shape[1])
+        if len(set(widths)) > 1:
+            raise ValueError(f"student must have the teacher's {widths[0]} classes, got {widths[1]}")
+        return widths[0]
+
+
+def judge(network: nn.Module, name: str) -> nn.Module:
+    """A frozen copy of a network in eval mode, so that the caller's keeps its mode, its gradients and its hooks.
+
+    Args:
+        network: the teacher or the student that the caller gave.
+        name: what the argument is called in the message.
+
+    Raises:
+        TypeError: not an `nn.Module`.
+    """
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"{name} must be an nn.Module, got {type(network).__name__}")
+    return frozen(network).eval()
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    if targets.ndim == 1:
+        return F.cross_entropy(logits, targets, reduction="none")
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+
+
+def _two_way(logits: Tensor) -> Tensor:
+    """Logits [B, K] of independent labels as [B * K, 2] logits whose softmax is (sigmoid, 1 - sigmoid)."""
+    return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)

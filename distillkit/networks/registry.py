@@ -1,0 +1,54 @@
+"""Networks by name, for scripts and configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distillkit._utils.check import one_of
+from distillkit.networks.cnn import FedCOGCNN, LeNet, SimpleCNN
+from distillkit.networks.convnet import ConvNet
+from distillkit.networks.layers import ImageNetwork, Shape
+from distillkit.networks.resnet import CifarResNet, ResNet, WideResNet
+
+__all__ = ["NETWORK_NAMES", "named_network"]
+
+_NETWORKS: dict[str, tuple[Any, Mapping[str, int]]] = {
+    "convnet": (ConvNet, {}),
+    "fedcog_cnn": (FedCOGCNN, {}),
+    "lenet": (LeNet, {}),
+    "resnet8": (CifarResNet, {"depth": 8}),
+    "resnet10": (ResNet, {"depth": 10}),
+    "resnet18": (ResNet, {"depth": 18}),
+    "resnet20": (CifarResNet, {"depth": 20}),
+    "resnet34": (ResNet, {"depth": 34}),
+    "resnet50": (ResNet, {"depth": 50}),
+    "simple_cnn": (SimpleCNN, {}),
+    "wrn16_4": (WideResNet, {"depth": 16, "width": 4}),
+}
+
+NETWORK_NAMES = tuple(_NETWORKS)
+
+
+def named_network(name: str, shape: Shape, num_classes: int, **options: Any) -> ImageNetwork:
+    """Make a network by its name: for scripts and configuration files, where a class cannot be written.
+
+    The parameters come from PyTorch's global random state, as in any constructor; for a reproducible network write
+    `build(lambda: named_network(...), seed)`.
+
+    Args:
+        name: one of `NETWORK_NAMES`, for example "convnet", "resnet18" or "simple_cnn".
+        shape: channels, height and width of the images.
+        num_classes: number of classes.
+        options: those of the network's class, such as `norm="group"`; not the ones that the name fixes.
+
+    Raises:
+        ValueError: no network of that name, or an option that the name fixes already.
+        TypeError: an option that the network's class does not have.
+    """
+    make, fixed = _NETWORKS[one_of(name, "name", NETWORK_NAMES)]
+    twice = sorted(set(fixed) & set(options))
+    if twice:
+        raise ValueError(f"the name {name!r} fixes {', '.join(twice)}; use the class {make.__name__} to choose it")
+    made: ImageNetwork = make(shape, num_classes, **fixed, **options)
+    return made

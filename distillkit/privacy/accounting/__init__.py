@@ -1,0 +1,1 @@
+"""Privacy accounting: Gaussian, PRV and PLD bounds, composition and planning."""

@@ -1,0 +1,120 @@
+"""The Gaussian mechanism in closed form: what one noised release costs, and how much noise a wanted cost needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from distillkit._utils import check
+from distillkit.privacy.errors import NotAccountable
+
+__all__ = ["checked_delta", "gaussian_delta", "gaussian_epsilon", "gaussian_sigma", "sigma_for", "smallest"]
+
+
+def _log_phi(x: float) -> float:
+    return float(torch.special.log_ndtr(torch.tensor(x, dtype=torch.float64)))
+
+
+def gaussian_delta(sigma: float, epsilon: float) -> float:
+    """The exact delta of one Gaussian release of sensitivity 1 at `epsilon`: the whole privacy profile, point by point.
+
+    delta = Phi(-epsilon sigma + 1 / (2 sigma)) - e^epsilon Phi(-epsilon sigma - 1 / (2 sigma)).
+
+    Paper: Balle and Wang, "Improving the Gaussian mechanism for differential privacy" (ICML 2018), theorem 8.
+
+    Args:
+        sigma: noise standard deviation / sensitivity, > 0. K releases of sigma_k are one of (sum 1/sigma_k^2)^-1/2.
+        epsilon: at which delta is wanted, >= 0.
+
+    Raises:
+        TypeError, ValueError: numbers out of range.
+    """
+    check.real_number(sigma, "sigma", above=0.0)
+    check.real_number(epsilon, "epsilon", least=0.0)
+    first = _log_phi(-epsilon * sigma + 0.5 / sigma)
+    second = epsilon + _log_phi(-epsilon * sigma - 0.5 / sigma)
+    return math.exp(first) * -math.expm1(min(0.0, second - first))
+
+
+def gaussian_epsilon(sigma: float, delta: float) -> float:
+    """The exact epsilon of one Gaussian release of sensitivity 1 at `delta`, rounded up: `gaussian_delta` inverted.
+
+    Args:
+        sigma: noise standard deviation / sensitivity, > 0.
+        delta: in (0, 1).
+
+    Raises:
+        NotAccountable: delta outside (0, 1).
+        TypeError, ValueError: numbers out of range.
+    """
+    checked_delta(delta)
+    if gaussian_delta(sigma, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while gaussian_delta(sigma, high) > delta:
+        high *= 2
+    return smallest(lambda e: gaussian_delta(sigma, e) <= delta, 0.0, high)
+
+
+def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
+    """How much noise is needed: the smallest sigma at which `releases` Gaussian releases cost at most (epsilon, delta).
+
+    For releases that all records take part in; below rate 1 use `plan`.
+
+    Args:
+        epsilon: > 0, for all releases together.
+        delta: in (0, 1).
+        releases: how many, all with the sigma that is returned.
+
+    Raises:
+        NotAccountable: delta outside (0, 1).
+        TypeError, ValueError: numbers out of range.
+    """
+    check.real_number(epsilon, "epsilon", above=0.0)
+    check.positive_int(releases, "releases")
+    return math.sqrt(releases) * sigma_for(lambda s: gaussian_epsilon(s, delta), epsilon, 1e-12)
+
+
+def sigma_for(cost: Callable[[float], float], wanted: float, tolerance: float) -> float:
+    """The smallest sigma whose `cost`, an epsilon that falls with sigma, is at most `wanted`.
+
+    Args:
+        cost: maps a sigma to an epsilon.
+        wanted: the epsilon that may be spent.
+        tolerance: relative, by which sigma is rounded up at most.
+    """
+    high = 1.0
+    while cost(high) > wanted:
+        high *= 2
+    return smallest(lambda s: cost(s) <= wanted, high / 2 if high > 1 else 1e-4, high, tolerance=tolerance)
+
+
+def smallest(good: Callable[[float], bool], low: float, high: float, *, tolerance: float = 1e-13) -> float:
+    """The smallest number in (`low`, `high`] for which `good` holds, by bisection, rounded up so that it does hold.
+
+    Args:
+        good: False below some number and True above it; True at `high`.
+        low, high: between which the number lies.
+        tolerance: relative, by which the result is rounded up at most.
+    """
+    while high - low > tolerance * high:
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return high
+
+
+def checked_delta(delta: float) -> float:
+    """Return `delta` if it is in (0, 1).
+
+    Raises:
+        NotAccountable: it is not, so that no accountant can say anything.
+        TypeError: it is no number.
+    """
+    check.real_number(delta, "delta")
+    if not 0 < delta < 1:
+        raise NotAccountable(f"delta must be in (0, 1), well below one over the number of records, got {delta:g}")
+    return float(delta)

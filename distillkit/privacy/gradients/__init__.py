@@ -1,0 +1,1 @@
+"""Per-example gradients: clipping, noise and DP-SGD."""

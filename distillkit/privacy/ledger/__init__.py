@@ -1,0 +1,1 @@
+"""The privacy ledger: events, guarantees and the file that records them."""

@@ -1,0 +1,156 @@
+"""A file of JSON lines that survives a kill at any byte: what a ledger is kept in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from distillkit.locking import owned
+
+__all__ = ["Journal"]
+
+_TORN = {"torn": True}
+
+
+class Journal:
+    """A file that several processes append JSON objects to, and of which no line is lost once `append` returned.
+
+    A line is torn if the writer died inside it: no append ever returned for it. Whoever opens the file next closes
+    the line and adds a mark, so that damage of another kind is told apart and refused.
+
+    Args:
+        path: the file, made with its first line; None writes nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._offset = 0
+        self._line = 0
+        self._bad: list[int] = []
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """A `with` block that keeps other processes out for a moment, so that reading and appending are one step."""
+        from filelock import FileLock
+
+        if self._path is None:
+            yield
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._path.with_name(f"{self._path.name}.lock"), thread_local=False):
+            yield
+
+    def owned(self, wait: float | None = None) -> AbstractContextManager[None]:
+        """A `with` block for the length of a run, in which other processes may read but not append.
+
+        Args:
+            wait: seconds to wait for another process to end its own block; None for the default of `owner.owned`.
+
+        Raises:
+            distillkit.locking.InUse: another process has done so.
+        """
+        if self._path is None:
+            return nullcontext()
+        lock = self._path.with_name(f"{self._path.name}.owner.lock")
+        return owned(lock, f"the ledger {self._path}", shared=True, wait=wait)
+
+    def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
+        """What was appended since the last call, by whomever; a torn end is closed and marked.
+
+        Returns:
+            (line number, object) pairs, and how many torn lines were among them.
+
+        Raises:
+            ValueError: a line in the middle is damaged, or the file is shorter than it was.
+        """
+        if self._path is None or not (self._offset or self._path.exists()):
+            return [], 0
+        if not self._path.exists() or self._path.stat().st_size < self._offset:
+            raise ValueError(
+                f"{self._path} lost lines since it was read; a ledger that forgets gives no epsilon: restore the file"
+            )
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        if text and not text.endswith(b"\n"):
+            text += self._close(text[text.rfind(b"\n") + 1 :])
+        self._offset += len(text)
+        lines, torn = [], 0
+        for raw in text.splitlines():
+            self._line += 1
+            line = _parsed(raw)
+            if line == _TORN:
+                torn += len(self._bad)
+                self._bad.clear()
+            elif line is None:
+                self._bad.append(self._line)
+            elif self._bad:
+                break
+            else:
+                lines.append((self._line, line))
+        if self._bad:
+            raise ValueError(
+                f"line {self._bad[0]} of {self._path} is damaged; what it charged is not known, so there is no "
+                "epsilon: restore the file"
+            )
+        return lines, torn
+
+    def append(self, *lines: dict[str, Any]) -> None:
+        """Write objects at the end of the file; they are on disk when this returns.
+
+        Args:
+            lines: JSON objects without NaN and infinities, one a line; none writes nothing.
+
+        Raises:
+            distillkit.locking.InUse: another process owns the file.
+            ValueError: NaN or infinity among the values.
+        """
+        if self._path is None or not lines:
+            return
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        with self.owned(wait=0.0):
+            self._offset += len(self._write(text.encode()))
+            self._line += len(lines)
+
+    def _close(self, tail: bytes) -> bytes:
+        mark = b"" if _parsed(tail) is not None else json.dumps(_TORN).encode() + b"\n"
+        return self._write(b"\n" + mark)
+
+    def _write(self, text: bytes) -> bytes:
+        assert self._path is not None
+        new = not self._path.exists()
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+        try:
+            written = 0
+            while written < len(text):
+                written += os.write(handle, text[written:])
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if new:
+            _sync_folder(self._path.parent)
+        return text
+
+
+def _parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name durable, where the system lets a folder be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

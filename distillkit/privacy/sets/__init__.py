@@ -1,0 +1,1 @@
+"""Private synthetic sets: class means, histograms and noisy image gradients."""

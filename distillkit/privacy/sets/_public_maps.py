@@ -1,0 +1,191 @@
+"""The public embedding maps whose class sums are released: networks that owe nothing to the private images."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from distillkit._utils import check
+from distillkit.augment import Augmentation, require_space
+from distillkit.chunking import chunk_size
+from distillkit.condense._mean_matching import MATCHES
+from distillkit.networks.base import Network
+from distillkit.networks.samplers import NetworkSampler
+from distillkit.privacy.validation._isolation import require_rows_apart
+from distillkit.privacy.validation._mixing import public_noise, public_trial, refuse_batch_norm
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+__all__ = ["PublicMap", "PublicMaps"]
+
+
+class PublicMap:
+    """One map v(x) of images to vectors of bounded length, the same for private and synthetic images.
+
+    Its bound is what makes noise on a sum of vectors private. `PublicMaps` makes it; it is called with images [N, C, H,
+    W]. v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, (phi(x) - a) min(1, C / ||phi(x) - a||).
+
+    Args:
+        network: gives phi, its embedding, or embedding and logits in a row.
+        center: a, float [F], public; None for no centre.
+        clip: C, the greatest length of a vector; None for unit length.
+        match: what phi is: `"embedding"`, or `"embedding+logits"`, the two in a row.
+        augment, state: an augmentation with one draw for all images, and the seed keys of that draw.
+
+    Attributes:
+        sensitivity: the most that one record adds to a sum of v: 1, or the clip.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        center: Tensor | None,
+        *,
+        clip: float | None = None,
+        match: str = "embedding",
+        augment: Augmentation | None = None,
+        state: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.network, self.center, self.clip, self.match = network, center, clip, match
+        self.augment, self.state = augment, state
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that one record adds to a sum of v, as a length: 1, or the clip."""
+        return 1.0 if self.clip is None else self.clip
+
+    def embedding(self, images: Tensor) -> Tensor:
+        """phi(x), before it is centred and bounded; every call repeats the map's one augmentation.
+
+        Args:
+            images: float [N, C, H, W] in the space of the maps.
+
+        Returns:
+            Float [N, F].
+        """
+        if self.augment is not None:
+            images = self.augment(images, derive(self.state[0], "augment", self.state[1]), siamese=True)
+        return self.plain(images)
+
+    def plain(self, images: Tensor) -> Tensor:
+        """phi(x) of the images as they are, without the augmentation.
+
+        Args:
+            images: float [N, C, H, W] in the space of the maps.
+
+        Returns:
+            Float [N, F].
+        """
+        embedding = self.network.features(images)
+        if self.match == "embedding":
+            return embedding
+        return torch.cat([embedding, self.network.classifier(embedding)], 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """v(x): the embedding of `images` [N, C, H, W], centred and bounded in length, float [N, F]."""
+        vectors = self.embedding(images)
+        if self.center is not None:
+            vectors = vectors - self.center
+        if self.clip == math.inf:
+            return vectors
+        length = vectors.norm(dim=1, keepdim=True)
+        if self.clip is None:
+            return vectors / length.clamp_min(1e-12)
+        return vectors * (self.clip / length.clamp_min(self.clip))
+
+
+class PublicMaps:
+    """The public maps of one release, each with its own network, centre and augmentation: `maps[0]`, `maps[1]`, ...
+
+    What `class_sums`, `release` and `fit_to_means` share. `maps[k]` is a pure function of the seed. A map is valid
+    until the next one is asked for: networks may be drawn in place.
+
+    Args:
+        networks: draws the networks, as in `distribution_matching`; it must know nothing about the private data, or
+            only what was released.
+        draws: how many networks are drawn, a map of each.
+        like: gives the shape, space, dtype and device of the images, and nothing else.
+        clip: the greatest length of a vector; None normalises every vector, so that there is no clip to tune.
+        match: what is matched: `"embedding"`, or `"embedding+logits"`, the two in a row (FedDM's Eq. 8).
+        augment: an augmentation that can draw once for all images, such as `DSA()`.
+        centers: how many smooth noise images' mean embedding is the centre, 0 for no centre; or public images [n, C,
+            H, W] in their place, such as a set that was released before: the closer their mean embedding is to that of
+            the private images, the more of a unit vector tells classes apart.
+        seed: of networks, noise images and augmentations; public.
+
+    Attributes:
+        dim: F, how many numbers a vector has.
+
+    Raises:
+        BatchStatistics: a network or augmentation that mixes the images of a batch.
+        TypeError, ValueError: options out of range.
+    """
+
+    def __init__(
+        self,
+        networks: NetworkSampler,
+        draws: int,
+        *,
+        like: LabeledImages,
+        clip: float | None = None,
+        match: str = "embedding",
+        augment: Augmentation | None = None,
+        centers: int | Tensor = 64,
+        seed: int = 0,
+    ) -> None:
+        self.draws = check.positive_int(draws, "draws")
+        self.clip = clip if clip is None or clip == math.inf else check.real_number(clip, "clip", above=0.0)
+        check.one_of(match, "match", MATCHES)
+        self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
+        self._centers: dict[int, Tensor] = {}
+        if isinstance(centers, Tensor):
+            check.batch_of_images(centers, "centers")
+            self._around, self._centered = centers.detach().to(like.images), True
+        else:
+            count = check.positive_int(centers, "centers", least=0)
+            self._around = public_noise(max(count, 4), like, derive(seed, "centre"))
+            self._centered = count > 0
+        if augment is not None:
+            require_space(augment, like.normalization)
+        first = self[0]
+        noise = public_trial(6, like, derive(seed, "try"))
+        self._refuse(first, noise, chunk_size(like.images))
+        with torch.no_grad():
+            self.dim = first.embedding(noise[:1]).shape[1]
+
+    def _refuse(self, first: PublicMap, noise: Tensor, chunk: int) -> None:
+        network, augment = first.network, self._augment
+        refuse_batch_norm(network)
+        held = [network] if isinstance(network, nn.Module) else []
+        sizes = sorted({5, 8, 16, chunk // 2, min(chunk, 256)} & set(range(2, chunk + 1)))
+        require_rows_apart(first.plain, noise, f"the network {type(network).__name__}", *held, sizes=sizes)
+        if augment is None:
+            return
+        for k in range(8):  # it may act on some draws alone
+
+            def once(images: Tensor, k: int = k) -> Tensor:
+                return augment(images, derive(self._seed, "augment", k), siamese=True)
+
+            require_rows_apart(once, noise[:4], "augment with siamese=True (one draw for all images)")
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that one record adds to a class sum of any one map, as a length: 1, or the clip."""
+        return 1.0 if self.clip is None else self.clip
+
+    def __len__(self) -> int:
+        return self.draws
+
+    def __getitem__(self, k: int) -> PublicMap:
+        network = self._networks.draw(derive(self._seed, "network", k))
+        if self._centered and k not in self._centers:
+            with torch.no_grad():
+                self._centers[k] = self._map(network, None, k).embedding(self._around).mean(0)
+        return self._map(network, self._centers.get(k), k)
+
+    def _map(self, network: Network, center: Tensor | None, k: int) -> PublicMap:
+        return PublicMap(
+            network, center, clip=self.clip, match=self._match, augment=self._augment, state=(self._seed, k)
+        )

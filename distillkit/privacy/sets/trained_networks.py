@@ -1,0 +1,72 @@
+"""Networks that learned from what was released, for the next release to embed with."""
+
+from __future__ import annotations
+
+import torch
+
+from distillkit._utils import check
+from distillkit._utils.init_recorder import Recorded
+from distillkit.networks.base import Network, split
+from distillkit.networks.factory import NetworkFactory, Redraw, build, frozen
+from distillkit.sets import LabeledImages
+from distillkit.training import Protocol, require_protocol, train
+
+__all__ = ["TrainedNetworks"]
+
+
+class TrainedNetworks(Recorded):
+    """A sampler of networks that were trained from scratch on a public set, a fresh one for every draw.
+
+    For `condense_private`'s later passes, or as `networks` of `PublicMaps`. Trained on a set that was released before,
+    they know what was released and nothing else, so they may embed the private images for the next release. Their
+    embeddings tell classes apart where those of untrained networks mostly tell what all images have in common.
+
+    Papers: DM embeds by untrained networks (Zhao and Bilen, WACV 2023); matching with networks that were trained on
+    the synthetic images is IDM (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
+    Deviation: IDM keeps a queue of networks that it trains on while the images change; ours are trained once, because
+    every private release needs one fixed map.
+
+    Args:
+        factory: `factory()` gives a network, on the device and of the dtype of the set; its parameters are drawn.
+        data: the public set.
+        protocol: how they are trained: epochs, optimiser, augmentation.
+        redraw: how the parameters are set that no rule is known for; see `networks.initialize`.
+        progress: whether a training shows a bar where somebody watches.
+
+    A network is kept for every state it was drawn with, so that a second draw is free and gives the same bits.
+
+    Raises:
+        TypeError: `protocol` is no `Protocol`.
+    """
+
+    fixed = False
+
+    def __init__(
+        self,
+        factory: NetworkFactory,
+        data: LabeledImages,
+        protocol: Protocol,
+        *,
+        redraw: Redraw | None = None,
+        progress: bool = True,
+    ) -> None:
+        require_protocol(protocol)
+        self._factory, self._data, self._protocol, self._redraw = factory, data, protocol, redraw
+        self._progress = check.switch(progress, "progress")
+        self._drawn: dict[bytes, Network] = {}
+
+    def draw(self, generator: torch.Generator) -> Network:
+        """A trained network, frozen and in eval mode; what a `NetworkSampler` draws.
+
+        Args:
+            generator: draws the first weights and the order of the batches; the same state gives the same network.
+        """
+        state = generator.get_state().numpy().tobytes()
+        if state not in self._drawn:
+            network = build(self._factory, generator, self._redraw)
+            train(network, self._data, self._protocol, generator=generator, progress=self._progress)
+            self._drawn[state] = split(frozen(network).eval())
+        return self._drawn[state]
+
+    def __repr__(self) -> str:
+        return f"TrainedNetworks(on {len(self._data)} images, {self._protocol.epochs} epochs)"

@@ -1,0 +1,78 @@
+"""Which images of a set belong to which class, and random ones of each: where a component works class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from distillkit._utils import check
+from distillkit.sets.labeled import LabeledImages
+
+__all__ = ["class_indices", "class_rows", "random_rows"]
+
+
+def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
+    """Which images belong to which class: class -> row numbers int64 [n_c], ascending, on the CPU.
+
+    Args:
+        real: a set with class indices.
+        classes: the classes wanted; default all that own an image.
+
+    Raises:
+        ValueError: labels are rows, the set is empty, or `classes` is empty, repeats one, is out of range or
+            names a class without images.
+    """
+    if real.labels.ndim != 1:
+        raise ValueError(f"labels must be class indices [N], got rows of shape {list(real.labels.shape)}")
+    if not len(real):
+        raise ValueError("images must hold at least one image, got an empty set")
+    labels = real.labels.cpu()
+    counts = torch.bincount(labels, minlength=real.num_classes)
+    rows = torch.argsort(labels, stable=True).split(counts.tolist())
+    owned = [c for c in range(real.num_classes) if len(rows[c])]
+    wanted = owned if classes is None else class_indices(classes, real.num_classes)
+    absent = sorted(set(wanted) - set(owned))
+    if absent:
+        raise ValueError(f"classes must own at least one image, but {absent} have none; the data has {owned}")
+    return {c: rows[c] for c in wanted}
+
+
+def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
+    """The classes that a caller named, as ascending ints.
+
+    Args:
+        classes: distinct class indices, ints or tensors of one.
+        num_classes: K; an index lies in [0, K).
+
+    Raises:
+        TypeError, ValueError: no sequence of ints, or one that is empty, repeats a class or leaves the range.
+    """
+    listed = check.several(classes, "classes", "class indices")
+    chosen = sorted(check.positive_int(int(c) if isinstance(c, Tensor) else c, "classes", least=0) for c in listed)
+    if not chosen or len(set(chosen)) != len(chosen) or chosen[-1] >= num_classes:
+        raise ValueError(f"classes must be distinct and in [0, {num_classes}), at least one, got {list(classes)}")
+    return chosen
+
+
+def random_rows(
+    rows: Mapping[int, Tensor], counts: Sequence[int], generator: torch.Generator
+) -> tuple[Tensor, list[int]]:
+    """Draw `counts` images of each class without replacement; one that has fewer gives all and repeats random ones.
+
+    Args:
+        rows: what `class_rows` returns.
+        counts: images wanted of each of these classes, in their order.
+        generator: a CPU generator, which is advanced.
+
+    Returns:
+        row numbers int64 [sum of counts], class by class, and the classes whose images repeat.
+    """
+    chosen, short = [], []
+    for (c, own), count in zip(rows.items(), counts, strict=True):
+        chosen.append(own[torch.randperm(len(own), generator=generator)[:count]])
+        if len(own) < count:
+            short.append(c)
+            chosen.append(own[torch.randint(len(own), (count - len(own),), generator=generator)])
+    return torch.cat(chosen), short

@@ -1,0 +1,116 @@
+"""Pictures of a study, made from its records alone: learning curves of its ways, and the sets that they made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from distillkit import plot
+from distillkit._utils import check
+from distillkit.plot.figure import panels
+from distillkit.sets import LabeledImages
+from distillkit.study._groups import Given, Group, groups
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["curves", "pictures"]
+
+_BY = ("round", "bytes", "bytes_up", "bytes_down", "client_seconds", "seconds")
+
+
+def curves(records: Given, *, by: str = "round", task: str | None = None, column: str = "accuracy") -> Figure:
+    """Draw how the ways of a study learned: the mean over seeds in a band of one standard deviation either side.
+
+    Args:
+        records: of a study, or its folder.
+        by: "round", or what the rounds so far cost: "bytes" of all messages, "bytes_up", "bytes_down",
+            "client_seconds", or "seconds".
+        task: the task to draw; default all, a panel each.
+        column: what to draw, a column of the rounds.
+
+    Returns:
+        The matplotlib figure (`figure.savefig("curves.png")`). A way without rounds is a broken level line at its last
+        accuracy; a way whose seeds are not all finished says so; one without a number is named under its panel.
+
+    Raises:
+        ValueError: no records, another `by`, no such task, or a task none of whose ways has rounds with this column.
+    """
+    check.one_of(by, "by", _BY)
+    if not isinstance(column, str):
+        raise TypeError(f"column must be the name of a column of the rounds, got {type(column).__name__}")
+    found = _of(task, groups(records))
+    tasks = list(dict.fromkeys(g.task for g in found))
+    figure, axes = panels(None, len(tasks), 5.2, 3.6, across=2)
+    for ax, name in zip(axes, tasks):
+        own = [g for g in found if g.task == name]
+        drawn = {_label(g): values for g in own if (values := _values(g, column))}
+        if not any(isinstance(v[0], list) for v in drawn.values()):
+            raise ValueError(f"records must hold runs whose rounds have the column {column!r}; {name!r} has none")
+        plot.curves(drawn, x=by, y=column, ax=ax)
+        left = [_label(g) for g in own if _label(g) not in drawn]
+        notes = f"\nwithout a number: {', '.join(left)}" if left else ""
+        ax.set_title(f"{name}{notes}", fontsize=9)
+    return figure
+
+
+def pictures(records: Given, *, task: str | None = None, per_class: int = 3, classes: int = 10) -> Figure:
+    """Draw the sets that the ways of a study made: of each way that of its first finished seed, a class a row.
+
+    Args:
+        records: of a study, or its folder; read from files, because a set lies in its run's folder (`set.safetensors`).
+        task: the task to draw; default all.
+        per_class: the most images of each class.
+        classes: how many classes at most, the first ones.
+
+    Returns:
+        The matplotlib figure, a panel a way and task.
+
+    Raises:
+        ValueError: no such task, or no run that made a set.
+    """
+    check.positive_int(per_class, "per_class")
+    check.positive_int(classes, "classes")
+    found = _of(task, groups(records))
+    several = len({g.task for g in found}) > 1
+    made = {f"{g.task}: {g.method}" if several else g.method: path for g in found if (path := _set_of(g))}
+    if not made:
+        raise ValueError("records must hold a run whose folder has a set.safetensors; none has")
+    sets = {name: _first_classes(LabeledImages.load(path), classes) for name, path in made.items()}
+    most = max(one.num_classes for one in sets.values())
+    figure, axes = panels(None, len(sets), 0.5 * per_class + 0.8, 0.5 * most + 0.6)
+    for ax, (name, one) in zip(axes, sets.items()):
+        plot.grid(one, per_class=per_class, ax=ax)
+        ax.set_title(name, fontsize=9)
+    return figure
+
+
+def _of(task: str | None, found: Sequence[Group]) -> list[Group]:
+    own = [g for g in found if task in (None, g.task)]
+    if not own:
+        raise ValueError(f"task must be one of {', '.join(dict.fromkeys(repr(g.task) for g in found))}, got {task!r}")
+    return own
+
+
+def _label(group: Group) -> str:
+    done = sum(not r.failed for r in group.records)
+    return group.method if done == len(group.wanted) else f"{group.method} ({done} of {len(group.wanted)} seeds)"
+
+
+def _values(group: Group, column: str) -> list[Any]:
+    """The rows of each run that has numbers in the column; or the last accuracies of a way without rounds."""
+    rows = [[*r.rows] for r in group.records if not r.failed and any(row.get(column) is not None for row in r.rows)]
+    if rows or any(r.rows for r in group.records):
+        return rows
+    return [v for v in group.values(f"{column}_last") if v is not None]
+
+
+def _set_of(group: Group) -> Any:
+    paths = (r.folder / "set.safetensors" for r in group.records if r.folder is not None)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _first_classes(one: LabeledImages, count: int) -> LabeledImages:
+    if one.num_classes <= count or one.labels.ndim != 1:
+        return one
+    return one[(one.labels < count).nonzero().flatten()].replace(num_classes=count)

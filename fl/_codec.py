@@ -1,0 +1,219 @@
+"""One codec for the wire, the checkpoint and client memory: messages as safetensors, and fingerprints of values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit._utils.files import packed
+from distillkit.sets import LabeledImages
+from fl.message import DTYPES, Message, Tensors, Value, check_value
+
+__all__ = ["Parts", "as_bytes", "decode", "digest", "encode", "entry_key", "from_parts", "to_parts"]
+
+Parts = tuple[Tensors, dict[str, str]]
+"""A message taken apart: its tensors by name, and strings that say what they are."""
+
+_SEPARATOR = "\x1f"
+_FORMS = {
+    "tensor": {"kind"},
+    "group": {"kind", "names"},
+    "set": {"kind", "names", "mean", "std", "num_classes", "info"},
+    "plain": {"kind", "value"},
+}
+"""The fields of each kind of form: all of them, and no others but a set's flags."""
+_FLAGS = ("measured", "given")
+_PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
+
+
+def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
+    """Put a value's tensors into `tensors`; return what else is needed to build it again."""
+    if isinstance(value, Tensor):
+        tensors[key] = value
+        return {"kind": "tensor"}
+    if isinstance(value, dict):
+        for name, tensor in value.items():
+            tensors[f"{key}{_SEPARATOR}{name}"] = tensor
+        return {"kind": "group", "names": list(value)}
+    if isinstance(value, LabeledImages):
+        parts, facts = value.parts()
+        for name, tensor in parts.items():
+            tensors[f"{key}{_SEPARATOR}{name}"] = tensor
+        return {"kind": "set", "names": list(parts), **facts}
+    return {"kind": "plain", "value": value}
+
+
+def _unpack(key: str, form: Any, tensors: Tensors) -> Value:
+    """Build a value from its form and the tensors that it names, which are taken out of `tensors`."""
+    kind = form.get("kind") if isinstance(form, dict) else None
+    flags = set(_FLAGS) if kind == "set" else set()
+    if not isinstance(kind, str) or kind not in _FORMS or set(form) - flags != _FORMS[kind]:
+        raise ValueError(f"{key}: its form is none of {', '.join(_FORMS)} with their fields")
+    if kind == "plain":
+        return _finite(key, check_value(key, form["value"]))
+    if kind == "tensor":
+        return _taken(key, tensors)
+    names = form["names"]
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) != len(names):
+        raise ValueError(f"{key}: its tensors' names must be a list of different strings")
+    group = {name: _taken(f"{key}{_SEPARATOR}{name}", tensors) for name in names}
+    return group if kind == "group" else _set(key, group, form)
+
+
+def _taken(name: str, tensors: Tensors) -> Tensor:
+    if name not in tensors:
+        raise ValueError(f"its tensor {name!r} is missing")
+    return tensors.pop(name)
+
+
+def _set(key: str, parts: Tensors, form: Mapping[str, Any]) -> LabeledImages:
+    unknown = [n for n in parts if n not in _PARTS and not n.startswith("column.")]
+    if unknown:
+        raise ValueError(f"{key} is no set: its parts {unknown[:3]} are unknown")
+    check_value(f"{key}: num_classes", form["num_classes"])
+    for name in ("mean", "std"):
+        if not isinstance(form[name], list) or not all(type(x) in (int, float) for x in form[name]):
+            raise ValueError(f"{key} is no set: its {name} must be a list of numbers")
+    if not isinstance(form["info"], dict) or not all(isinstance(form.get(f, True), bool) for f in _FLAGS):
+        raise ValueError(f"{key} is no set: its info must be a map, and {' and '.join(_FLAGS)} true or false")
+    try:
+        return LabeledImages.from_parts(parts, form)
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, RuntimeError) as error:
+        raise ValueError(f"{key} is no set: {type(error).__name__}: {error}") from error
+
+
+def _finite(key: str, value: Value) -> Value:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} must be finite, got {value}")
+    return value
+
+
+def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
+    """Take a message apart into named tensors and strings, for whatever carries these two: a file, or records.
+
+    Args:
+        message: any; tensors may lie on any device.
+        facts: strings that go with it, name -> value.
+
+    Returns:
+        The tensors, on the CPU, contiguous, none sharing memory; the strings, with a checksum of all of it among them.
+
+    Raises:
+        TypeError, ValueError: a value that a message cannot hold (see `check_value`), or a number that is not finite.
+    """
+    tensors: Tensors = {}
+    forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
+    stored = packed(tensors)
+    meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
+    return stored, {**meta, "checksum": _checksum(stored, meta)}
+
+
+def entry_key(name: str) -> str:
+    """The key of the entry to which the tensor of this `name` belongs, among a message's parts."""
+    return name.split(_SEPARATOR)[0]
+
+
+def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:
+    """Put a message together again from what `to_parts` gave; returns it and its facts.
+
+    The parts may come from anywhere: every form is checked, every tensor belongs to exactly one entry.
+
+    Args:
+        tensors: by name, on the CPU.
+        strings: by name.
+
+    Raises:
+        ValueError: the parts are altered, or not a message; whatever else is wrong with them, too.
+    """
+    left, meta = dict(tensors), dict(strings)
+    if meta.get("format") != "distillkit.Message/1":
+        raise ValueError(f"not a message (format {meta.get('format')!r})")
+    strange = [n for n, t in left.items() if t.dtype not in DTYPES]
+    if strange:
+        raise ValueError(f"its tensor {strange[0]!r} has dtype {left[strange[0]].dtype}, which does not travel")
+    checksum = meta.pop("checksum", "")
+    if _checksum(left, meta) != checksum:
+        raise ValueError("its content does not match its checksum")
+    try:
+        forms = json.loads(meta.pop("forms", ""))
+        if not isinstance(forms, dict):
+            raise TypeError("its forms must be a map from keys")
+        message = Message.of({key: _unpack(key, form, left) for key, form in forms.items()})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a message: {error}") from error
+    if left:
+        raise ValueError(f"its tensor {next(iter(left))!r} belongs to no entry")
+    return message, {k: v for k, v in meta.items() if k != "format"}
+
+
+def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
+    """Write a message as bytes, in the safetensors format, with a checksum of its content.
+
+    For the wire, a checkpoint or a client's memory; `decode` reads it back, the same to the bit.
+
+    Args:
+        message: any; tensors may lie on any device.
+        facts: strings that go with it, name -> value.
+
+    Raises:
+        TypeError, ValueError: see `to_parts`.
+    """
+    return as_bytes(to_parts(message, facts))
+
+
+def as_bytes(parts: Parts) -> bytes:
+    """The parts of a message, as `to_parts` gives them, as bytes that `decode` reads."""
+    from safetensors.torch import save
+
+    tensors, strings = parts
+    return save(tensors, metadata=strings)
+
+
+def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
+    state = hashlib.blake2b(json.dumps(dict(sorted(meta.items()))).encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        state.update(f"{name}{tensor.dtype}{list(tensor.shape)}".encode())
+        if tensor.numel():
+            state.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def decode(data: bytes) -> tuple[Message, dict[str, str]]:
+    """Read back what `encode` wrote: the message, with its tensors on the CPU, and its facts.
+
+    Args:
+        data: the bytes, from anywhere.
+
+    Raises:
+        ValueError: the bytes are truncated, altered, or not a message; see `from_parts`.
+    """
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        meta = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
+    except Exception as error:  # the parsers fail in many ways, and all of them mean the same here
+        raise ValueError(f"damaged or truncated: {error}") from error
+    return from_parts(tensors, meta)
+
+
+def digest(key: str, value: Value) -> str:
+    """A 32-character fingerprint of one value, equal on every machine that holds the same bits.
+
+    The server sends it in place of a value that the client keeps (`Entry(kept=True)`).
+
+    Args:
+        key: of the entry; it is part of the fingerprint.
+        value: anything that a message may hold.
+    """
+    tensors: Tensors = {}
+    form = _pack(key, value, tensors)
+    return _checksum({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"form": json.dumps(form)})

@@ -1,0 +1,163 @@
+"""Which add-ons may stand beside each other in one method, and in which order they act."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from distillkit._sanity_checks import warn
+from distillkit._utils import check
+from fl._parts import require_plain_options
+from fl.averaging.addon import SLOTS, AddOn, fills
+from fl.averaging.settings import Settings, floating_buffers
+from fl.message import Tensors
+
+__all__ = ["installed", "require_composable", "require_expected", "require_replied", "require_whole"]
+
+
+def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
+    """The add-ons of a method: those that are on, in the order in which they act, by their keys.
+
+    Args:
+        addons: as the user gave them to `FedAvg`.
+
+    Raises:
+        TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none; or an option of one bears
+            the name of a hook or of another attribute of `AddOn`.
+        TypeError, ValueError: an attribute of one that says something else than `AddOn` describes (`reads = "none"`).
+    """
+    for addon in addons:
+        if isinstance(addon, type) and issubclass(addon, AddOn):
+            raise TypeError(
+                f"an add-on must be an object, got the class {addon.__name__}: FedAvg({addon.__name__}(...), ...)"
+            )
+        if not isinstance(addon, AddOn):
+            hint = "; what makes the network is an option: FedAvg(..., factory=...)" if callable(addon) else ""
+            raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
+        require_plain_options(addon, AddOn)
+        _require_attributes(addon)
+        _warn_of_misspelt_hooks(addon)
+    found = [a for a in addons if isinstance(a, AddOn) and not a.off]
+    return tuple(sorted(found, key=lambda a: a.key))
+
+
+def require_composable(addons: Sequence[AddOn]) -> None:
+    """Refuse add-ons that cannot stand beside each other; called when a method is built.
+
+    Args:
+        addons: all that are installed, in the order of their keys.
+
+    Raises:
+        ValueError: one is given twice, or two fill one slot.
+    """
+    for first, second in itertools.pairwise(addons):
+        if type(first) is type(second):
+            raise ValueError(f"{first.name} is given twice; an add-on may stand in a method once: leave one out")
+        if first.key == second.key:
+            raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another in one")
+    for slot in SLOTS:
+        both = [a.name for a in addons if fills(a, slot)]
+        if len(both) > 1:
+            raise ValueError(f"{' and '.join(both)} cannot be combined: both fill the slot {slot!r}; leave one out")
+
+
+def require_expected(addons: Sequence[AddOn]) -> None:
+    """Refuse an add-on whose answer nothing describes; called when a method is built.
+
+    Args:
+        addons: all that are installed.
+
+    Raises:
+        ValueError: it writes `answer`, but not `expect_answer`.
+    """
+    for addon in addons:
+        if fills(addon, "answer") and not fills(addon, "expect_answer"):
+            raise ValueError(
+                f"{addon.name}.answer answers, but nothing says what the answer looks like: write expect_answer"
+            )
+
+
+def require_replied(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
+    """Refuse a method whose replies do not hold whole models; for an add-on that runs them on the server.
+
+    Call it in the `check` of an add-on whose `read_reply` takes `server.trained(reply)`.
+
+    Args:
+        asking: the add-on that wants them.
+        settings: the method's options and its networks.
+        addons: all that are installed.
+
+    Raises:
+        ValueError: part of a model stays with its client (`personal`, `buffers`), or an add-on rescales updates.
+    """
+    networks, some = settings.networks, 2  # classes: buffers do not depend on how many
+    if settings.personal:
+        raise ValueError(
+            f"{asking.name} runs the clients' whole models on the server: nothing can be personal, got "
+            f"personal={settings.personal}; leave it out"
+        )
+    if settings.buffers != "mean" and any(floating_buffers(networks.template(n, some)) for n in networks.names):
+        raise ValueError(
+            f"{asking.name} runs the clients' models on the server, but their batch statistics stay at home: give "
+            "buffers='mean', or a network without them (norm='instance')"
+        )
+    for addon in addons:
+        if fills(addon, "normalise"):
+            raise ValueError(
+                f"{asking.name} needs the clients' models, but {addon.name} rescales what they send: leave one of the "
+                "two out"
+            )
+
+
+def require_whole(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:
+    """Return what an add-on made of the mean update, if it is a tensor of the same shape for each name.
+
+    Args:
+        addon: who made it.
+        slot: in which slot, for the message.
+        got: what it returned.
+        mean: what it was given.
+
+    Raises:
+        TypeError, ValueError: it forgot to return, left names out or added some, or changed a shape.
+    """
+    said = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
+    if not isinstance(got, dict):
+        raise TypeError(f"{said}, got {type(got).__name__}")
+    missing, unknown = sorted(set(mean) - set(got)), sorted(map(str, set(got) - set(mean)))
+    if missing or unknown:
+        wrong = {"lacks": missing[:3], "has unknown": unknown[:3]}
+        raise ValueError(f"{said}; it {' and '.join(f'{what} {names}' for what, names in wrong.items() if names)}")
+    for name, tensor in got.items():
+        if not isinstance(tensor, Tensor) or tensor.shape != mean[name].shape:
+            came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{said}, of its shape: {name!r} must be {list(mean[name].shape)}, got {came}")
+    return got
+
+
+def _require_attributes(addon: AddOn) -> None:
+    """Raise TypeError or ValueError for what an add-on says of itself, if nobody could read it so."""
+    name = addon.name
+    check.one_of(addon.reads, f"{name}.reads", ("nothing", "example", "batch"))
+    check.positive_int(addon.extra_outputs, f"{name}.extra_outputs", least=0)
+    check.positive_int(addon.first_round, f"{name}.first_round")
+    check.real_number(addon.damping, f"{name}.damping", least=0.0)
+    check.switch(addon.keeps_previous, f"{name}.keeps_previous")
+    check.switch(addon.single_label, f"{name}.single_label")
+    for layer in check.several(addon.layers, f"{name}.layers", "names of modules of the network"):
+        if not isinstance(layer, str):
+            raise TypeError(f"{name}.layers must be names of modules of the network, got {layer!r}")
+
+
+def _warn_of_misspelt_hooks(addon: AddOn) -> None:
+    """A function that nobody calls, but for whose name a hook was surely meant."""
+    hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
+    own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
+    for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):
+        if not callable(getattr(type(addon), name)):
+            continue
+        if meant := difflib.get_close_matches(name, hooks, n=1, cutoff=0.85):
+            warn(f"{addon.name}.{name} is no hook, so nobody calls it: {meant[0]} may be meant")

@@ -1,0 +1,99 @@
+"""Testing in weight averaging: the global models on the server, and what a client tests on its own images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from distillkit.sets import LabeledImages
+from fl.averaging._entries import Entries
+from fl.averaging.addon import AddOn, filling
+from fl.averaging.local import Local, received_state
+from fl.averaging.server import AveragingServer
+from fl.averaging.settings import Settings, floating_buffers
+from fl.message import Message, Tensors
+from fl.method import Predictor
+from fl.participants import Client
+
+__all__ = ["global_models", "tested_names", "tested_sums"]
+
+
+def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
+    """The global model of each architecture, to be tested and saved; none if part of it stays with the clients.
+
+    Batch-norm statistics that stay with the clients are estimated anew on `server.data["calibration"]`, where the run
+    has such a set.
+
+    Args:
+        server: holds the current weights.
+        addons: of which one may say which weights are tested instead (the slot `tested_model`).
+    """
+    found: dict[str, Predictor] = {}
+    slot, settings, classes = filling(addons, "tested_model"), server.settings, server.task.num_classes
+    for name, template in settings.networks.templates(classes).items():
+        local_statistics = settings.buffers != "mean" and bool(floating_buffers(template))
+        if settings.personal or (local_statistics and "calibration" not in server.data):
+            continue
+        tested = slot.tested_model(server) if slot else server.state[Entries.model]
+        net = server.network(name, server.weights(name, of=tested))
+        if local_statistics:
+            _estimate_statistics(net, server.data["calibration"].images)
+        found[name] = Predictor(net.eval().requires_grad_(False), settings.tested_outputs(classes))
+    return found
+
+
+def tested_names(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
+    """The models that a client tests on its own images: "global", "personal", or both.
+
+    Args:
+        settings: with personal parameters, or statistics of its own, a client has no other model than its own.
+        addons: of which one may have a personal model beside the global one (the slot `personal_model`).
+    """
+    if filling(addons, "personal_model"):
+        return ["global", "personal"]
+    return ["personal"] if settings.personal or settings.buffers == "local" else ["global"]
+
+
+def tested_sums(
+    settings: Settings, addons: Sequence[AddOn], client: Client, message: Message, data: LabeledImages
+) -> dict[str, Tensor]:
+    """Test a client's models, `tested_names`, on a set: model's name -> the task's sums over all images.
+
+    Args:
+        settings: the method's options and its networks.
+        addons: all that are installed.
+        client: whose models they are; its memory holds what never travels.
+        message: what the server said: the global model.
+        data: the images to test on.
+    """
+    received, slot = received_state(settings, client, message), filling(addons, "personal_model")
+    states: dict[str, Tensors] = dict.fromkeys(tested_names(settings, addons), received)
+    if slot:
+        states["personal"] = {**received, **slot.personal_model(Local(settings, client, message, addons))}
+    noised = any(a.private for a in addons) and slot is None
+    ledger = client.ledger
+    if "personal" in states and not noised and ledger is not None and ledger.epsilon(client.id) is not None:
+        ledger.void("its personal model, which has no noise, was tested and the result sent", client=client.id)
+    sums: dict[str, Tensor] = {}
+    for name, state in states.items():
+        net = settings.networks.on(client, state).eval().requires_grad_(False)
+        predictor = Predictor(net, settings.tested_outputs(client.task.num_classes))
+        sums[name] = predictor.sums(data, client.task)
+    return sums
+
+
+@torch.no_grad()
+def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
+    """Estimate a network's batch-norm statistics anew on these images: the cumulative mean over chunks of 64.
+
+    All else is in eval mode, as in the test that follows: dropout is off, and draws nothing.
+    """
+    network.eval()
+    for norm in (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    for chunk in images.split(64):
+        network(chunk)

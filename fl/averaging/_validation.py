@@ -1,0 +1,196 @@
+"""Trials on noise before a run: the user's augmentation, objective and patterns, and trainings about to begin."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit.augment import require_space
+from distillkit.privacy.validation._mixing import public_trial
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from fl.averaging._entries import Entries
+from fl.averaging.addon import AddOn, fills
+from fl.averaging.local import Local, received_state
+from fl.averaging.settings import Settings
+from fl.message import Message
+from fl.participants import Client, Server
+from fl.task import LabelTask
+
+__all__ = [
+    "empty_set",
+    "noise_set",
+    "require_matches",
+    "require_patterns",
+    "trial_locals",
+    "try_augmentation",
+    "try_objective",
+]
+
+
+def _noise(server: Server) -> Tensor:
+    """Two images of noise pixels in the clients' space."""
+    pixels = torch.rand(2, *server.shape, generator=derive(0, "trial"), dtype=server.dtype)
+    return server.normalization.encode(pixels)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator], Tensor] | None) -> None:
+    """Refuse an augmentation that does not give as many images of the same shape and dtype; called before round 1.
+
+    Args:
+        server: knows the images' shape, dtype and normalisation.
+        augment: the option as given; None is not tried.
+
+    Raises:
+        ValueError: it fails on noise, or gives something else.
+    """
+    if augment is None:
+        return
+    require_space(augment, server.normalization)
+    images = _noise(server)
+    try:
+        changed = augment(images.clone(), derive(0, "trial augment"))
+    except Exception as error:
+        raise ValueError(f"augment fails on images like the clients', {list(images.shape)}: {_said(error)}") from error
+    if not isinstance(changed, Tensor) or changed.shape != images.shape or changed.dtype != images.dtype:
+        got = f"{changed.dtype} {list(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
+        raise ValueError(f"augment must give {images.dtype} {list(images.shape)} for such images, got {got}")
+
+
+def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
+    """Refuse an objective that does not give one number with a gradient for logits and labels like the task's.
+
+    Args:
+        server: knows the task and the images' dtype.
+        objective: the option as given; None is not tried.
+        outputs: how many a network has.
+
+    Raises:
+        ValueError: it fails on noise, or gives something else.
+    """
+    if objective is None:
+        return
+    logits = torch.randn(2, outputs, generator=derive(0, "trial logits"), dtype=server.dtype).requires_grad_()
+    classes = server.task.num_classes
+    labels = torch.tensor([0, classes - 1])
+    if not server.task.single_label:
+        labels = torch.eye(classes, dtype=server.dtype)[labels]
+    try:
+        loss = objective(logits, labels)
+    except Exception as error:
+        raise ValueError(f"objective fails on logits [2, {outputs}] and the task's labels: {_said(error)}") from error
+    if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
+        got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"objective must give one number, the mean over the batch, that depends on the logits; got {got}"
+            f"{'' if isinstance(loss, Tensor) and loss.ndim else ' without a gradient'}"
+        )
+
+
+def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> list[str]:
+    """Refuse patterns (`personal`, `phases`) that match nothing, or leave an architecture nothing to share or train.
+
+    Args:
+        settings: the method's options.
+        templates: a network of each architecture, by name.
+
+    Returns:
+        The names of the parameters of all architectures.
+
+    Raises:
+        ValueError: with the pattern, and the names that there are.
+    """
+    parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
+    known = list(dict.fromkeys(n for names in parameters.values() for n in names))
+    require_matches(settings.personal, known, "personal")
+    require_matches([p.train for p in settings.phases], known, "Phase(train=...)")
+    for name, names in parameters.items():
+        where = f" of architecture {name!r}" if name else ""
+        if all(settings.is_personal(n) for n in names):
+            raise ValueError(
+                f"personal={settings.personal} keeps every parameter{where} with its client: none is averaged; give "
+                "patterns that leave some"
+            )
+        for phase in settings.phases:
+            if not any(phase.trains(n) for n in names):
+                raise ValueError(
+                    f"{phase} trains no parameter{where}: its pattern takes all of them out; give one that leaves some"
+                )
+    return known
+
+
+def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) -> None:
+    """Refuse a pattern that matches no parameter's name.
+
+    Args:
+        patterns: as "classifier.*"; "!pattern" means all others.
+        names: of the parameters that there are.
+        what: the argument's name, for the message.
+
+    Raises:
+        ValueError: with the names that there are.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern.removeprefix("!")):
+            known = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+            raise ValueError(f"{what}: the pattern {pattern!r} matches no parameter; there are {known}")
+
+
+def trial_locals(
+    settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
+) -> Iterator[Local]:
+    """For each architecture that a client has, that client's training as it begins, with noise for its data.
+
+    For `AddOn.try_out`; nothing is made unless an add-on writes that. Each training is begun by every add-on.
+
+    Args:
+        settings: the method's options and its networks.
+        addons: all that are installed.
+        server: holds the first weights.
+        send: what the server tells a client: the method's own `send`.
+    """
+    if not any(fills(a, "try_out") for a in addons):
+        return
+    networks, draws = settings.networks, derive(server.seed, 0, "server", "trial")
+    for number in {networks.architecture(k): k for k in reversed(range(server.clients))}.values():
+        data = noise_set(server.task, empty_set(server), draws)
+        client = Client(number, data, None, server.task, 1, server.seed, device=server.device)
+        message = send(server, number)
+        if any(a.keeps_previous for a in addons):
+            client.memory[Entries.last] = received_state(settings, client, message)
+        local = Local(settings, client, message, addons)
+        for addon in addons:
+            addon.begin(local)
+        yield local
+
+
+def empty_set(server: Server) -> LabeledImages:
+    """A set without images in the clients' space: what the `server` knows of them, and no more."""
+    images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
+    nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)
+    return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
+
+
+def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
+    """Six images of noise with labels, for a trial: public, whatever a client holds.
+
+    Args:
+        task: what the labels mean.
+        like: a set in whose space, shape and dtype the images shall be; its own images are not looked at.
+        generator: the generator of the noise.
+    """
+    classes = task.num_classes
+    labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes
+    if not task.single_label:
+        labels = F.one_hot(labels, classes).float()
+    return LabeledImages(
+        public_trial(len(labels), like, generator), labels, num_classes=classes, normalization=like.normalization
+    )

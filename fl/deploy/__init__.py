@@ -1,0 +1,1 @@
+"""Run clients outside of the server process: in loopback processes or on Flower."""

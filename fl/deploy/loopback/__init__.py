@@ -1,0 +1,1 @@
+"""Run clients in other processes of this machine, reached by bytes alone."""

@@ -1,0 +1,69 @@
+"""What may go wrong between the server and its clients, on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from distillkit._utils import check
+from distillkit.rng import derive
+
+__all__ = ["Loopback"]
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """Run the clients in other processes, reached by bytes alone; `simulate(..., where=Loopback())`.
+
+    For debugging a method of one's own: what works so works where nothing is shared, on other machines too. Faults may
+    be asked for: shares of the answers, each drawn from (seed, verb, round, client), so that they repeat.
+
+    Args:
+        lose: never arrive; the client is recorded as failed. The word that a round is committed is lost as often.
+        repeat: arrive twice; the second is recognised and dropped.
+        delay: arrive after their exchange is over; the client is recorded as failed, and the answer dropped when it
+            comes.
+        seed: of the faults.
+
+    Raises:
+        ValueError: shares outside [0, 1], or more than 1 in all.
+    """
+
+    lose: float = 0.0
+    repeat: float = 0.0
+    delay: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("lose", "repeat", "delay"):
+            check.real_number(getattr(self, name), name, least=0.0, most=1.0)
+        if self.lose + self.repeat + self.delay > 1:
+            raise ValueError(
+                f"lose, repeat and delay are shares of the same answers, at most 1 in all, got {self.lose}, "
+                f"{self.repeat} and {self.delay}"
+            )
+        check.positive_int(self.seed, "seed", least=0)
+
+    @property
+    def faulty(self) -> bool:
+        """Whether anything is to go wrong."""
+        return self.lose + self.repeat + self.delay > 0
+
+    def fate(self, verb: str, round_number: int, client: int) -> Literal["arrives", "lost", "twice", "late"]:
+        """What becomes of one answer.
+
+        Args:
+            verb: what the client was asked ("answer", "local", "evaluate"); "settle" for the word that a round counts.
+            round_number: the round.
+            client: who answers.
+        """
+        if not self.faulty:
+            return "arrives"
+        drawn = float(torch.rand((), generator=derive(self.seed, "loopback", verb, round_number, client)))
+        if drawn < self.lose:
+            return "lost"
+        if drawn < self.lose + self.repeat:
+            return "twice"
+        return "late" if drawn < self.lose + self.repeat + self.delay else "arrives"
