@@ -1,1 +1,3 @@
 """Run clients outside of the server process: in loopback processes or on Flower."""
+
+__all__: list[str] = []

@@ -20,7 +20,7 @@ from fl import FedAvg, Filtered, simulate
 from fl.engine.store import CheckpointError, read_history
 from fl.filters.client_dp import ClientDP
 from fl.study import Federated
-from tests.distillkit.test_owner import HOLD, TRY
+from tests.distillkit.test_locking import HOLD, TRY
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation
 

@@ -21,9 +21,9 @@ from distillkit.locking import InUse, end_with_parent, owned
 BARE = f"""
 import importlib.util, os, sys, time
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("owner", {locking.__file__!r})
-owner = sys.modules["owner"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(owner)
+spec = importlib.util.spec_from_file_location("locking", {locking.__file__!r})
+locking = sys.modules["locking"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(locking)
 """
 """Another process without the seconds that torch takes to import."""
 
