@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, ClassVar
 
-from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.configurable import Configurable
 from fl.message import Entry, declared
 
 __all__ = ["Keyed", "Part", "described", "identity", "require_own_entries", "require_plain_options", "spelled"]
 
 
-class Keyed(Recorded):
+class Keyed(Configurable):
     """What a run's records know by a key that outlives the name of its class: the base of methods and their parts.
 
     Attributes:

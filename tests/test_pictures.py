@@ -36,8 +36,8 @@ def test_blocks_of_images_have_titles_and_named_rows(monkeypatch: pytest.MonkeyP
 
 COMPONENTS = re.findall(r'^    "(\w+)": ', (DOCS / "scripts" / "pictures_components.py").read_text(), re.MULTILINE)
 WITHOUT = {
-    "attack_statistics", "evaluate", "metrics", "privacy", "privacy_report", "randomness", "recipes", "secure_sums",
-    "sets", "study", "transcript",
+    "attack_statistics", "evaluate", "metrics", "privacy", "privacy_report", "randomness", "secure_sums",
+    "serialization", "sets", "study", "transcript",
 }  # fmt: skip
 """Pages on components that are tables and snippets alone."""
 

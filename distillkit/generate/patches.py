@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillkit import rng
 from distillkit._utils import check
-from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.configurable import Configurable
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
 from distillkit.generate._crop import Recipe, render
@@ -24,7 +24,7 @@ _TRIES = 32
 _JITTER = ("brightness", "contrast", "saturation", "hue")
 
 
-class Patches(Recorded):
+class Patches(Configurable):
     """Thousands of training images from a single one: crops that two sides make alike.
 
     `count` crops of the image, each a function of (image, seed, index), rendered when asked for.

@@ -6,7 +6,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.configurable import Configurable
 
 __all__ = ["Network", "SplitNetwork", "require_network", "split"]
 
@@ -48,7 +48,7 @@ class Network(Protocol):
         ...
 
 
-class SplitNetwork(Recorded, nn.Module):
+class SplitNetwork(Configurable, nn.Module):
     """A network whose embedding is what reaches one of its modules, the classifier: what `split` makes.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.configurable import Configurable
 from distillkit.networks._init import draw_own, seed_of, seeded
 from distillkit.networks.base import require_network
 from distillkit.rng import as_generator
@@ -70,7 +70,7 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     return network
 
 
-class AsMade(Recorded):
+class AsMade(Configurable):
     """A factory whose networks keep the weights that it gave them: their authors' initialisation, or pretrained ones.
 
     Take it wherever a factory is wanted and PyTorch's default distributions are not: `RandomNetworks(AsMade(vit))`,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._utils.check import one_of, positive_int
-from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.configurable import Configurable
 
 __all__ = ["AveragePool", "ImageNetwork", "InstanceNorm", "MaxPool", "activation_layer", "norm_layer"]
 
@@ -110,7 +110,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-class ImageNetwork(Recorded, nn.Module):
+class ImageNetwork(Configurable, nn.Module):
     """A classifier of images whose forward is `classifier(features(images))`; all our networks are one.
 
     Args:

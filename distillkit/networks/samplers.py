@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
-from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.configurable import Configurable
 from distillkit.networks.base import Network, split
 from distillkit.networks.factory import NetworkFactory, Redraw, build, frozen, initialize, is_as_made
 from distillkit.rng import derive
@@ -81,7 +81,7 @@ def require_same_place(network: Network, images: Tensor, name: str = "networks")
         )
 
 
-class RandomNetworks(Recorded):
+class RandomNetworks(Configurable):
     """Untrained networks, a fresh one for every draw: the networks of DM, DC and DSA.
 
     One network is built and re-drawn in place (`networks.initialize`), which costs a thousandth of a step. It is in
@@ -162,7 +162,7 @@ class RandomNetworks(Recorded):
         return f"RandomNetworks({f'AsMade({kind})' if is_as_made(self._made) else kind})"
 
 
-class FixedNetwork(Recorded):
+class FixedNetwork(Configurable):
     """Always the same network: a frozen copy of `network` in eval mode (FedLGD's iterative distribution matching).
 
     Eval mode is what the released code leaves it in; batch norm then uses the running statistics of `network`.
@@ -180,7 +180,7 @@ class FixedNetwork(Recorded):
         self._copied = _copied(network)
         self._network = split(self._copied)
 
-    def built_with(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """The copy of the network that was given: that one may be trained on."""
         return (self._copied,), {}
 
@@ -196,7 +196,7 @@ class FixedNetwork(Recorded):
         return f"FixedNetwork({type(self._network).__name__})"
 
 
-class NetworkBall(Recorded):
+class NetworkBall(Configurable):
     """Networks around `network`, drawn at distance `radius` (FedDM).
 
     A draw is w = w_r + rho * eps / ||eps||, eps ~ N(0, 1) for each of the P parameters, all of them flattened to one
@@ -225,7 +225,7 @@ class NetworkBall(Recorded):
         self._center = [p.detach().clone() for p in self._parameters]
         self._sizes = [p.numel() for p in self._parameters]
 
-    def built_with(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """A copy of the network that was given, with its weights (those of the last draw are others), and rho."""
         center = copy.deepcopy(self._copied)
         with torch.no_grad():

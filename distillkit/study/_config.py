@@ -7,7 +7,7 @@ from typing import Any
 
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import RUN_FORMAT, versions
-from distillkit.recipes import NotRecorded, recipe
+from distillkit.serialization import SerializationError, to_config
 from distillkit.study.candidate import Job
 
 __all__ = ["write_config"]
@@ -22,8 +22,8 @@ def write_config(made: Any, job: Job) -> None:
     """
     missing = None
     try:
-        said = recipe(made, store=job.folder / "arguments")
-    except NotRecorded as error:
+        said = to_config(made, store=job.folder / "arguments")
+    except SerializationError as error:
         said, missing = None, str(error)
     found = {
         "format": RUN_FORMAT, "recipe": said, "recipe_missing": missing, "seed": job.seed, "device": job.device,

@@ -16,7 +16,7 @@ import torch
 from distillkit._sanity_checks import without_warnings
 from distillkit._utils.files import write_atomically
 from distillkit.data import Split
-from distillkit.recipes import made, named, recipe
+from distillkit.serialization import from_config, referenced_objects, to_config
 from distillkit.study.candidate import Cost, Job, Way
 from distillkit.study.task import Task
 
@@ -71,15 +71,15 @@ def said(order: Order, task: Task, way: Way, built: Any, out: Path) -> Said:
         out: the study's folder.
 
     Raises:
-        distillkit.recipes.NotRecorded: something in them has no name.
+        distillkit.serialization.SerializationError: something in them has no name.
     """
     where = f"ways[{order.method!r}]"
     return Said(
-        recipe(task, store=out / "data", name=f"tasks[{order.task!r}]"),
-        recipe(way.bare(), store=out / "arguments", name=where),
-        recipe(built, store=out / "arguments", name=f"what {where} makes"),
+        to_config(task, store=out / "data", name=f"tasks[{order.task!r}]"),
+        to_config(way.bare(), store=out / "arguments", name=where),
+        to_config(built, store=out / "arguments", name=f"what {where} makes"),
         {**vars(order), "settings": said_settings(order, out / "arguments")},
-        named([task, way.bare(), built, dict(order.settings)]),
+        referenced_objects([task, way.bare(), built, dict(order.settings)]),
     )
 
 
@@ -91,7 +91,7 @@ def said_settings(order: Order, store: Path) -> dict[str, Any]:
         store: the folder for tensors among them.
     """
     where = f"the settings of ways[{order.method!r}]"
-    return {name: recipe(value, store=store, name=f"{where}.{name}") for name, value in order.settings.items()}
+    return {name: to_config(value, store=store, name=f"{where}.{name}") for name, value in order.settings.items()}
 
 
 def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: Path, **options: Any) -> dict[str, Any]:
@@ -111,14 +111,14 @@ def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: P
     commit = options.pop("commit", None)
     folder.mkdir(parents=True, exist_ok=True)
     store = folder / "arguments"
-    data = recipe(task, store=store, shared=options.pop("shared", out / "data"), name="task")
+    data = to_config(task, store=store, shared=options.pop("shared", out / "data"), name="task")
     notes = {
-        "task": data, "way": recipe(way.bare(), store=store, name="way"),
+        "task": data, "way": to_config(way.bare(), store=store, name="way"),
         "method": order.method, "settings": said_settings(order, store),
         "validation": order.validation, "commit": commit,
     }  # fmt: skip
     if options.get("keep") is not None:
-        notes["keep"] = recipe(options["keep"], store=store, name="keep")
+        notes["keep"] = to_config(options["keep"], store=store, name="keep")
     if options.get("partition_seed") is not None:
         notes["partition_seed"] = options["partition_seed"]
     job = _job(order, task, split, folder, notes=notes, **options)
@@ -211,9 +211,9 @@ _SPLITS: dict[str, Split] = {}
 
 def _built(wanted: Said, out: Path) -> tuple[Order, Task, Split, Way, Any]:
     def build(said: Any) -> Any:
-        return made(said, store=out / "arguments", names=wanted.names)
+        return from_config(said, store=out / "arguments", names=wanted.names)
 
-    task: Task = made(wanted.task, store=out / "data", names=wanted.names)
+    task: Task = from_config(wanted.task, store=out / "data", names=wanted.names)
     key = json.dumps(wanted.task["with"]["data"])
     if key not in _SPLITS:
         _SPLITS.clear()

@@ -144,7 +144,7 @@ class Records(list[Record]):
 
 
 def plain(said: Any) -> Any:
-    """Settings to be shown: what `distillkit.recipes` says of mappings and tuples as mappings and lists again.
+    """Settings to be shown: what `distillkit.serialization` says of mappings and tuples as mappings and lists again.
 
     Args:
         said: JSON; what is neither stays as it is.

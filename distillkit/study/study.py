@@ -17,7 +17,7 @@ from distillkit._utils.provenance import git_commit, versions
 from distillkit.data import Split
 from distillkit.locking import owned
 from distillkit.locking import processes as worker_processes
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import _selection, tuning
 from distillkit.study._execution import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
 from distillkit.study._plan import planned
@@ -117,7 +117,7 @@ class Study:
             The records of the runs (not of the tries).
 
         Raises:
-            distillkit.recipes.NotRecorded: a task, or with several processes a way, cannot be written down.
+            distillkit.serialization.SerializationError: a task, or with several processes a way, has no JSON form.
             ValueError: the folder holds another study; no try of a way has a score.
             distillkit.locking.InUse: another process runs in the folder; it is named.
         """
@@ -173,8 +173,8 @@ class Study:
             "format": STUDY,
             "rule": self.rule,
             "tune_seeds": list(self.plan.tune_seeds),
-            "tune_on": None if self.plan.tune_on is None else recipe(self.plan.tune_on, store=store, name="tune_on"),
-            "tasks": {n: recipe(task, store=store, name=f"tasks[{n!r}]") for n, task in self.plan.tasks.items()},
+            "tune_on": None if self.plan.tune_on is None else to_config(self.plan.tune_on, store=store, name="tune_on"),
+            "tasks": {n: to_config(task, store=store, name=f"tasks[{n!r}]") for n, task in self.plan.tasks.items()},
             "ways": {name: self._way_said(name, way) for name, way in self.plan.ways.items()},
             "seeds": list(self.plan.seeds),
             "parts": self.plan.parts,
@@ -198,7 +198,7 @@ class Study:
     def _way_said(self, name: str, way: Way) -> dict[str, Any]:
         store = self.out / "arguments"
         parts = {"way": way.bare(), "settings": dict(way.settings), "tries": [dict(t) for t in way.tries]}
-        said = {key: recipe(part, store=store, name=f"ways[{name!r}].{key}") for key, part in parts.items()}
+        said = {key: to_config(part, store=store, name=f"ways[{name!r}].{key}") for key, part in parts.items()}
         return {**said, "like": way.like, "rule": way.rule}
 
     def _choose(self) -> dict[tuple[str, str], int]:
@@ -265,7 +265,7 @@ class Study:
 
     def _split(self, task: Task) -> Split:
         """The images of a task, read once for all tasks with the same; others that were read before are let go."""
-        key = json.dumps(recipe(task.data, store=self.out / "data", name=f"tasks[{task.name!r}].data"))
+        key = json.dumps(to_config(task.data, store=self.out / "data", name=f"tasks[{task.name!r}].data"))
         if key not in self._read:
             self._read = {key: task.load()}
         return self._read[key]

@@ -47,9 +47,9 @@ class Task:
     """What methods are compared on, under one name: data, who holds them, network, schedule and evaluation.
 
     A `Study` runs every way on every task. A task is built of functions with their arguments
-    (`functools.partial(load, "digits", size=16)`), so that it can be written to a file and be built again from it
-    (`distillkit.recipes`), which is what makes a run repeatable from its record. `distillkit.study.named_tasks` has
-    ready ones, and makers for a folder, several folders, or a data set by name.
+    (`functools.partial(load, "digits", size=16)`), so `distillkit.serialization` can write it to a file and rebuild it,
+    which makes a run repeatable from its record. `distillkit.study.named_tasks` has ready ones, and makers for a
+    folder, several folders, or a data set by name.
 
     Args:
         name: what tables and folders call it: letters, digits, `-`, `_` and `.`.

@@ -29,7 +29,7 @@ PACKAGES = {
         "distillkit", "distillkit.sets", "distillkit.normalization", "distillkit.data", "distillkit.data.partition",
         "distillkit.augment", "distillkit.select", "distillkit.condense", "distillkit.generate", "distillkit.networks",
         "distillkit.losses", "distillkit.training", "distillkit.evaluate", "distillkit.study", "distillkit.plot",
-        "distillkit.recipes", "distillkit.rng", "distillkit.privacy",
+        "distillkit.serialization", "distillkit.rng", "distillkit.privacy",
     ],
     "fl": ["fl", "fl.addons", "fl.methods", "fl.study", "fl.deploy.flower"],
     "attacks": [

@@ -14,7 +14,7 @@ from distillkit._sanity_checks import warn, without_warnings
 from distillkit._utils.provenance import RUN_FORMAT, versions
 from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
 from distillkit.privacy import Ledger
-from distillkit.recipes import NotMade, NotRecorded, made, named, recipe
+from distillkit.serialization import ConfigError, SerializationError, from_config, referenced_objects, to_config
 from distillkit.sets import LabeledImages, StoredImages
 from fl._parts import identity
 from fl.engine._clients import Roster
@@ -99,9 +99,9 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
         out: its folder.
 
     Returns:
-        `format`; `recipe` of the method (see `distillkit.recipes`) or None, and then `recipe_missing`, the reason;
-        `labels`, the recipe of the task, or None; `images`, their shape, dtype and normalisation; `budget` of a private
-        run.
+        `format`; `recipe`, the config of the method (see `distillkit.serialization`), or None and then
+        `recipe_missing`, the reason; `labels`, the config of the task, or None; `images`, their shape, dtype and
+        normalisation; `budget` of a private run.
     """
     store = out / "arguments"
     said, missing = _said(method, "method", store)
@@ -110,7 +110,7 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
         "format": RUN_FORMAT,
         "recipe": said,
         "labels": _said(server.task, "task", store)[0],
-        "images": recipe(space, store=store, name="images"),
+        "images": to_config(space, store=store, name="images"),
     }
     if missing is not None:
         found["recipe_missing"] = missing
@@ -119,10 +119,10 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
 
 def _said(value: Any, name: str, store: Path) -> tuple[Any, str | None]:
     try:
-        said = recipe(value, store=store, name=name)
+        said = to_config(value, store=store, name=name)
         with without_warnings():
-            again = made(json.loads(json.dumps(said)), store=store, names=named(value))
-    except (NotRecorded, NotMade) as error:
+            again = from_config(json.loads(json.dumps(said)), store=store, names=referenced_objects(value))
+    except (SerializationError, ConfigError) as error:
         return None, str(error)
     if _without_address(again) != _without_address(value):
         return None, f"what built the {name} builds another one, {identity(again)}"

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
-from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.configurable import Configurable
 from distillkit.fingerprint import tensor_fingerprint
 from fl.secure import _crypto
 
 __all__ = ["Keyring", "Registry"]
 
 
-class Registry(Recorded):
+class Registry(Configurable):
     """The clients' public keys, which every client and the server must have from whoever runs the federation.
 
     Secure sums stand on it: a server that could write it would play all other clients itself. So give it to each client
@@ -105,7 +105,7 @@ class Registry(Recorded):
         return f"Registry({len(self)} clients, {digest[:12]})"
 
 
-class Keyring(Recorded):
+class Keyring(Configurable):
     """Where a client keeps the secrets of secure sums: its key to sign with, and those of the round under way.
 
     A folder with a folder of each client: on a node that is one, in a simulation all. The secrets of a round are

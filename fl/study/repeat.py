@@ -73,7 +73,7 @@ def repeat(
             came from.
         where, workers: as for `simulate`; default: where the run was.
         device: default: the run's. Another one rounds otherwise, so that the hash may be another.
-        names, trust: functions and classes of yours that the run was built with; see `distillkit.recipes.made`.
+        names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
         progress: show a bar.
 
     Returns:

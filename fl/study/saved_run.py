@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from distillkit.data import Split
-from distillkit.recipes import NotMade, made
+from distillkit.serialization import ConfigError, from_config
 from distillkit.sets import LabeledImages
 from distillkit.study.candidate import Way
 from distillkit.study.task import Dealt, Task
@@ -145,7 +145,7 @@ class Loaded:
             if name == "settings":
                 return {option: self._build(said) for option, said in notes[name].items()}
             return self._build(notes[name])
-        except NotMade as error:
+        except ConfigError as error:
             raise NotRepeatable(f"the {name} of the run in {self.folder} cannot be built again: {error}") from error
 
     def __repr__(self) -> str:
@@ -170,7 +170,7 @@ def load(
         method: the method as it was, where `config.json` cannot say it (its network is a lambda, say). It is compared.
         factory: what makes the networks, for a folder that says nothing of its method (those of earlier versions): its
             history and models are read, and `method` is None.
-        names, trust: functions and classes of yours that the run was built with; see `distillkit.recipes.made`.
+        names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
 
     Raises:
         fl.CheckpointError: no run, a damaged file, or one that a later version wrote; it is named.
@@ -179,7 +179,7 @@ def load(
     """
     folder = Path(folder)
     config, store = read_config(folder), Store(folder)
-    build = partial(made, store=folder / "arguments", names=names, trust=trust)
+    build = partial(from_config, store=folder / "arguments", names=names, trust=trust)
     path = folder / "summary.json"
     try:
         line = json.loads(path.read_text()) if path.exists() else None
@@ -214,7 +214,7 @@ def _method(config: Mapping[str, Any], folder: Path, build: Callable[[Any], Any]
     if config.get("recipe") is not None:
         try:
             return build(config["recipe"])
-        except NotMade as error:
+        except ConfigError as error:
             why = str(error)
     if optional:
         return None
@@ -247,7 +247,7 @@ def _labels(config: Mapping[str, Any], build: Callable[[Any], Any]) -> LabelTask
 
 
 def _by_factory(factory: Factory | Mapping[str, Factory], config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    classes, models = _labels(config, made).num_classes, {}
+    classes, models = _labels(config, from_config).num_classes, {}
     for path in sorted((folder / "checkpoint").glob("model*.safetensors")):
         name = path.stem.removeprefix("model").removeprefix("-")
         make = factory[name] if isinstance(factory, Mapping) else factory

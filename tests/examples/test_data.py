@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from distillkit.data import load, partition
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import Task
 from tests.examples.pictures import folder
 from tests.scripts import load_script
@@ -79,7 +79,7 @@ def test_one_folder_is_dealt_and_several_are_a_client_each(
     shades = [float(c.pixels()[:, 0].mean()) for c in dealt.clients]
     assert shades[0] == 0
     assert shades[1] == pytest.approx(100 / 255, abs=1e-6)
-    assert all(json.dumps(recipe(task, store=tmp_path / "store", name="task")) for task in (one, three))
+    assert all(json.dumps(to_config(task, store=tmp_path / "store", name="task")) for task in (one, three))
 
 
 def test_an_npz_is_dealt_too(data: ModuleType, options: ModuleType, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import read_records
 from tests.examples.studies import asked
 from tests.scripts import load_script
@@ -57,7 +57,7 @@ def test_all_ways_are_different_methods_with_what_fedavg_chose(planned: Any, tmp
     ways, task = study.plan.ways, study.plan.tasks["digits-dirichlet"]
     split, seen = task.load(), dict[str, str]()
     for name, way in ways.items():
-        said = json.dumps(recipe(way.made(task, split, {"lr": 0.1}), store=tmp_path))
+        said = json.dumps(to_config(way.made(task, split, {"lr": 0.1}), store=tmp_path))
         assert said not in seen, (name, seen[said])
         seen[said] = name
         assert (way.like, way.seeds) == ((None, None) if name == "FedAvg" else ("FedAvg", way.seeds))

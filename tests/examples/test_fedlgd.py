@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import equal_tries, read_records
 from tests.examples.studies import asked
 from tests.scripts import load_script
@@ -65,7 +65,7 @@ def test_every_way_is_another_method_that_can_be_written_down(
         source = ways[way.like or name]
         for settings in source.tries:
             built = way.made(task, split, {**source.settings, **settings, **way.settings})
-            said = json.dumps(recipe(built, store=tmp_path))
+            said = json.dumps(to_config(built, store=tmp_path))
             if name != f"FedLGD, weight {settings.get('weight', 0):g}":  # the ablation that a try is already
                 assert seen.setdefault(said, name) in (name, *(n for n in ways if n.startswith("FedLGD"))), name
     assert len(seen) >= 4 * 10

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import Study, equal_tries, read_choice
 from tests.scripts import load_script
 
@@ -30,7 +30,7 @@ def test_every_way_has_four_tries_each_another_method_that_can_be_written_down(s
         assert len(source.tries) == 4
         for settings in source.tries:
             built = way.made(task, split, {**source.settings, **settings, **way.settings})
-            said = json.dumps([recipe(built, store=tmp_path), way.settings.get("rounds"), name == script.OWN])
+            said = json.dumps([to_config(built, store=tmp_path), way.settings.get("rounds"), name == script.OWN])
             assert said not in seen, (name, seen[said])
             seen[said] = name
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import Study, equal_tries, read_choice
 from tests.kill_examples import killed_and_resumed, record, rounds_of
 from tests.scripts import load_script
@@ -82,7 +82,7 @@ def test_all_ways_have_eight_tries_that_can_be_written_down(script: Any, tmp_pat
         source = ways[way.like or name]
         for settings in source.tries:
             built = way.made(tasks[0], split, {**source.settings, **settings, **way.settings})
-            said.add(json.dumps(recipe(built, store=tmp_path)))
+            said.add(json.dumps(to_config(built, store=tmp_path)))
     assert len(said) == 4 * 8
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import Records, read_records, write_records
 from tests.distillkit.study import written
 from tests.examples.studies import asked
@@ -61,7 +61,7 @@ def test_every_way_is_another_method_that_can_be_written_down(
         assert way.tasks == (None if headline else ("digits",)), name
         source = ways[way.like or name]
         for settings in source.tries:
-            said = json.dumps(recipe(way.made(task, split, dict(settings)), store=tmp_path))
+            said = json.dumps(to_config(way.made(task, split, dict(settings)), store=tmp_path))
             assert seen.setdefault(said, name) == name
     assert len(ways) == 8 + 12
     whole = way.made(task, split, {"lr": 0.1}).settings

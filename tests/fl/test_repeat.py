@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from distillkit import LabeledImages
 from distillkit.condense import random_subset
 from distillkit.data import Split, load_npz, partition
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
 from fl import CheckpointError, ClientDP, FedAvg, Filtered, Loopback, simulate
@@ -70,7 +70,7 @@ def test_a_run_is_read_back(run: Path) -> None:
     assert len(found.rows) == 2
     assert found.seed == 3
     assert found.method.settings.lr == 0.05
-    assert recipe(found.task) == recipe(task(participation=3))
+    assert to_config(found.task) == to_config(task(participation=3))
     assert found.settings == {"lr": 0.05}
     [(name, network)] = found.models.items()
     saved = load_file(run / "checkpoint" / "model.safetensors")

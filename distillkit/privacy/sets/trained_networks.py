@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from distillkit._utils import check
-from distillkit._utils.init_recorder import Recorded
+from distillkit._utils.configurable import Configurable
 from distillkit.networks.base import Network, split
 from distillkit.networks.factory import NetworkFactory, Redraw, build, frozen
 from distillkit.sets import LabeledImages
@@ -14,7 +14,7 @@ from distillkit.training import Protocol, require_protocol, train
 __all__ = ["TrainedNetworks"]
 
 
-class TrainedNetworks(Recorded):
+class TrainedNetworks(Configurable):
     """A sampler of networks that were trained from scratch on a public set, a fresh one for every draw.
 
     For `condense_private`'s later passes, or as `networks` of `PublicMaps`. Trained on a set that was released before,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
 from distillkit.study._groups import groups
 from distillkit.study.records import as_records
@@ -147,8 +147,8 @@ def test_values_are_looked_up_in_the_line_then_in_the_last_round() -> None:
 def test_settings_are_shown_as_they_were_given() -> None:
     """A line holds them as recipes do."""
     given = {"lr": 0.1, "loops": (10, 2), "shared": {"rate": 0.2}, "name": "a"}
-    by_name = record(0.5, settings={name: recipe(value) for name, value in given.items()})
-    one = record(0.5, settings=recipe(given))
+    by_name = record(0.5, settings={name: to_config(value) for name, value in given.items()})
+    one = record(0.5, settings=to_config(given))
     assert by_name.last("settings") == one.last("settings")
     assert one.last("settings") == {"lr": 0.1, "loops": [10, 2], "shared": {"rate": 0.2}, "name": "a"}
     assert [one.last(f"settings.{name}") for name in ("lr", "loops", "shared.rate")] == [0.1, [10, 2], 0.2]

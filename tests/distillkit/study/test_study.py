@@ -18,7 +18,7 @@ from distillkit.data import Split, partition
 from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
-from distillkit.recipes import NotRecorded
+from distillkit.serialization import SerializationError
 from distillkit.study import Condense, Cost, Job, Study, Task, Way, grid, read_choice, tuning_table
 from distillkit.study.condense import placing, save_state
 from distillkit.training import Protocol
@@ -289,7 +289,7 @@ def test_a_way_says_what_is_wrong_with_it() -> None:
 
 def test_a_task_of_no_name_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     study = Study(tmp_path, task(partition=lambda labels: [torch.arange(len(labels))]), {"A": known()})
-    with pytest.raises(NotRecorded, match="tasks\\['made'\\].partition"):
+    with pytest.raises(SerializationError, match="tasks\\['made'\\].partition"):
         ran(study)
     assert not Known.ran
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, load, partition, split_by
 from distillkit.networks import ConvNet
-from distillkit.recipes import made, recipe
+from distillkit.serialization import from_config, to_config
 from distillkit.study import Task, as_split
 
 PLAIN = Normalization([0.0], [1.0])
@@ -151,15 +151,15 @@ def test_a_task_says_itself_in_json_and_is_built_again(tmp_path: Path) -> None:
         "digits", data=partial(load, "digits", size=8), partition=partial(partition.dirichlet, clients=3, alpha=0.1),
         factory=partial(ConvNet, (1, 8, 8), width=4, depth=1), rounds=2, own_tests=0.2,
     )  # fmt: skip
-    said = json.loads(json.dumps(recipe(one)))
-    again = made(said)
-    assert recipe(again) == said
+    said = json.loads(json.dumps(to_config(one)))
+    again = from_config(said)
+    assert to_config(again) == said
     split = again.load()
     assert torch.equal(split.train.images, one.load().train.images)
     assert again.network(split)(10)(split.train.images[:2]).shape == (2, 10)
     tensors = task(12)
-    said = json.loads(json.dumps(recipe(tensors, store=tmp_path)))
-    assert numbers(made(said, store=tmp_path).load().train) == set(range(12))
+    said = json.loads(json.dumps(to_config(tensors, store=tmp_path)))
+    assert numbers(from_config(said, store=tmp_path).load().train) == set(range(12))
 
 
 def test_tensors_become_a_split() -> None:

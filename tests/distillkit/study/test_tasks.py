@@ -12,15 +12,15 @@ import torch
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import Split, StoredSplit
-from distillkit.recipes import made, recipe
+from distillkit.serialization import from_config, to_config
 from distillkit.study import TASK_NAMES, named_task
 
 
 @pytest.mark.parametrize("name", TASK_NAMES)
 def test_every_task_is_built_again_from_its_json(name: str, tmp_path: Path) -> None:
     task = named_task(name, root=tmp_path)
-    said = json.loads(json.dumps(recipe(task)))
-    assert recipe(made(said)) == said
+    said = json.loads(json.dumps(to_config(task)))
+    assert to_config(from_config(said)) == said
 
 
 @pytest.mark.parametrize("name", sorted({*TASK_NAMES} - {"digits", "synthdigitslike"}))

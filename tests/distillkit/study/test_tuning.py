@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distillkit.recipes import recipe
+from distillkit.serialization import to_config
 from distillkit.study import RecordError, equal_tries, read_choice, tuning_table
 
 
@@ -16,7 +16,7 @@ def tried(*scores: float | None, **settings: list[Any]) -> dict[str, Any]:
     known = [s for s in scores if s is not None]
     tries = [
         {
-            "settings": recipe({name: values[k] for name, values in settings.items()}),
+            "settings": to_config({name: values[k] for name, values in settings.items()}),
             "score": s,
             "scores": [s],
             "runs": [str(k)],

@@ -28,15 +28,21 @@ from torch import nn
 
 import distillkit
 import fl
-from distillkit import LabeledImages, Normalization
+from distillkit import LabeledImages, Normalization, serialization
 from distillkit.augment import DIGITS, DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.generate import Patches
 from distillkit.networks import AsMade, ConvNet, FixedNetwork, LeNet, NetworkBall, RandomNetworks
 from distillkit.normalization import ZCA
 from distillkit.privacy import TrainedNetworks
-from distillkit.recipes import NotMade, NotRecorded, Recorded, made, named, recipe
-from distillkit.recipes.names import CLOSED, ROOMS
+from distillkit.serialization import (
+    ConfigError,
+    Configurable,
+    SerializationError,
+    from_config,
+    referenced_objects,
+    to_config,
+)
 from distillkit.training import Protocol
 
 HERE = __name__
@@ -44,7 +50,7 @@ small = partial(ConvNet, (1, 8, 8), 3, width=4, depth=2)
 
 
 def through_json(value: Any, **how: Any) -> Any:
-    return made(json.loads(json.dumps(recipe(value, store=how.get("store")))), trust=[HERE], **how)
+    return from_config(json.loads(json.dumps(to_config(value, store=how.get("store")))), trust=[HERE], **how)
 
 
 PLAIN = st.recursive(
@@ -129,7 +135,7 @@ def test_samplers_draw_the_same_networks_again(name: str, tmp_path: Path) -> Non
     again = through_json(sampler, store=tmp_path)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(sampled(again), sampled(sampler))
-    assert recipe(again, store=tmp_path) == recipe(sampler, store=tmp_path)
+    assert to_config(again, store=tmp_path) == to_config(sampler, store=tmp_path)
 
 
 def test_a_fixed_network_is_said_as_it_was_when_it_was_given(tmp_path: Path) -> None:
@@ -156,22 +162,22 @@ def test_tensors_and_sets_lie_in_the_store_once(tmp_path: Path) -> None:
 
 
 def test_files_that_another_store_has_are_linked(tmp_path: Path) -> None:
-    said = recipe(digits(), store=tmp_path / "one")
-    assert recipe([digits(), torch.zeros(2)], store=tmp_path / "two", shared=tmp_path / "one")[0] == said
+    said = to_config(digits(), store=tmp_path / "one")
+    assert to_config([digits(), torch.zeros(2)], store=tmp_path / "two", shared=tmp_path / "one")[0] == said
     name = f"{said['set']}.safetensors"
     assert (tmp_path / "one" / name).samefile(tmp_path / "two" / name)
     assert len(list((tmp_path / "two").iterdir())) == 2
-    assert recipe(digits(), store=tmp_path / "three", shared=tmp_path / "nowhere") == said
+    assert to_config(digits(), store=tmp_path / "three", shared=tmp_path / "nowhere") == said
     assert (tmp_path / "three" / name).exists()
 
 
 def test_nothing_is_written_unless_all_can_be_said(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded):
-        recipe([torch.zeros(2), lambda: 3], store=tmp_path / "store")
+    with pytest.raises(SerializationError):
+        to_config([torch.zeros(2), lambda: 3], store=tmp_path / "store")
     assert not (tmp_path / "store").exists()
 
 
-class Twice(Recorded):
+class Twice(Configurable):
     """A user's own augmentation, as a class with an `__init__`."""
 
     def __init__(self, by: float, /, *names: str, often: int = 2, note: Any = object(), **more: int) -> None:  # noqa: B008
@@ -208,15 +214,16 @@ def test_a_users_own_classes_and_functions_come_back_too() -> None:
     for value in (Twice(0.5), Twice(0.5, "a", "b", often=3, depth=2)):
         again = through_json(value)
         assert again.options == value.options
-        assert recipe(again) == recipe(value)
-        assert copy.deepcopy(value).built_with() == pickle.loads(pickle.dumps(value)).built_with() == value.built_with()
+        assert to_config(again) == to_config(value)
+        for copied in (copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+            assert copied.init_arguments() == value.init_arguments()
     assert through_json(Options([0.1], hidden=7)) == Options([0.1], hidden=7)
     assert through_json(grey) is grey
-    assert made(recipe(grey), names=named([grey])) is grey
+    assert from_config(to_config(grey), names=referenced_objects([grey])) is grey
 
 
 def test_a_recorded_class_without_options_takes_none() -> None:
-    class Nothing(Recorded):
+    class Nothing(Configurable):
         pass
 
     with pytest.raises(TypeError, match=r"Nothing\(\) takes no arguments"):
@@ -238,12 +245,12 @@ def loop() -> list[Any]:
         (loop.__get__(3), r"^value is loop, a method"),
         (Twice(0.5, lambda: 3), r"^value.names\[0\] is a lambda"),  # type: ignore[arg-type]
         (Options(rates=[Plain()]), r"^value.rates\[0\] is a Plain, .* frozen dataclass, or derive it from"),
-        (torch.Generator(), "^value is a Generator, .* give the seed"),
+        (torch.Generator(), "^value is a Generator, .* pass the seed"),
         (torch.zeros(2).numpy(), "^value is a ndarray, .* torch.from_numpy"),
-        (nn.Sequential(nn.Linear(2, 2)), "^value is a Sequential, .*derive Sequential from .*Recorded"),
-        ([torch.zeros(2)], r"^value\[0\] is a tensor of shape \[2\], which JSON cannot hold: give store="),
-        (digits(), "^value is a set of 6 images, .* give store="),
-        ({3: {"w": torch.zeros(2)}}, r"^value\[3\] is 1 tensors by name, .* give store="),
+        (nn.Sequential(nn.Linear(2, 2)), "^value is a Sequential, .*derive Sequential from .*Configurable"),
+        ([torch.zeros(2)], r"^value\[0\] is a tensor of shape \[2\], which JSON cannot hold: pass store="),
+        (digits(), "^value is a set of 6 images, .* pass store="),
+        ({3: {"w": torch.zeros(2)}}, r"^value\[3\] is 1 named tensors, .* pass store="),
         (loop(), r"^value\[0\] contains itself"),
         (sys, "^value is a module"),
         ({1, 2}, "^value is a set, "),
@@ -253,8 +260,8 @@ def loop() -> list[Any]:
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_what_cannot_be_said_is_named_with_its_place_and_the_remedy(value: Any, message: str) -> None:
-    with pytest.raises(NotRecorded, match=message):
-        recipe(value)
+    with pytest.raises(SerializationError, match=message):
+        to_config(value)
 
 
 def test_what_stands_within_a_function_has_no_name() -> None:
@@ -264,10 +271,10 @@ def test_what_stands_within_a_function_has_no_name() -> None:
     class Inside:
         pass
 
-    with pytest.raises(NotRecorded, match=r"^value is the function .*inside within a function.*top level"):
-        recipe(inside)
-    with pytest.raises(NotRecorded, match=r"^value is a .*Inside, .* top level"):
-        recipe(Inside())
+    with pytest.raises(SerializationError, match=r"^value is the nested function .*inside.*top level"):
+        to_config(inside)
+    with pytest.raises(SerializationError, match=r"^value is a .*Inside, .* top level"):
+        to_config(Inside())
 
 
 # Files that mean harm, or are damaged.
@@ -279,10 +286,10 @@ WORLD = [
     "distillkit.privacy:Ledger", "distillkit.privacy.ledger.ledger:Ledger", "distillkit.condense._state:save_state",
     "distillkit.locking:owned", "fl.engine.store:Store", "fl.deploy.loopback._processes:Process", "fl:simulate",
     "torch.nn:Module.load_state_dict", "torch.nn.functional:torch.load", "torch.nn:functional.torch.load",
-    "torch.nn.functional:importlib.import_module", "torchvision.models:_api", "distillkit.recipes.making:find",
+    "torch.nn.functional:importlib.import_module", "torchvision.models:_api", "distillkit.serialization:_find",
     "distillkit.networks:ConvNet.__init__.__globals__", "distillkit:..os", "", ":", "distillkit", "os:", ":system",
     "distillkit.networks:", "distillkit.nowhere:f", "distillkit.networks:Nowhere", "fl/../os:system",
-    "distillkit._utils.init_recorder:Recorded.__subclasses__", "torch.nn.modules.module:warnings.warn",
+    "distillkit._utils.configurable:Configurable.__subclasses__", "torch.nn.modules.module:warnings.warn",
     f"{HERE}:os.system", f"{HERE}:json.loads", f"{HERE}:DIGITS", f"{HERE}:small",
 ]  # fmt: skip
 
@@ -292,28 +299,28 @@ WORLD = [
 def test_a_file_cannot_name_what_is_no_component(path: str, kind: str) -> None:
     said = {"partial": {"name": path}} if kind == "partial" else {kind: path}
     before = set(sys.modules)
-    with pytest.raises(NotMade, match=r"recipe.*names='?|recipe"):
-        made(said, trust=[HERE])
+    with pytest.raises(ConfigError, match=r"config.*names='?|config"):
+        from_config(said, trust=[HERE])
     assert set(sys.modules) - before == set()
 
 
 def test_only_dataclasses_and_recorded_classes_are_called() -> None:
     called: list[int] = []
-    with pytest.raises(NotMade, match="is no dataclass and no Recorded class"):
-        made({"object": "x:f", "args": [3]}, names={"x:f": called.append})
-    with pytest.raises(NotMade, match="is no dataclass and no Recorded class"):
-        made({"object": f"{HERE}:Plain"}, trust=[HERE])
-    with pytest.raises(NotMade, match="is no dataclass and no Recorded class"):
-        made({"object": "torch.nn:Linear", "args": [2, 2]})
+    with pytest.raises(ConfigError, match="is neither a dataclass nor Configurable"):
+        from_config({"object": "x:f", "args": [3]}, names={"x:f": called.append})
+    with pytest.raises(ConfigError, match="is neither a dataclass nor Configurable"):
+        from_config({"object": f"{HERE}:Plain"}, trust=[HERE])
+    with pytest.raises(ConfigError, match="is neither a dataclass nor Configurable"):
+        from_config({"object": "torch.nn:Linear", "args": [2, 2]})
     assert called == []
 
 
 def test_a_module_is_trusted_by_its_own_name_alone() -> None:
-    said = recipe(grey)
+    said = to_config(grey)
     for trust in ([], ["tests"], ["tests.distillkit"]):
-        with pytest.raises(NotMade, match=rf"names '{HERE}:grey', which is outside .*names=.*trust=\['{HERE}'\]"):
-            made(said, trust=trust)
-    assert made(said, trust=HERE) is grey
+        with pytest.raises(ConfigError, match=rf"names '{HERE}:grey', which is outside .*names=.*trust=\['{HERE}'\]"):
+            from_config(said, trust=trust)
+    assert from_config(said, trust=HERE) is grey
 
 
 @pytest.mark.parametrize(
@@ -331,70 +338,71 @@ def test_a_module_is_trusted_by_its_own_name_alone() -> None:
     ids=str,
 )  # fmt: skip
 def test_what_is_damaged_or_unknown_is_refused_by_its_place(said: Any, tmp_path: Path) -> None:
-    with pytest.raises(NotMade, match=r"^recipe\[1\]"):
-        made([0, said], store=tmp_path)
+    with pytest.raises(ConfigError, match=r"^config\[1\]"):
+        from_config([0, said], store=tmp_path)
 
 
 def test_nesting_without_end_is_refused() -> None:
     deep: Any = 1
     for _ in range(500):
         deep = [deep]
-    with pytest.raises(NotMade, match="nested deeper"):
-        made(deep)
+    with pytest.raises(ConfigError, match="nested deeper"):
+        from_config(deep)
 
 
 @settings(max_examples=50)
 @given(PLAIN)
 def test_any_json_is_built_or_refused(value: Any) -> None:
-    with contextlib.suppress(NotMade):  # no other error
-        made(json.loads(json.dumps(value, skipkeys=True)))
+    with contextlib.suppress(ConfigError):  # no other error
+        from_config(json.loads(json.dumps(value, skipkeys=True)))
 
 
 def test_tensors_that_were_changed_or_are_gone_are_refused(tmp_path: Path) -> None:
-    said = recipe([torch.zeros(2), digits()], store=tmp_path)
+    said = to_config([torch.zeros(2), digits()], store=tmp_path)
     files = {k: tmp_path / f"{v}.safetensors" for part in said for k, v in part.items()}
     digits().replace(labels=torch.zeros(6, dtype=torch.int64)).save(files["set"])
-    with pytest.raises(NotMade, match=r"recipe\[1\].*was changed"):
-        made(said, store=tmp_path)
-    other = recipe(torch.ones(2), store=tmp_path)
+    with pytest.raises(ConfigError, match=r"config\[1\].*was changed"):
+        from_config(said, store=tmp_path)
+    other = to_config(torch.ones(2), store=tmp_path)
     os.replace(tmp_path / f"{other['tensor']}.safetensors", files["tensor"])
-    with pytest.raises(NotMade, match=r"recipe\[0\].*were changed"):
-        made(said, store=tmp_path)
+    with pytest.raises(ConfigError, match=r"config\[0\].*were changed"):
+        from_config(said, store=tmp_path)
     files["tensor"].unlink()
-    with pytest.raises(NotMade, match=r"recipe\[0\].*does not exist"):
-        made(said, store=tmp_path)
-    with pytest.raises(NotMade, match=r"recipe\[0\] needs .* give store="):
-        made(said)
+    with pytest.raises(ConfigError, match=r"config\[0\].*does not exist"):
+        from_config(said, store=tmp_path)
+    with pytest.raises(ConfigError, match=r"config\[0\] needs .* pass store="):
+        from_config(said)
 
 
-def test_the_rooms_whose_functions_may_be_named_write_no_files() -> None:
+def test_packages_whose_functions_may_be_named_write_no_files() -> None:
     """Else a file could have a `partial` of them called where a network's factory is wanted."""
     root = Path(distillkit.__file__).parent
-    for room, path in ((r, p) for r in ROOMS for p in (root / r).rglob("*.py")):
+    for package, path in ((r, p) for r in serialization._FUNCTION_PACKAGES for p in (root / r).rglob("*.py")):
         tree = ast.parse(path.read_text())
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         called = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         writes = (names | called) & {"write_atomically", "write_tensors", "replacing", "write_bytes", "write_text",
                                      "rmtree", "save_file", "system", "Popen", "import_module"}  # fmt: skip
         writes |= names & {"eval", "exec"}
-        if room == "data":
+        if package == "data":
             writes -= {"replacing", "write_atomically", "write_tensors"}  # caches of what they read
         module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
-        assert not writes or module in CLOSED, f"{module} uses {writes}: name it in CLOSED, or move it"
+        excluded = serialization._EXCLUDED_MODULES
+        assert not writes or module in excluded, f"{module} uses {writes}: exclude it, or move it"
 
 
 # What changed since.
 
 
 def test_a_function_of_the_users_that_is_written_otherwise_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = recipe(grey)
-    assert recipe(ConvNet) == {"name": "distillkit.networks:ConvNet"}
+    said = to_config(grey)
+    assert to_config(ConvNet) == {"name": "distillkit.networks:ConvNet"}
     assert set(said) == {"name", "source"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made(said, trust=[HERE])
-    with pytest.warns(UserWarning, match="grey is not written as it was"):
-        made({**said, "source": "0" * 16}, trust=[HERE])
+        from_config(said, trust=[HERE])
+    with pytest.warns(UserWarning, match="source code of .*grey has changed"):
+        from_config({**said, "source": "0" * 16}, trust=[HERE])
 
 
 @pytest.mark.parametrize("process", ["__main__", "__mp_main__"])
@@ -404,12 +412,12 @@ def test_the_scripts_own_functions_are_found_in_spawned_processes_too(
     script = types.ModuleType(process)
     exec("import os\nfrom os import system\ndef mine(): ...\n", vars(script))
     monkeypatch.setitem(sys.modules, process, script)
-    said = recipe(script.mine)
+    said = to_config(script.mine)
     assert said["name"] == "__main__:mine"
-    assert made(said) is script.mine
+    assert from_config(said) is script.mine
     for path in ("__main__:os.system", "__main__:system", "__main__:nowhere", "__mp_main__:mine"):
-        with pytest.raises(NotMade, match="names"):
-            made({"name": path})
+        with pytest.raises(ConfigError, match="names"):
+            from_config({"name": path})
 
 
 def test_a_class_may_be_ordered_mapping_of_tensors(tmp_path: Path) -> None:

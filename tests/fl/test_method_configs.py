@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import fl
-from distillkit import recipes
-from distillkit.recipes import made, recipe
+from distillkit import serialization
+from distillkit.serialization import from_config, to_config
 from fl import CheckpointError, Classification, ClientDP, FedAvg, Filtered, MultiLabel, Phase, simulate
 from fl._parts import identity
 from fl.averaging import AddOn
@@ -29,11 +29,11 @@ LAMBDAS = ("two architectures",)
 
 
 def assert_built_again(value: Any, store: Path) -> Any:
-    said = json.loads(json.dumps(recipe(value, store=store)))
-    again = made(said, store=store, trust=TRUST)
+    said = json.loads(json.dumps(to_config(value, store=store)))
+    again = from_config(said, store=store, trust=TRUST)
     assert identity(again) == identity(value)
     assert type(again) is type(value)
-    assert recipe(again, store=store) == said
+    assert to_config(again, store=store) == said
     return again
 
 
@@ -59,8 +59,8 @@ def test_every_base_is_built_again_with_an_addon(base: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("base", LAMBDAS)
 def test_a_network_that_is_a_lambda_is_refused_by_its_place(base: str) -> None:
-    with pytest.raises(recipes.NotRecorded, match=r"^value.factory\['wide'\] is a lambda"):
-        recipe(BASES[base][0]())
+    with pytest.raises(serialization.SerializationError, match=r"^value.factory\['wide'\] is a lambda"):
+        to_config(BASES[base][0]())
 
 
 def test_all_classes_were_built_again() -> None:
@@ -112,8 +112,8 @@ def test_a_runs_config_says_its_method_and_what_labels_mean(tmp_path: Path) -> N
     said = config(tmp_path)
     assert said["format"] == "distillkit.run/2"
     assert "recipe_missing" not in said
-    again = made(said["recipe"], store=tmp_path / "arguments", trust=TRUST)
-    assert made(said["labels"]) == Classification(3)
+    again = from_config(said["recipe"], store=tmp_path / "arguments", trust=TRUST)
+    assert from_config(said["labels"]) == Classification(3)
     assert_same(simulate(again, federation(), seed=said["seed"], **HOW), run)
 
 
@@ -123,7 +123,7 @@ def test_what_else_a_repetition_needs_stands_there(tmp_path: Path) -> None:
     simulate(FedAvg(factory=Tiny), held, rounds=1, task=MultiLabel(3), out=tmp_path / "rows", participation=3,
              min_replies=2, progress=False)  # fmt: skip
     said = config(tmp_path / "rows")
-    assert made(said["labels"]) == MultiLabel(3)
+    assert from_config(said["labels"]) == MultiLabel(3)
     assert (said["participation"], said["min_replies"]) == (3, 2)
     simulate(method, federation(), rounds=1, secret=3, out=tmp_path / "private",
              evaluate="none", server_threads=2, progress=False)  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_run_whose_method_has_no_name_says_why(tmp_path: Path) -> None:
     simulate(FedAvg(factory=lambda outputs: Tiny(outputs)), federation(), out=tmp_path, **HOW)
     said = config(tmp_path)
     assert said["recipe"] is None
-    assert said["recipe_missing"].startswith("method.factory is a lambda, which cannot be said in JSON")
+    assert said["recipe_missing"].startswith("method.factory is a lambda, which has no JSON form")
     assert not (tmp_path / "arguments").exists()
 
 
@@ -147,7 +147,7 @@ class Forgets(AddOn):
     def __init__(self, by: float = 0.5) -> None:
         self.by = by
 
-    def built_with(self) -> Any:
+    def init_arguments(self) -> Any:
         return (), {}
 
     def arguments(self) -> Any:

@@ -1,0 +1,46 @@
+"""Base class of objects that record their constructor arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+__all__ = ["Configurable"]
+
+
+class Configurable:
+    """Base class that records constructor arguments, so that `distillkit.serialization` can rebuild the object.
+
+    Use it for classes that are not dataclasses; methods, add-ons and filters already have it. Write
+    `class Cropped(Configurable)` for an augmentation or a network of your own with an `__init__`, and a run's
+    `config.json` is enough to rebuild it. The constructor must have no side effects: reading a record may call it.
+    """
+
+    __slots__ = ("_init_arguments",)  # not in `vars`, from which a class may take its options
+    _init_arguments: tuple[Sequence[Any], Mapping[str, Any]]
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Create the object and record its arguments."""
+        if cls.__init__ is object.__init__ and (args or options):
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        created = super().__new__(cls)
+        object.__setattr__(created, "_init_arguments", (args, options))
+        return created
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes and the recorded arguments, for copies and pickles."""
+        return {**self.__dict__, "_init_arguments": self._init_arguments}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restore attributes and recorded arguments."""
+        state = dict(state)
+        object.__setattr__(self, "_init_arguments", state.pop("_init_arguments"))
+        restore = getattr(super(), "__setstate__", self.__dict__.update)
+        restore(state)
+
+    def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the positional and keyword arguments that rebuild this object, by default the recorded ones.
+
+        Override this method in a class that copies an argument which the caller may change later.
+        """
+        return self._init_arguments
