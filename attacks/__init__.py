@@ -8,8 +8,14 @@ from attacks.matching import align, match
 from attacks.metrics import MissingWeights, lpips, psnr, ssim
 from attacks.reporting import Report, report
 from attacks.statistics import Estimate, Point, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
+from distillkit._utils.lazy_loading import lazy_submodules
 
 __all__ = [
     "Estimate", "MissingWeights", "Point", "Rate", "Report", "Roc", "align", "at_threshold", "bonferroni",
     "clopper_pearson", "lpips", "match", "ppv", "psnr", "report", "roc", "ssim",
 ]  # fmt: skip
+__getattr__, __dir__ = lazy_submodules(
+    __name__,
+    ("audit", "inversion", "matching", "membership", "metrics", "reporting", "statistics", "transcript"),
+    __all__,
+)

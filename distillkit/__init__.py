@@ -1,7 +1,14 @@
 """Standalone dataset-distillation and privacy components for PyTorch image classification."""
 
+from distillkit._utils.lazy_loading import lazy_submodules
 from distillkit._utils.provenance import VERSION as __version__
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
 __all__ = ["LabeledImages", "Normalization", "__version__"]
+__getattr__, __dir__ = lazy_submodules(
+    __name__,
+    ("augment", "condense", "data", "evaluate", "generate", "losses", "networks", "normalization", "plot", "privacy",
+     "rng", "select", "serialization", "sets", "study", "training"),
+    __all__,
+)  # fmt: skip

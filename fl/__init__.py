@@ -4,6 +4,7 @@ What it takes to run a method, and to write an add-on, a filter or a method of o
 are in `fl.addons`, their methods in `fl.methods`.
 """
 
+from distillkit._utils.lazy_loading import lazy_submodules
 from fl.addons.fedopt import ServerAdaptive
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_replied
 from fl.batches import Batch, Phase, shuffled
@@ -64,3 +65,4 @@ __all__ = [
     "simulate",
     "sums_like",
 ]
+__getattr__, __dir__ = lazy_submodules(__name__, ("addons", "deploy", "filters", "methods", "secure", "study"), __all__)

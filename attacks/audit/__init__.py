@@ -27,3 +27,4 @@ __all__ = [
     "refutes",
     "replay",
 ]
+__dir__ = __all__.copy

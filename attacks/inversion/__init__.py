@@ -24,3 +24,4 @@ __all__ = [
     "Noise", "Prior", "Recovered", "Replayed", "Sparsify", "Sweep", "Victim", "batch_norm_prior", "class_counts",
     "held_classes", "invert_gradient", "invert_message", "label_of_one", "linear_input", "linear_inputs", "sweep",
 ]  # fmt: skip
+__dir__ = __all__.copy

@@ -22,3 +22,4 @@ __all__ = [
     "gradient_norm", "halves", "leave_one_out", "lira", "loss", "margin", "model_scorer", "nearest", "rmia",
     "shadow_classifier", "shadows", "stable_logit",
 ]  # fmt: skip
+__dir__ = __all__.copy

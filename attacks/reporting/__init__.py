@@ -6,3 +6,4 @@ from attacks.reporting.replays import Inversion
 from attacks.reporting.report import OtherSpace, Report, report
 
 __all__ = ["Audit", "DamagedRun", "Inversion", "NoRun", "OtherSpace", "Report", "report"]
+__dir__ = __all__.copy

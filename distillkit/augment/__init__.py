@@ -15,3 +15,4 @@ __all__ = [
     "require_augmentation",
     "require_space",
 ]
+__dir__ = __all__.copy

@@ -25,3 +25,4 @@ __all__ = [
     "random_subset",
     "save_state",
 ]
+__dir__ = __all__.copy

@@ -45,3 +45,4 @@ __all__ = [
     "split_by",
     "synth_digits_like",
 ]
+__dir__ = __all__.copy

@@ -25,3 +25,4 @@ __all__ = [
     "stylegan_noise",
     "upsampled_gaussian",
 ]
+__dir__ = __all__.copy

@@ -35,3 +35,4 @@ __all__ = [
     "supervised_contrastive",
     "total_variation",
 ]
+__dir__ = __all__.copy

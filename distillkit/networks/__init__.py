@@ -32,3 +32,4 @@ __all__ = [
     "norm_layer",
     "split",
 ]
+__dir__ = __all__.copy

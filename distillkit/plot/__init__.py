@@ -15,3 +15,4 @@ __all__ = [
     "selection",
     "tsne",
 ]
+__dir__ = __all__.copy

@@ -83,3 +83,4 @@ __all__ = [
     "train_private",
     "without_batch_norm",
 ]
+__dir__ = __all__.copy

@@ -17,6 +17,7 @@ from distillkit.select.balance import centroid_distances, kmeans_balance
 from distillkit.select.prune import checked_logits, prune_by_confidence
 
 __all__ = ["centroid_distances", "kmeans_balance", "prune_by_confidence", "select"]
+__dir__ = __all__.copy
 
 
 def select(

@@ -5,3 +5,4 @@ from distillkit.sets.labeled import LabeledImages, Labels
 from distillkit.sets.stored import StoredImages
 
 __all__ = ["Images", "LabeledImages", "Labels", "StoredImages", "as_set"]
+__dir__ = __all__.copy

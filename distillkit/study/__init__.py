@@ -50,3 +50,4 @@ __all__ = [
     "tuning_table",
     "write_records",
 ]
+__dir__ = __all__.copy

@@ -59,3 +59,4 @@ __all__ = [
     "SharedImage",
     "SharedPool",
 ]
+__dir__ = __all__.copy

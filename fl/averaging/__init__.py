@@ -9,3 +9,4 @@ from fl.averaging.settings import Settings
 from fl.averaging.step import Output, Step
 
 __all__ = ["AddOn", "AveragingServer", "FedAvg", "Local", "Output", "Settings", "Step", "require_replied"]
+__dir__ = __all__.copy

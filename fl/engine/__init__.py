@@ -7,3 +7,4 @@ from fl.engine.simulate import simulate
 from fl.engine.store import CheckpointError
 
 __all__ = ["CheckpointError", "Holding", "Loopback", "Run", "simulate"]
+__dir__ = __all__.copy

@@ -5,3 +5,4 @@ from fl.filters.filter import Filter
 from fl.filters.filtered import Filtered
 
 __all__ = ["Adaptive", "ClientDP", "Filter", "Filtered"]
+__dir__ = __all__.copy

@@ -23,3 +23,4 @@ __all__ = [
     "SingleImage",
     "SummedFedDM",
 ]
+__dir__ = __all__.copy

@@ -6,3 +6,4 @@ from fl.secure.keys import Keyring, Registry
 from fl.secure.sums import SecureSums
 
 __all__ = ["Keyring", "MissingCryptography", "NotAuthentic", "Refused", "Registry", "SecureSums"]
+__dir__ = __all__.copy

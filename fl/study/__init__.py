@@ -17,3 +17,4 @@ __all__ = [
     "to_target",
     "worst_clients",
 ]
+__dir__ = __all__.copy

@@ -34,3 +34,4 @@ __all__ = [
     "serve",
     "server_app",
 ]
+__dir__ = __all__.copy

@@ -1,0 +1,28 @@
+"""Subpackages that are imported at first use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection
+from types import ModuleType
+
+__all__ = ["lazy_submodules"]
+
+
+def lazy_submodules(
+    package: str, submodules: Collection[str], names: Collection[str]
+) -> tuple[Callable[[str], ModuleType], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose public submodules load on attribute access (PEP 562).
+
+    Args:
+        package: name of the package.
+        submodules: its public submodules.
+        names: its other public names.
+    """
+
+    def load(name: str) -> ModuleType:
+        if name not in submodules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return importlib.import_module(f"{package}.{name}")
+
+    return load, lambda: sorted([*names, *submodules])
