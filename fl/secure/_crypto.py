@@ -1,7 +1,7 @@
-"""The cryptography library's primitives, as the protocol needs them; imported where they are used.
+"""Cryptographic primitives of the protocol, from the `cryptography` library, which is imported on first use.
 
-Keys and seeds are 32 bytes. Everything that is agreed on or signed begins with what it is for, so that nothing made
-for one purpose is of use for another.
+Keys and seeds have 32 bytes. Every derived key and every signed text begins with a label of its purpose, so a value
+made for one purpose is useless for another.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "BOX_BYTES", "KEY_BYTES", "SIGNATURE_BYTES", "MissingCryptography", "NotAuthentic", "add_mask", "digest",
-    "identity_public", "mask_key", "new_identity", "new_pair", "open_box", "public_of", "require_library", "seal_box",
-    "sign", "verify",
+    "BOX_OVERHEAD", "KEY_BYTES", "SIGNATURE_BYTES", "AuthenticationError", "MissingCryptography", "add_mask",
+    "agreement_public_key", "derive_mask_key", "digest", "new_agreement_keys", "new_signing_key", "open_box",
+    "require_cryptography", "seal_box", "sign", "signing_public_key", "verify",
 ]  # fmt: skip
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
-BOX_BYTES = 16
-"""How much longer a sealed box is than what it holds."""
+BOX_OVERHEAD = 16
+"""Extra bytes of a sealed box compared with its content."""
 _WORDS = 1 << 17
-"""64-bit words of a mask that are made at a time: 1 MB."""
+"""64-bit words of a mask that are generated at a time (1 MB)."""
 
 
 class MissingCryptography(ImportError):
-    """The cryptography library is not installed here; the message says how to get it."""
+    """The `cryptography` library is not installed; the message says how to install it."""
 
 
-class NotAuthentic(ValueError):
-    """A key, a box or a signature is not of the client that it is said to be of."""
+class AuthenticationError(ValueError):
+    """A key, box or signature does not come from the client named as its sender."""
 
 
-def require_library() -> None:
-    """Find out whether the cryptography library is here, before anything depends on it.
+def require_cryptography() -> None:
+    """Check that the `cryptography` library is installed.
 
     Raises:
         MissingCryptography: it is not.
@@ -48,7 +48,7 @@ def require_library() -> None:
 
 
 def digest(label: str, *parts: bytes) -> bytes:
-    """SHA-256 of a label and of parts, each with its length, so that no two lists have one digest by construction."""
+    """Return the SHA-256 of a label and parts, each preceded by its length, so different lists never coincide."""
     from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
     found = Hash(SHA256())
@@ -57,46 +57,46 @@ def digest(label: str, *parts: bytes) -> bytes:
     return found.finalize()
 
 
-def _derived(shared: bytes, label: str, *about: bytes) -> bytes:
+def _derive_key(shared: bytes, label: str, *context: bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    return HKDF(SHA256(), KEY_BYTES, None, digest(label, *about)).derive(shared)
+    return HKDF(SHA256(), KEY_BYTES, None, digest(label, *context)).derive(shared)
 
 
-# Signatures, Ed25519.
+# Signatures: Ed25519.
 
 
-def new_identity() -> bytes:
-    """A private key to sign with, from the operating system's generator."""
+def new_signing_key() -> bytes:
+    """Draw a private signing key from the operating system's generator."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
-def identity_public(private: bytes) -> bytes:
-    """The public key that belongs to a `private` key to sign with."""
-    return _signer(private).public_key().public_bytes_raw()
+def signing_public_key(private: bytes) -> bytes:
+    """Return the public key of a `private` signing key."""
+    return _load_signing_key(private).public_key().public_bytes_raw()
 
 
-def _signer(private: bytes) -> Any:
+def _load_signing_key(private: bytes) -> Any:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(private)
 
 
 def sign(private: bytes, statement: bytes) -> bytes:
-    """A `private` key's signature of a `statement`, 64 bytes."""
-    return _signer(private).sign(statement)
+    """Sign a `statement` with a `private` key; the signature has 64 bytes."""
+    return _load_signing_key(private).sign(statement)
 
 
 def verify(public: bytes, signature: bytes, statement: bytes) -> bool:
-    """Whether a signature of a statement was made with the private key that belongs to a public one.
+    """Check a signature.
 
     Args:
-        public: of the signer.
+        public: public key of the signer.
         signature: 64 bytes.
-        statement: what was signed.
+        statement: the signed text.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -108,94 +108,94 @@ def verify(public: bytes, signature: bytes, statement: bytes) -> bool:
     return True
 
 
-# Key agreement, X25519.
+# Key agreement: X25519.
 
 
-def new_pair() -> tuple[bytes, bytes]:
-    """A fresh private key for key agreement from the operating system's generator, and its public key."""
+def new_agreement_keys() -> tuple[bytes, bytes]:
+    """Draw a private key for key agreement from the operating system's generator; return it with its public key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     key = X25519PrivateKey.generate()
     return key.private_bytes_raw(), key.public_key().public_bytes_raw()
 
 
-def public_of(private: bytes) -> bytes:
-    """The public key that belongs to a `private` one for key agreement."""
+def agreement_public_key(private: bytes) -> bytes:
+    """Return the public key of a `private` key for key agreement."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def _shared(private: bytes, public: bytes) -> bytes:
+def _agree(private: bytes, public: bytes) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:  # a point of small order, with which everybody would agree on the same
-        raise NotAuthentic("a public key for key agreement is none that a client could have drawn") from error
+    except ValueError as error:  # a point of small order gives everybody the same shared secret
+        raise AuthenticationError("not a valid public key for key agreement (a point of small order)") from error
 
 
-def mask_key(private: bytes, public: bytes, transcript: bytes) -> bytes:
-    """The key of the mask between two clients; both find the same.
+def derive_mask_key(private: bytes, public: bytes, transcript: bytes) -> bytes:
+    """Derive the key of the mask that two clients share; both derive the same one.
 
     Args:
-        private: the one's.
-        public: the other's.
-        transcript: digest of who takes part, with which keys.
+        private: private key of one client.
+        public: public key of the other.
+        transcript: digest of the participants and their keys.
     """
-    return _derived(_shared(private, public), "mask", transcript)
+    return _derive_key(_agree(private, public), "mask", transcript)
 
 
-# Boxes, ChaCha20-Poly1305. A key is used for one box, so the nonce need not vary.
+# Boxes: ChaCha20-Poly1305. Every key encrypts one box, so the nonce can be constant.
 
 
-def _box(private: bytes, public: bytes, about: bytes) -> Any:
+def _box_cipher(private: bytes, public: bytes, context: bytes) -> Any:
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-    return ChaCha20Poly1305(_derived(_shared(private, public), "box", about))
+    return ChaCha20Poly1305(_derive_key(_agree(private, public), "box", context))
 
 
-def seal_box(private: bytes, public: bytes, content: bytes, about: bytes) -> bytes:
-    """Encrypt what only one other client may read, and in which nobody can change a bit.
+def seal_box(private: bytes, public: bytes, content: bytes, context: bytes) -> bytes:
+    """Encrypt and authenticate a message from one client to another.
 
     Args:
-        private: the sender's.
-        public: the receiver's.
-        content: to be sent; once only with these keys and this `about`.
-        about: from whom to whom, in which round: what must be the same where the box is opened.
+        private: the sender's private key.
+        public: the receiver's public key.
+        content: plaintext. Use a pair of keys and a `context` for one message only.
+        context: sender, receiver and round; must be the same when the box is opened.
     """
-    return _box(private, public, about).encrypt(bytes(12), content, about)
+    return _box_cipher(private, public, context).encrypt(bytes(12), content, context)
 
 
-def open_box(private: bytes, public: bytes, box: bytes, about: bytes) -> bytes:
-    """Decrypt what another client has sealed.
+def open_box(private: bytes, public: bytes, box: bytes, context: bytes) -> bytes:
+    """Decrypt a message from another client.
 
     Args:
-        private: the receiver's.
-        public: the sender's.
-        box: what came.
-        about: as where it was sealed.
+        private: the receiver's private key.
+        public: the sender's public key.
+        box: the ciphertext.
+        context: the one with which the box was sealed.
 
     Raises:
-        NotAuthentic: it was changed, or is another client's, or of another round.
+        AuthenticationError: the box was changed, or comes from another client or round.
     """
     from cryptography.exceptions import InvalidTag
 
     try:
-        return _box(private, public, about).decrypt(bytes(12), box, about)
+        return _box_cipher(private, public, context).decrypt(bytes(12), box, context)
     except InvalidTag as error:
-        raise NotAuthentic("a box does not open: it was changed, or is of another client or round") from error
+        raise AuthenticationError("cannot open a box: it was changed, or comes from another client or round") from error
 
 
-# Masks, ChaCha20.
+# Masks: ChaCha20.
 
 
 def add_mask(total: Tensor, seed: bytes, sign: int) -> None:
-    """Add or subtract, in place and mod 2^64, the mask that follows from a seed.
+    """Add or subtract the mask of a seed, in place and mod 2^64.
 
     Args:
-        total: int64, of one dimension, on the CPU.
-        seed: 32 bytes; of one mask only.
+        total: int64, one dimension, on the CPU.
+        seed: 32 bytes; use it for one mask only.
         sign: 1 or -1.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher

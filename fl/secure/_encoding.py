@@ -1,8 +1,8 @@
-"""A reply as one vector of whole numbers that can be added mod 2^64, and the sum of such vectors as reduced replies.
+"""Encoding of replies as integer vectors that are summed mod 2^64, and decoding of the sum into reduced replies.
 
-Fixed point with public units: a value v of an entry whose numbers are at most B, with a weight w of at most W, becomes
-the whole number nearest to 2^bits w v / (W B). With N clients the sum is at most N 2^bits, below 2^63, so that it is
-the true sum; its error is at most half a unit a client, W B / 2^(bits + 1). Integers are added as they are.
+Fixed point with public units: a value v of an entry with maximum B and a weight w of at most W becomes the integer
+nearest to 2^bits w v / (W B). With N clients the sum is at most N 2^bits, below 2^63, so it cannot overflow; its error
+is at most half a unit per client, W B / 2^(bits + 1). Integers are added as they are.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from fl.message import Entry, Message, Value
 from fl.reduce import Like, Reduced, Schema, divided
 from fl.schema import MOST
 
-__all__ = ["Layout", "Line", "TooLarge"]
+__all__ = ["BoundExceeded", "EntryLayout", "ReplyLayout"]
 
-_FULL = 2**63
+_INT64_LIMIT = 2**63
 
 
-class TooLarge(ValueError):
-    """A client's value is beyond the public maximum; nothing was sent. Which one it was is said, how large is not."""
+class BoundExceeded(ValueError):
+    """A client's value exceeds its public maximum; nothing was sent. The message names the entry, but not the value."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """One entry of a reply, as both sides know it.
+class EntryLayout:
+    """Encoding of one entry of a reply.
 
     Attributes:
-        key: of the entry.
+        key: key of the entry.
         form: "number", "tensor" or "group".
         rule: "sum" or "mean".
-        by: the key of the entry that holds the weights of this one, or "".
-        over: the public denominator of a mean, if it has one.
-        most: B, the largest absolute value of a number in it.
-        parts: name ("" but in a group), shape and dtype ("" of a number) of each tensor.
+        by: key of the entry that holds its weights, or "".
+        over: public denominator of a mean, if any.
+        most: B, the largest absolute value allowed in the entry.
+        parts: name ("" outside of groups), shape and dtype ("" for a number) of each tensor.
     """
 
     key: str
@@ -54,188 +54,189 @@ class Line:
     parts: tuple[tuple[str, tuple[int, ...], str], ...]
 
     @property
-    def whole(self) -> bool:
-        """Whether it holds integers, which are added as they are."""
+    def is_integer(self) -> bool:
+        """Whether the entry holds integers, which are added as they are."""
         return all(dtype.startswith(("int", "uint")) for _, _, dtype in self.parts) and bool(self.parts)
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How replies of one form are written as one vector.
+class ReplyLayout:
+    """Layout of a reply as one integer vector.
 
     Args:
-        lines: of the entries, in the order of their keys.
-        bits: as above.
-        clients: N, the most clients that a sum is ever over.
+        entries: in the order of their keys.
+        bits: precision, see the module's docstring.
+        clients: N, the largest number of clients in a sum.
 
     Raises:
-        ValueError: a sum could leave the range.
+        ValueError: a sum could overflow.
     """
 
-    lines: tuple[Line, ...]
+    entries: tuple[EntryLayout, ...]
     bits: int
     clients: int
 
     def __post_init__(self) -> None:
-        if self.clients * (2**self.bits + 1) >= _FULL:
-            raise ValueError(
-                f"bits must be smaller: a sum of whole numbers of {self.bits} bits over {self.clients} clients could "
-                "leave 64 bits"
-            )
-        for line in self.lines:
-            if line.whole and self.clients * line.most >= _FULL:
+        if self.clients * (2**self.bits + 1) >= _INT64_LIMIT:
+            raise ValueError(f"bits={self.bits} is too large: a sum over {self.clients} clients could overflow 64 bits")
+        for entry in self.entries:
+            if entry.is_integer and self.clients * entry.most >= _INT64_LIMIT:
                 raise ValueError(
-                    f"the sum of {line.key} over {self.clients} clients could leave 64 bits: give it a smaller maximum "
-                    "in most"
+                    f"the sum of {entry.key} over {self.clients} clients could overflow 64 bits: give it a smaller "
+                    "maximum in most"
                 )
 
     @classmethod
-    def of(
+    def from_schema(
         cls, schema: Schema, entries: Mapping[str, Entry[Any]], most: Mapping[str, float], bits: int, clients: int
-    ) -> Layout:
-        """The layout of the replies that a schema describes.
+    ) -> ReplyLayout:
+        """Return the layout of the replies that a schema describes.
 
         Args:
-            schema: what a reply holds.
-            entries: what the method declares, by key.
-            most: maxima that were given, by key; they go before those that an entry or the schema states.
-            bits, clients: see `Layout`.
+            schema: entries of a reply.
+            entries: the method's declarations, by key.
+            most: given maxima, by key; they override those of an entry or the schema.
+            bits, clients: see `ReplyLayout`.
 
         Raises:
-            PrivacyError: an entry is no sum, or has no fixed form.
-            ValueError: an entry has no public maximum, or one is given for what replies do not hold.
+            PrivacyError: an entry is not a sum, or has no fixed shape.
+            ValueError: an entry has no public maximum, or `most` names an entry that replies do not hold.
         """
         unknown = sorted(set(most) - set(schema))
         if unknown:
             raise ValueError(
-                f"most names {unknown[0]}, which replies do not hold; they hold {', '.join(sorted(schema))}"
+                f"most names {unknown[0]}, which is not in the replies; they hold {', '.join(sorted(schema))}"
             )
         weights = {entry.by.key for entry in entries.values() if entry.by is not None}
         return cls(
-            tuple(_line(entries[key], schema[key], most.get(key), key in weights) for key in sorted(schema)),
+            tuple(_entry_layout(entries[key], schema[key], most.get(key), key in weights) for key in sorted(schema)),
             bits,
             clients,
         )
 
     @property
     def length(self) -> int:
-        """How many whole numbers a reply is."""
-        return sum(math.prod(shape) for line in self.lines for _, shape, _ in line.parts)
+        """Number of integers in an encoded reply."""
+        return sum(math.prod(shape) for entry in self.entries for _, shape, _ in entry.parts)
 
-    def text(self) -> str:
-        """The layout as JSON, to be sent."""
-        return json.dumps(asdict(self))
+    def to_json(self) -> str:
+        """Return the layout as JSON."""
+        return json.dumps(
+            {"lines": [asdict(entry) for entry in self.entries], "bits": self.bits, "clients": self.clients}
+        )
 
     @classmethod
-    def read(cls, text: str) -> Layout:
-        """The layout that `text` gave."""
-        said = json.loads(text)
-        lines = [
-            Line(**{**line, "parts": tuple((name, tuple(shape), dtype) for name, shape, dtype in line["parts"])})
-            for line in said["lines"]
+    def from_json(cls, text: str) -> ReplyLayout:
+        """Read the `text` of `to_json`."""
+        found = json.loads(text)
+        entries = [
+            EntryLayout(
+                **{**entry, "parts": tuple((name, tuple(shape), dtype) for name, shape, dtype in entry["parts"])}
+            )
+            for entry in found["lines"]
         ]
-        return cls(tuple(lines), said["bits"], said["clients"])
+        return cls(tuple(entries), found["bits"], found["clients"])
 
-    def unit(self, line: Line) -> float:
-        """What one whole number of a line stands for.
+    def unit(self, entry: EntryLayout) -> float:
+        """Return the value of 1 in the encoding of an entry.
 
         Args:
-            line: one of the layout's.
+            entry: an entry of this layout.
         """
-        if line.whole:
+        if entry.is_integer:
             return 1.0
-        weight = next((other.most for other in self.lines if other.key == line.by), 1.0)
-        return weight * line.most / 2.0**self.bits
+        weight = next((other.most for other in self.entries if other.key == entry.by), 1.0)
+        return weight * entry.most / 2.0**self.bits
 
-    def only(self, keys: Collection[str]) -> Layout:
-        """The layout of replies that hold only these of the entries, as in a round in which no weights travel.
+    def select(self, keys: Collection[str]) -> ReplyLayout:
+        """Return the layout of replies with only some of the entries, as in a round without weights.
 
         Args:
-            keys: of entries.
+            keys: keys of the entries.
         """
-        return replace(self, lines=tuple(line for line in self.lines if line.key in keys))
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.key in keys))
 
-    def fits(self, schema: Schema) -> bool:
-        """Whether replies of this `schema`, with all entries or only some of them, are written so."""
-        forms = {line.key: (line.form, line.parts) for line in self.lines}
+    def matches(self, schema: Schema) -> bool:
+        """Check whether replies of this `schema`, with all or some of the entries, have this layout."""
+        forms = {entry.key: (entry.form, entry.parts) for entry in self.entries}
         wanted = {key: (_form(like.value), tuple(_parts(like.value))) for key, like in schema.items()}
         return all(forms.get(key) == form for key, form in wanted.items())
 
     # On a client.
 
     def encode(self, reply: Message) -> Tensor:
-        """A reply as one vector, int64 [length], on the CPU.
+        """Encode a reply as one vector, int64 [length], on the CPU.
 
         Args:
-            reply: of the form that the layout says, with all entries or only some of them.
+            reply: with all or some of the layout's entries.
 
         Raises:
-            TooLarge: a number beyond its entry's maximum, or none at all (NaN).
-            ValueError: a reply of another form.
+            BoundExceeded: a number exceeds its entry's maximum, or is NaN.
+            ValueError: the reply has another layout.
         """
-        held = dict(reply.items())
-        other = sorted(set(held) - {line.key for line in self.lines})
+        values = dict(reply.items())
+        other = sorted(set(values) - {entry.key for entry in self.entries})
         if other:
             raise ValueError(f"the reply holds {other[0]}, which the server does not expect")
-        found = [part for line in self.only(held).lines for part in self._encoded(line, held)]
+        found = [part for entry in self.select(values).entries for part in self._encode_entry(entry, values)]
         return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
 
-    def _encoded(self, line: Line, held: Mapping[str, Value]) -> Iterator[Tensor]:
-        weight = _tensors(held[line.by])[""].double() if line.by else None
-        came = _tensors(held[line.key])
-        form = [(name, tuple(t.shape), _dtype(t, held[line.key])) for name, t in came.items()]
-        if sorted(form) != sorted(line.parts):
-            raise ValueError(f"{line.key} has another form than the server expects")
-        for name, _, _ in line.parts:
-            value = came[name]
-            if not bool((value.double().abs() <= line.most).all()):  # NaN is not
-                where = f"{line.key}[{name}]" if name else line.key
-                raise TooLarge(
-                    f"{where} is beyond its public maximum {line.most:g}, or no number: train with a smaller step, or "
-                    f"give SecureSums a larger one, most={{{line.key}: ...}}, on the server and all clients"
+    def _encode_entry(self, entry: EntryLayout, values: Mapping[str, Value]) -> Iterator[Tensor]:
+        weight = _named_tensors(values[entry.by])[""].double() if entry.by else None
+        tensors = _named_tensors(values[entry.key])
+        form = [(name, tuple(t.shape), _dtype(t, values[entry.key])) for name, t in tensors.items()]
+        if sorted(form) != sorted(entry.parts):
+            raise ValueError(f"{entry.key} has another shape, dtype or type than the server expects")
+        for name, _, _ in entry.parts:
+            value = tensors[name]
+            if not bool((value.double().abs() <= entry.most).all()):  # false for NaN
+                where = f"{entry.key}[{name}]" if name else entry.key
+                raise BoundExceeded(
+                    f"{where} exceeds its public maximum {entry.most:g}, or is NaN: use a smaller "
+                    f"learning rate, or a larger SecureSums(most={{{entry.key}: ...}}) on the server and all clients"
                 )
-            if line.whole:
+            if entry.is_integer:
                 yield value.to(torch.int64).flatten()
                 continue
-            value = value.double() if weight is None else value.double() * _rows(weight, value)
-            yield (value / self.unit(line)).round().to(torch.int64).flatten()
+            value = value.double() if weight is None else value.double() * _broadcast_weight(weight, value)
+            yield (value / self.unit(entry)).round().to(torch.int64).flatten()
 
     # On the server.
 
     def decode(self, total: Tensor, clients: list[int], expected: Schema) -> Reduced:
-        """The reduced replies that a sum of vectors stands for.
+        """Decode a sum of vectors as reduced replies.
 
         Args:
             total: int64 [length].
-            clients: whose vectors are in it.
-            expected: the schema of one reply.
+            clients: the clients in the sum.
+            expected: schema of one reply.
         """
         sums: dict[str, dict[str, Tensor]] = {}
-        lines, start = self.only(expected).lines, 0
-        for line in lines:
-            for name, shape, _ in line.parts:
+        entries, start = self.select(expected).entries, 0
+        for entry in entries:
+            for name, shape, _ in entry.parts:
                 part = total[start : start + math.prod(shape)].view(shape)
                 start += part.numel()
-                sums.setdefault(line.key, {})[name] = part if line.whole else part.double() * self.unit(line)
+                sums.setdefault(entry.key, {})[name] = part if entry.is_integer else part.double() * self.unit(entry)
         values, weights, totals = dict[str, Value](), dict[str, Any](), dict[str, Any]()
-        for line in lines:
-            like, group = expected[line.key].value, sums.get(line.key, {})
+        for entry in entries:
+            like, group = expected[entry.key].value, sums.get(entry.key, {})
             weight: Any = float(len(clients))
-            if line.by:
-                weight = sums[line.by][""]
+            if entry.by:
+                weight = sums[entry.by][""]
                 weight = weight if weight.ndim else float(weight)
             parts = {
-                n: divided(line.rule, line.over, t, weight, like[n] if isinstance(like, dict) else like)
+                n: divided(entry.rule, entry.over, t, weight, like[n] if isinstance(like, dict) else like)
                 for n, t in group.items()
             }
-            grouped = line.form == "group"
-            values[line.key] = parts if grouped else parts[""]
-            weights[line.key] = dict.fromkeys(group, weight) if grouped else weight
-            totals[line.key] = group if grouped else group[""]
+            grouped = entry.form == "group"
+            values[entry.key] = parts if grouped else parts[""]
+            weights[entry.key] = dict.fromkeys(group, weight) if grouped else weight
+            totals[entry.key] = group if grouped else group[""]
         return Reduced(Message.of(values), weights, totals, clients)
 
 
-def _tensors(value: Any) -> dict[str, Tensor]:
+def _named_tensors(value: Any) -> dict[str, Tensor]:
     if isinstance(value, dict):
         return {name: t.detach().cpu() for name, t in value.items()}
     return {"": value.detach().cpu() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)}
@@ -245,44 +246,47 @@ def _dtype(tensor: Tensor, value: Any) -> str:
     return "" if not isinstance(value, dict | Tensor) else str(tensor.dtype).removeprefix("torch.")
 
 
-def _rows(weight: Tensor, value: Tensor) -> Tensor:
+def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
     return weight.view(-1, *[1] * (value.ndim - 1)) if weight.ndim else weight
 
 
-def _line(entry: Entry[Any], like: Like, given: float | None, weighs: bool) -> Line:
-    """The line of one entry, or why there is none."""
+def _entry_layout(entry: Entry[Any], like: Like, given: float | None, is_weight: bool) -> EntryLayout:
+    """Return the layout of one entry; raise if it cannot be summed."""
     value, key = like.value, entry.key
     if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.reduce not in ("mean", "sum"):
         raise PrivacyError(
-            f"{entry.name} counts a network's batches, of which the server takes the maximum, and that is no sum: give "
+            f"{entry.name} counts a network's batches and is combined by the maximum, which is not a sum: use "
             "buffers='drop', or a network without batch norm (norm='instance')"
         )
     if entry.reduce == "union":
         raise PrivacyError(
-            f"{entry.name} holds each client's rows apart, for the server to read, and is no sum: leave its owner out"
+            f"{entry.name} keeps each client's rows separate for the server, which is not a sum: remove the part that "
+            "declares it"
         )
     if entry.reduce not in ("mean", "sum"):
         raise PrivacyError(
-            f"{entry.name} combines by {entry.reduce!r}, which is no sum over clients: leave its owner out"
+            f"{entry.name} combines by {entry.reduce!r}, which is not a sum: remove the part that declares it"
         )
     if isinstance(value, str) or not isinstance(value, Tensor | dict | float | int):
-        raise PrivacyError(f"{entry.name} is a {type(value).__name__}, and no numbers that add up: leave its owner out")
+        raise PrivacyError(
+            f"{entry.name} is a {type(value).__name__}, which cannot be summed: remove the part that declares it"
+        )
     if like.rows is not None or like.optional:
-        what = "is not in every reply" if like.optional else "has as many rows as a client likes"
-        raise PrivacyError(f"{entry.name} {what}, which a sum would show: leave its owner out")
+        what = "is not in every reply" if like.optional else "has a number of rows that each client chooses"
+        raise PrivacyError(f"{entry.name} {what}, which a sum would reveal: remove the part that declares it")
     if given is None and entry.bound is not None:
         given = entry.bound
     if given is None and math.isfinite(like.least) and math.isfinite(like.most):
         given = max(abs(like.least), abs(like.most))
-    if given is None and weighs:
+    if given is None and is_weight:
         given = MOST
     if given is None or not 0 < given < math.inf:
         raise ValueError(
-            f"{entry.name} has no public maximum, without which a sum has no unit: give "
-            f"SecureSums(most={{{entry.name}: B}}), the largest absolute value that a client's may have"
+            f"{entry.name} has no public maximum, which its encoding needs: pass SecureSums(most={{{entry.name}: B}}), "
+            "the largest absolute value allowed in it"
         )
     by = entry.by.key if entry.by is not None else ""
-    return Line(key, _form(value), entry.reduce, by, entry.over, float(given), tuple(_parts(value)))
+    return EntryLayout(key, _form(value), entry.reduce, by, entry.over, float(given), tuple(_parts(value)))
 
 
 def _form(value: Value) -> str:
@@ -290,5 +294,5 @@ def _form(value: Value) -> str:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    for name, tensor in _tensors(value).items():
+    for name, tensor in _named_tensors(value).items():
         yield name, tuple(tensor.shape), _dtype(tensor, value)

@@ -1,7 +1,7 @@
-"""A client's side of one sum: five steps, each taken once and in order, with secrets that outlive the process between.
+"""Client side of a secure sum: five steps, each taken once and in order, with secrets that survive a restart.
 
-Where a step checks something, it guards against a server that does not do as it should: what it lets pass is all that
-a client ever says.
+The checks protect the client against a server that deviates from the protocol. A client sends nothing beyond the
+results of these steps.
 """
 
 from __future__ import annotations
@@ -14,197 +14,201 @@ from typing import Any
 from torch import Tensor
 
 from fl.secure import _crypto, _shamir
-from fl.secure._crypto import BOX_BYTES, KEY_BYTES
-from fl.secure._signed_messages import Bundle, Round, announced
+from fl.secure._crypto import BOX_OVERHEAD, KEY_BYTES
+from fl.secure._signed_messages import KeyBundle, RoundContext, sign_bundle
 from fl.secure.keys import Keyring, Registry
 
-__all__ = ["BOX", "SHARE", "Refused", "Session"]
+__all__ = ["BOX_BYTES", "SHARE_BYTES", "ClientSession", "ProtocolError"]
 
-SHARE = KEY_BYTES + 1
-"""Bytes of a share: the field is a little larger than 256 bits."""
-BOX = 2 * SHARE + BOX_BYTES
-"""Bytes of a sealed box: a share of the mask key and one of the seed."""
+SHARE_BYTES = KEY_BYTES + 1
+"""Size of a share; the field is slightly larger than 256 bits."""
+BOX_BYTES = 2 * SHARE_BYTES + BOX_OVERHEAD
+"""Size of a sealed box: one share of the mask key and one of the seed."""
 
 
-class Refused(ValueError):
-    """A client was asked for what would show its values, or those of others, to the server; it says nothing."""
+class ProtocolError(ValueError):
+    """A request that violates the protocol; the answer could reveal values of a client, so the client sends none."""
 
 
 @dataclass(frozen=True)
-class Session:
-    """One client in one sum.
+class ClientSession:
+    """One client's part in one sum.
 
     Attributes:
-        keyring: its secrets.
+        keyring: the client's secrets.
         registry: the clients' public keys.
-        about: which sum it is.
-        client: its number.
+        context: identity of the sum.
+        client: number of the client.
     """
 
     keyring: Keyring
     registry: Registry
-    about: Round
+    context: RoundContext
     client: int
 
-    def announce(self) -> bytes:
-        """Step 1: draw the keys of this round, and sign them. Whatever was under way before is forgotten."""
-        (agreement, agreement_public), (mask, mask_public) = _crypto.new_pair(), _crypto.new_pair()
-        seed = secrets.token_bytes(KEY_BYTES)
-        identity = self.keyring.identity(self.client)
-        if _crypto.identity_public(identity) != self.registry.of(self.client):
-            raise Refused(f"the keyring's key of client {self.client} is not the one that the registry names")
-        bundle = announced(self.about, self.client, identity, agreement_public, mask_public, seed)
-        drawn = {"agreement": agreement, "mask": mask, "seed": seed, "bundle": bundle.raw}
-        self._keep("keys", {name: value.hex() for name, value in drawn.items()})
-        return bundle.raw
-
-    def deal(self, bundles: Mapping[int, Bundle]) -> list[bytes]:
-        """Step 2: check the others' keys; split one's own mask key and seed, and seal a share for each of them.
-
-        Args:
-            bundles: of all that take part, by client.
-
-        Returns:
-            A box for each client, in the order of their numbers; one's own is empty.
+    def announce_keys(self) -> bytes:
+        """Step 1: draw and sign this round's keys. A sum that was under way is abandoned.
 
         Raises:
-            Refused: too few take part, or one's own keys are not among them.
-            NotAuthentic: keys that their client did not sign for this round; it is named.
+            ProtocolError: the registry names another public key than the keyring's.
         """
-        held, count, threshold = self._at("keys"), len(bundles), self.about.threshold
+        (agreement, agreement_public), (mask, mask_public) = _crypto.new_agreement_keys(), _crypto.new_agreement_keys()
+        seed = secrets.token_bytes(KEY_BYTES)
+        signing_key = self.keyring.signing_key(self.client)
+        if _crypto.signing_public_key(signing_key) != self.registry.of(self.client):
+            raise ProtocolError(f"the keyring's key of client {self.client} is not its key in the registry")
+        bundle = sign_bundle(self.context, self.client, signing_key, agreement_public, mask_public, seed)
+        drawn = {"agreement": agreement, "mask": mask, "seed": seed, "bundle": bundle.raw}
+        self._save("keys", {name: value.hex() for name, value in drawn.items()})
+        return bundle.raw
+
+    def share_secrets(self, bundles: Mapping[int, KeyBundle]) -> list[bytes]:
+        """Step 2: check all bundles; split the own mask key and seed, and seal one share of each for every client.
+
+        Args:
+            bundles: of all participants, by client.
+
+        Returns:
+            A box for each client, in the order of their numbers; the own box is empty.
+
+        Raises:
+            ProtocolError: too few participants, or the own keys are missing or changed.
+            AuthenticationError: keys that the named client did not sign for this round.
+        """
+        session, count, threshold = self._load("keys"), len(bundles), self.context.threshold
         if not threshold <= count < 2 * threshold:
-            raise Refused(
+            raise ProtocolError(
                 f"the server says that {count} clients take part, and the threshold is {threshold}: it must be more "
-                "than half of them, and no more than there are"
+                "than half of them, and no more than all of them"
             )
-        if self.client not in bundles or bundles[self.client].raw.hex() != held["bundle"]:
-            raise Refused(f"the server passes on other keys of client {self.client} than it announced")
+        if self.client not in bundles or bundles[self.client].raw.hex() != session["bundle"]:
+            raise ProtocolError(f"the server passes on keys of client {self.client} that it did not announce")
         for client, bundle in bundles.items():
-            bundle.require(self.about, client, self.registry)
+            bundle.verify(self.context, client, self.registry)
         if len({key for b in bundles.values() for key in (b.agreement, b.mask)}) < 2 * count:
-            raise Refused("two clients announce the same key")
-        transcript, everybody = self.about.transcript(bundles), sorted(bundles)
+            raise ProtocolError("two clients announce the same key")
+        transcript, everybody = self.context.transcript(bundles), sorted(bundles)
         points = [client + 1 for client in everybody]
-        shares = [_shamir.split(int(held[name], 16), points, threshold) for name in ("mask", "seed")]
-        pairs = dict(zip(everybody, ((m.to_bytes(SHARE), s.to_bytes(SHARE)) for m, s in zip(*shares))))
+        shares = [_shamir.split(int(session[name], 16), points, threshold) for name in ("mask", "seed")]
+        pairs = dict(zip(everybody, ((m.to_bytes(SHARE_BYTES), s.to_bytes(SHARE_BYTES)) for m, s in zip(*shares))))
         boxes = [
             b"" if other == self.client else _crypto.seal_box(
-                bytes.fromhex(held["agreement"]), bundles[other].agreement, b"".join(pairs[other]),
-                self.about.between(transcript, self.client, other),
+                bytes.fromhex(session["agreement"]), bundles[other].agreement, b"".join(pairs[other]),
+                self.context.box_context(transcript, self.client, other),
             )
             for other in everybody
         ]  # fmt: skip
         own = [share.hex() for share in pairs[self.client]]
-        known = {str(client): bundles[client].raw.hex() for client in everybody}
-        self._keep("shares", {**held, "transcript": transcript.hex(), "bundles": known, "own": own})
+        raw = {str(client): bundles[client].raw.hex() for client in everybody}
+        self._save("shares", {**session, "transcript": transcript.hex(), "bundles": raw, "own": own})
         return boxes
 
-    def cover(self, vector: Tensor, boxes: Mapping[int, bytes]) -> Tensor:
-        """Step 3: open the others' boxes, and mask the vector.
+    def mask_vector(self, vector: Tensor, boxes: Mapping[int, bytes]) -> Tensor:
+        """Step 3: open the other clients' boxes, and mask the vector.
 
         Args:
             vector: int64 [length], on the CPU.
-            boxes: by client that has dealt; one's own is not looked at.
+            boxes: by sender; the own box is ignored.
 
         Raises:
-            Refused: too few have dealt, or one that does not take part.
-            NotAuthentic: a box that is not what its client sealed; it is named.
+            ProtocolError: too few senders, or one that does not take part.
+            AuthenticationError: a box that the named client did not seal.
         """
-        held = self._at("shares")
-        bundles = {int(client): Bundle(bytes.fromhex(raw)) for client, raw in held["bundles"].items()}
-        self._among(boxes, bundles, "has dealt")
-        transcript, total = bytes.fromhex(held["transcript"]), vector.clone()
-        shares = {str(self.client): held["own"]}
+        session = self._load("shares")
+        bundles = {int(client): KeyBundle(bytes.fromhex(raw)) for client, raw in session["bundles"].items()}
+        self._check_clients(boxes, bundles, "shared its secrets")
+        transcript, total = bytes.fromhex(session["transcript"]), vector.clone()
+        shares = {str(self.client): session["own"]}
         for other, box in boxes.items():
             if other == self.client:
                 continue
-            about = self.about.between(transcript, other, self.client)
+            context = self.context.box_context(transcript, other, self.client)
             try:
-                opened = _crypto.open_box(bytes.fromhex(held["agreement"]), bundles[other].agreement, box, about)
-                key = _crypto.mask_key(bytes.fromhex(held["mask"]), bundles[other].mask, transcript)
-            except _crypto.NotAuthentic as error:
-                raise _crypto.NotAuthentic(f"client {other}: {error}") from error
-            shares[str(other)] = [opened[:SHARE].hex(), opened[SHARE:].hex()]
+                opened = _crypto.open_box(bytes.fromhex(session["agreement"]), bundles[other].agreement, box, context)
+                key = _crypto.derive_mask_key(bytes.fromhex(session["mask"]), bundles[other].mask, transcript)
+            except _crypto.AuthenticationError as error:
+                raise _crypto.AuthenticationError(f"client {other}: {error}") from error
+            shares[str(other)] = [opened[:SHARE_BYTES].hex(), opened[SHARE_BYTES:].hex()]
             _crypto.add_mask(total, key, 1 if self.client < other else -1)
-        _crypto.add_mask(total, bytes.fromhex(held["seed"]), 1)
-        self._keep("masked", {"transcript": held["transcript"], "shares": shares})  # the keys have done their work
+        _crypto.add_mask(total, bytes.fromhex(session["seed"]), 1)
+        self._save("masked", {"transcript": session["transcript"], "shares": shares})  # the keys are no longer needed
         return total
 
-    def assent(self, survivors: Sequence[int]) -> bytes:
-        """Step 4: sign over whom the sum is, once.
+    def sign_survivors(self, survivors: Sequence[int]) -> bytes:
+        """Step 4: sign the set of clients in the sum, once.
 
         Args:
-            survivors: the clients whose masked vectors have arrived, ascending.
+            survivors: clients whose masked vectors have arrived, ascending.
 
         Raises:
-            Refused: too few of them, or one that has not dealt.
+            ProtocolError: too few survivors, or one that did not share its secrets.
         """
-        held = self._at("masked")
-        self._among(survivors, [int(client) for client in held["shares"]], "is in the sum")
-        self._keep("assent", {**held, "survivors": list(survivors)})
-        return _crypto.sign(self.keyring.identity(self.client), self._statement(held, survivors))
+        session = self._load("masked")
+        self._check_clients(survivors, [int(client) for client in session["shares"]], "is in the sum")
+        self._save("assent", {**session, "survivors": list(survivors)})
+        return _crypto.sign(self.keyring.signing_key(self.client), self._sum_digest(session, survivors))
 
-    def open(self, signatures: Mapping[int, bytes]) -> list[bytes]:
-        """Step 5: once enough others have signed for the same sum, say what takes the masks off it, and forget all.
+    def disclose_shares(self, signatures: Mapping[int, bytes]) -> list[bytes]:
+        """Step 5: once enough clients have signed the same sum, delete the session and disclose the shares.
 
-        Of a client in the sum that is the share of its own seed, of any other that of its mask key: never both.
+        The share is that of the seed for a client in the sum, and that of the mask key for any other: never both.
 
         Args:
             signatures: by client.
 
         Returns:
-            A share for each client that has dealt, in the order of their numbers.
+            A share for each client that shared its secrets, in the order of their numbers.
 
         Raises:
-            Refused: too few have signed.
-            NotAuthentic: a signature that is not of its client, or for another sum; it is named.
+            ProtocolError: too few signatures.
+            AuthenticationError: a signature by another client, or for another sum.
         """
-        held = self._at("assent")
-        survivors: list[int] = held["survivors"]
-        self._among(signatures, survivors, "has signed")
-        statement = self._statement(held, survivors)
+        session = self._load("assent")
+        survivors: list[int] = session["survivors"]
+        self._check_clients(signatures, survivors, "has signed")
+        statement = self._sum_digest(session, survivors)
         for client, signature in signatures.items():
             if not _crypto.verify(self.registry.of(client), signature, statement):
-                raise _crypto.NotAuthentic(
-                    f"the signature of client {client} is not its own, or is for another sum than this client's"
+                raise _crypto.AuthenticationError(
+                    f"the signature of client {client} is forged, or for another sum than this client's"
                 )
-        self.keyring.end(self.client)
-        return [bytes.fromhex(held["shares"][str(v)][v in survivors]) for v in self._partners(held)]
+        self.keyring.delete_session(self.client)
+        return [bytes.fromhex(session["shares"][str(v)][v in survivors]) for v in self._partners(session)]
 
-    def _statement(self, held: Mapping[str, Any], survivors: Sequence[int]) -> bytes:
-        return self.about.sum_over(bytes.fromhex(held["transcript"]), self._partners(held), survivors)
+    def _sum_digest(self, session: Mapping[str, Any], survivors: Sequence[int]) -> bytes:
+        return self.context.sum_digest(bytes.fromhex(session["transcript"]), self._partners(session), survivors)
 
     @staticmethod
-    def _partners(held: Mapping[str, Any]) -> list[int]:
-        return sorted(int(client) for client in held["shares"])
+    def _partners(session: Mapping[str, Any]) -> list[int]:
+        return sorted(int(client) for client in session["shares"])
 
-    def _among(
-        self, clients: Mapping[int, Any] | Sequence[int], known: Mapping[int, Any] | Sequence[int], what: str
+    def _check_clients(
+        self, clients: Mapping[int, Any] | Sequence[int], allowed: Mapping[int, Any] | Sequence[int], what: str
     ) -> None:
-        """Refuse a set of clients that is too small, not within another, or without this client."""
-        strange = sorted(set(clients) - set(known))
+        """Refuse a set of clients that is too small, has members outside `allowed`, or misses this client."""
+        strange = sorted(set(clients) - set(allowed))
         if strange or len(set(clients)) < len(clients):
             which = f"client {strange[0]}" if strange else "one client twice"
-            raise Refused(f"the server says that {which} {what}, which cannot be")
-        if len(clients) < self.about.threshold:
-            raise Refused(
-                f"the server says that {len(clients)} clients are left, and a sum must be over {self.about.threshold}"
+            raise ProtocolError(f"the server says that {which} {what}, which is impossible")
+        if len(clients) < self.context.threshold:
+            raise ProtocolError(
+                f"the server says that {len(clients)} clients are left, below the threshold of {self.context.threshold}"
             )
         if self.client not in clients and what != "has signed":
-            raise Refused(f"the server says that client {self.client} is not one that {what}, and asks it nevertheless")
+            raise ProtocolError(f"the server does not say that client {self.client} {what}, but sends it a request")
 
-    def _keep(self, step: str, values: Mapping[str, Any]) -> None:
-        said = {"step": step, "seed_of_run": self.about.seed, "round": self.about.number}
-        self.keyring.begin(self.client, {**values, **said})
+    def _save(self, step: str, values: Mapping[str, Any]) -> None:
+        state = {"step": step, "seed_of_run": self.context.seed, "round": self.context.number}
+        self.keyring.save_session(self.client, {**values, **state})
 
-    def _at(self, step: str) -> dict[str, Any]:
-        """The secrets, if the client has taken this step in this round last."""
-        held = self.keyring.session(self.client)
-        found = "nothing" if held is None else f"{held['step']!r} of round {held['round']}"
-        wanted = {"step": step, "seed_of_run": self.about.seed, "round": self.about.number}
-        if held is None or {name: held[name] for name in wanted} != wanted:
-            raise Refused(
-                f"client {self.client} was asked for what follows {step!r} of round {self.about.number}, and the last "
-                f"that it did is {found}: a step is taken once, in its order and its round"
+    def _load(self, step: str) -> dict[str, Any]:
+        """Return the saved secrets if the client's last step was `step` of this round."""
+        session = self.keyring.load_session(self.client)
+        found = "nothing" if session is None else f"{session['step']!r} of round {session['round']}"
+        wanted = {"step": step, "seed_of_run": self.context.seed, "round": self.context.number}
+        if session is None or {name: session[name] for name in wanted} != wanted:
+            raise ProtocolError(
+                f"client {self.client} was asked for the step after {step!r} of round {self.context.number}, and its "
+                f"last step is {found}: each step is taken once, in order and in its round"
             )
-        return held
+        return session

@@ -1,8 +1,9 @@
-"""Secret sharing: n shares of a number, of which any t give it back and fewer say nothing.
+"""Secret sharing: n shares of a number; any t of them recover the number, fewer reveal nothing.
 
-Shamir, "How to share a secret", CACM 22(11), 1979: the secret is the value at 0 of a polynomial of degree t - 1 whose
-other coefficients are drawn uniformly from a prime field; a share is its value at another point. For every choice of
-t - 1 shares and every secret there is exactly one such polynomial, so t - 1 shares are the same draw whatever it is.
+Shamir, "How to share a secret", CACM 22(11), 1979. The secret is the value at 0 of a polynomial of degree t - 1 whose
+other coefficients are drawn uniformly from a prime field; a share is the value at another point. For every t - 1 shares
+and every secret there is exactly one such polynomial, so t - 1 shares have the same
+distribution for every secret.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from distillkit._utils import check
 
-__all__ = ["PRIME", "coefficients", "recover", "split"]
+__all__ = ["PRIME", "lagrange_coefficients", "recover", "split"]
 
 PRIME = 2**256 + 297
-"""The smallest prime above all 256-bit keys."""
+"""Smallest prime above all 256-bit keys."""
 
 
 def split(
@@ -26,50 +27,50 @@ def split(
     prime: int = PRIME,
     draw: Callable[[int], int] = secrets.randbelow,
 ) -> list[int]:
-    """One share of a secret for each point.
+    """Split a secret into one share for each point.
 
     Args:
         secret: from 0 to `prime` - 1.
-        points: where the polynomial is read, each once, from 1 to `prime` - 1.
-        threshold: t, how many shares give the secret back.
-        prime: of the field.
-        draw: gives a number from 0 to its argument - 1, uniformly and in secret.
+        points: distinct arguments of the polynomial, from 1 to `prime` - 1.
+        threshold: t, the number of shares that recover the secret.
+        prime: order of the field.
+        draw: returns a uniform secret number from 0 to its argument - 1.
 
     Raises:
-        ValueError: a threshold that there are not so many points for; a point twice, or none of the field's; or a
-            secret outside the field.
+        ValueError: a threshold above the number of points; a repeated point or one outside the field; or a secret
+            outside the field.
     """
     check.positive_int(threshold, "threshold", most=len(points))
     if len(set(points)) < len(points) or not all(0 < x < prime for x in points):
-        raise ValueError(f"points must be different numbers from 1 to the prime - 1, got {list(points)[:5]}")
+        raise ValueError(f"points must be different numbers from 1 to prime - 1; got {list(points)[:5]}")
     if not 0 <= secret < prime:
-        raise ValueError("secret must be a number of the field, from 0 to the prime - 1")
+        raise ValueError("secret must be a number of the field, from 0 to prime - 1")
     polynomial = [secret, *(draw(prime) for _ in range(threshold - 1))]
-    return [_value(polynomial, x, prime) for x in points]
+    return [_evaluate(polynomial, x, prime) for x in points]
 
 
 def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
-    """The value at 0 of the polynomial through these shares: the secret, if there are enough and all are true.
+    """Return the secret: the value at 0 of the polynomial through the shares.
 
     Args:
-        shares: point -> share; exactly as many as the threshold, for more are more work and say the same.
-        prime: of the field.
+        shares: point -> share; as many correct shares as the threshold. More shares only take more time.
+        prime: order of the field.
 
     Raises:
         ValueError: no shares.
     """
     if not shares:
-        raise ValueError("shares must hold at least one, got none")
+        raise ValueError("shares must hold at least one share; got none")
     points = list(shares)
-    return sum(shares[x] * c for x, c in zip(points, coefficients(points, prime=prime))) % prime
+    return sum(shares[x] * c for x, c in zip(points, lagrange_coefficients(points, prime=prime))) % prime
 
 
-def coefficients(points: Sequence[int], *, prime: int = PRIME) -> list[int]:
-    """What the share at each point counts in the secret: the Lagrange polynomials of these points at 0.
+def lagrange_coefficients(points: Sequence[int], *, prime: int = PRIME) -> list[int]:
+    """Return each share's coefficient in the secret: the Lagrange polynomials of the points, evaluated at 0.
 
     Args:
-        points: whose shares are there, each once.
-        prime: of the field.
+        points: distinct points of the available shares.
+        prime: order of the field.
     """
     found = []
     for x in points:
@@ -81,7 +82,7 @@ def coefficients(points: Sequence[int], *, prime: int = PRIME) -> list[int]:
     return found
 
 
-def _value(polynomial: Sequence[int], x: int, prime: int) -> int:
+def _evaluate(polynomial: Sequence[int], x: int, prime: int) -> int:
     found = 0
     for coefficient in reversed(polynomial):
         found = (found * x + coefficient) % prime

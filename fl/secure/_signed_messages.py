@@ -1,4 +1,4 @@
-"""What clients sign in a round, and the bundle of keys that each of them announces: what both sides must read alike."""
+"""Messages that clients sign, and the bundle of public keys that each client announces."""
 
 from __future__ import annotations
 
@@ -6,120 +6,124 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fl.secure import _crypto
-from fl.secure._crypto import KEY_BYTES, SIGNATURE_BYTES, NotAuthentic
+from fl.secure._crypto import KEY_BYTES, SIGNATURE_BYTES, AuthenticationError
 from fl.secure.keys import Registry
 
-__all__ = ["BUNDLE_BYTES", "Bundle", "Round", "announced", "numbers"]
+__all__ = ["BUNDLE_BYTES", "KeyBundle", "RoundContext", "sign_bundle"]
 
 BUNDLE_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
 
 
-def numbers(*values: int) -> bytes:
-    """Whole numbers (`values`) as bytes, 8 each; for what is signed."""
+def _encode(*values: int) -> bytes:
+    """Encode integers as 8 bytes each."""
     return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
 
 
 @dataclass(frozen=True)
-class Round:
-    """Which sum it is: nothing that was made for one is of use in another.
+class RoundContext:
+    """Identity of one secure sum. Every key and signature is bound to it and useless in another sum.
 
     Attributes:
-        seed: of the run.
-        number: of the round.
-        threshold: how many clients a sum is over at least.
+        seed: seed of the run.
+        number: number of the round.
+        threshold: smallest number of clients in the sum.
     """
 
     seed: int
     number: int
     threshold: int
 
-    def keys(self, client: int, keys: bytes) -> bytes:
-        """What a client signs of its keys.
+    def keys_digest(self, client: int, keys: bytes) -> bytes:
+        """Return the digest that a client signs with its announced keys.
 
         Args:
-            client: its number.
-            keys: the bundle without the signature.
+            client: number of the client.
+            keys: the bundle without its signature.
         """
-        return _crypto.digest("keys", numbers(self.seed % 2**62, self.number, self.threshold, client), keys)
+        return _crypto.digest("keys", _encode(self.seed % 2**62, self.number, self.threshold, client), keys)
 
-    def transcript(self, bundles: Mapping[int, Bundle]) -> bytes:
-        """The digest of who takes part with which keys; what clients seal and sign later is tied to it.
+    def transcript(self, bundles: Mapping[int, KeyBundle]) -> bytes:
+        """Return the digest of the participants and their keys, to which all later boxes and signatures are bound.
 
         Args:
             bundles: by client.
         """
-        said = [numbers(client) + bundles[client].raw for client in sorted(bundles)]
-        return _crypto.digest("transcript", numbers(self.seed % 2**62, self.number, self.threshold), *said)
+        entries = [_encode(client) + bundles[client].raw for client in sorted(bundles)]
+        return _crypto.digest("transcript", _encode(self.seed % 2**62, self.number, self.threshold), *entries)
 
     @staticmethod
-    def sum_over(transcript: bytes, partners: Sequence[int], survivors: Sequence[int]) -> bytes:
-        """What a client signs before the masks are taken off: over whom the sum is.
+    def sum_digest(transcript: bytes, partners: Sequence[int], survivors: Sequence[int]) -> bytes:
+        """Return the digest that a client signs before the masks are removed.
 
         Args:
-            transcript: of the keys.
-            partners: whose masks are in the vectors.
-            survivors: whose vectors are in the sum.
+            transcript: digest of the keys.
+            partners: clients whose masks are in the vectors.
+            survivors: clients whose vectors are in the sum.
         """
-        return _crypto.digest("sum", transcript, numbers(*partners), numbers(*survivors))
+        return _crypto.digest("sum", transcript, _encode(*partners), _encode(*survivors))
 
     @staticmethod
-    def between(transcript: bytes, sender: int, receiver: int) -> bytes:
-        """What a box is about: the sum (`transcript`), the `sender` and the `receiver`."""
-        return transcript + numbers(sender, receiver)
+    def box_context(transcript: bytes, sender: int, receiver: int) -> bytes:
+        """Return the context of a box: the `transcript`, the `sender` and the `receiver`."""
+        return transcript + _encode(sender, receiver)
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """What a client announces: its public keys for boxes and for masks, the digest of its own seed, and a signature.
+class KeyBundle:
+    """Announcement of one client: public keys for boxes and masks, a digest of its own mask's seed, and a signature.
 
     Attributes:
-        raw: all of it, 160 bytes.
+        raw: the bundle, 160 bytes.
     """
 
     raw: bytes
 
     @property
     def agreement(self) -> bytes:
-        """The public key with which boxes to this client are sealed."""
+        """Public key with which boxes to this client are sealed."""
         return self.raw[:KEY_BYTES]
 
     @property
     def mask(self) -> bytes:
-        """The public key of which masks between this client and others are made."""
+        """Public key from which the masks shared with this client are derived."""
         return self.raw[KEY_BYTES : 2 * KEY_BYTES]
 
     @property
     def commitment(self) -> bytes:
-        """The digest of the seed of the client's own mask, by which a false one is told."""
+        """Digest of the seed of the client's own mask, which detects a false seed."""
         return self.raw[2 * KEY_BYTES : 3 * KEY_BYTES]
 
-    def require(self, about: Round, client: int, registry: Registry) -> None:
-        """Refuse keys that the client did not announce for this round.
+    def verify(self, context: RoundContext, client: int, registry: Registry) -> None:
+        """Check that a client signed this bundle for this round.
 
         Args:
-            about: the round.
-            client: whose they are said to be.
+            context: the round.
+            client: alleged sender.
             registry: the clients' public keys.
 
         Raises:
-            NotAuthentic: naming the client.
+            AuthenticationError: naming the client.
         """
         keys, signature = self.raw[: 3 * KEY_BYTES], self.raw[3 * KEY_BYTES :]
         known = client in registry
-        if not known or not _crypto.verify(registry.of(client), signature, about.keys(client, keys)):
-            why = "are not signed for this round by the key that the registry names" if known else "are in no registry"
-            raise NotAuthentic(f"the keys of client {client} {why}: forged, of another round, or of another keyring")
+        if not known or not _crypto.verify(registry.of(client), signature, context.keys_digest(client, keys)):
+            why = "are not signed for this round by its key in the registry" if known else "have no key in the registry"
+            raise AuthenticationError(
+                f"the keys of client {client} {why}: they are forged, or from another round or keyring"
+            )
 
 
-def announced(about: Round, client: int, identity: bytes, agreement: bytes, mask: bytes, seed: bytes) -> Bundle:
-    """The bundle of a client.
+def sign_bundle(
+    context: RoundContext, client: int, signing_key: bytes, agreement: bytes, mask: bytes, seed: bytes
+) -> KeyBundle:
+    """Return the signed bundle of a client.
 
     Args:
-        about: the round.
-        client: its number.
-        identity: its private key, to sign with.
+        context: the round.
+        client: number of the client.
+        signing_key: its private signing key.
         agreement, mask: its public keys of this round.
-        seed: of its own mask, of which the digest is in the bundle.
+        seed: seed of its own mask; the bundle holds the digest.
     """
     keys = agreement + mask + _crypto.digest("seed", seed)
-    return Bundle(keys + _crypto.sign(identity, about.keys(client, keys)))
+    return KeyBundle(keys + _crypto.sign(signing_key, context.keys_digest(client, keys)))

@@ -1,4 +1,4 @@
-"""The server's side: taking the masks off a sum, with the shares that clients opened."""
+"""Server side of a secure sum: removal of the masks with the shares that clients disclosed."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from torch import Tensor
 from fl.method import NoUsableReply
 from fl.secure import _crypto, _shamir
 from fl.secure._crypto import KEY_BYTES
-from fl.secure._signed_messages import Bundle
+from fl.secure._signed_messages import KeyBundle
 
-__all__ = ["Opening"]
+__all__ = ["Unmasking"]
 
 
 @dataclass(frozen=True)
-class Opening:
-    """What the server knows when enough clients have opened their shares.
+class Unmasking:
+    """The server's knowledge once enough clients have disclosed their shares.
 
     Attributes:
-        bundles: the keys that were announced, by client.
-        transcript: their digest.
-        partners: the clients whose masks are in the vectors, ascending.
-        survivors: the clients whose vectors are in the sum.
-        shares: by client that has opened: a share for each partner, in their order.
+        bundles: announced keys, by client.
+        transcript: digest of the bundles.
+        partners: clients whose masks are in the vectors, ascending.
+        survivors: clients whose vectors are in the sum.
+        shares: disclosing client -> one share for each partner, in their order.
     """
 
-    bundles: Mapping[int, Bundle]
+    bundles: Mapping[int, KeyBundle]
     transcript: bytes
     partners: Sequence[int]
     survivors: Sequence[int]
     shares: Mapping[int, Sequence[bytes]]
 
-    def lift(self, total: Tensor) -> None:
-        """Take all masks off a sum, in place: those of the clients in it, and those with clients that are not.
+    def unmask(self, total: Tensor) -> None:
+        """Remove all masks from a sum, in place: the survivors' own masks, and those shared with dropped clients.
 
         Args:
-            total: int64 [length], the sum of the survivors' masked vectors, on the CPU.
+            total: int64 [length], sum of the survivors' masked vectors, on the CPU.
 
         Raises:
-            NoUsableReply: the shares of a client's secret give another secret than it announced.
+            NoUsableReply: the shares of a client's secret do not give the announced secret.
         """
-        openers = sorted(self.shares)
-        counts = _shamir.coefficients([client + 1 for client in openers])
-        for place, client in enumerate(self.partners):
-            share = [int.from_bytes(self.shares[opener][place]) for opener in openers]
-            secret = sum(s * c for s, c in zip(share, counts)) % _shamir.PRIME
+        senders = sorted(self.shares)
+        weights = _shamir.lagrange_coefficients([client + 1 for client in senders])
+        for index, client in enumerate(self.partners):
+            shares = [int.from_bytes(self.shares[sender][index]) for sender in senders]
+            secret = sum(share * w for share, w in zip(shares, weights)) % _shamir.PRIME
             found = secret.to_bytes(KEY_BYTES + 1)
-            inside = client in self.survivors
-            if found[0] or not self._is_true(found[1:], client, inside):
+            survived = client in self.survivors
+            if found[0] or not self._matches_bundle(found[1:], client, survived):
                 raise NoUsableReply(
-                    f"what clients {openers} opened of client {client} is not what it announced: one of them, or it, "
-                    "does not do as it should"
+                    f"the shares of client {client}'s secret from clients {senders} do not give the secret that it "
+                    "announced: one of these clients does not follow the protocol"
                 )
-            if inside:
+            if survived:
                 _crypto.add_mask(total, found[1:], -1)
                 continue
             for other in self.survivors:
-                key = _crypto.mask_key(found[1:], self.bundles[other].mask, self.transcript)
+                key = _crypto.derive_mask_key(found[1:], self.bundles[other].mask, self.transcript)
                 _crypto.add_mask(total, key, -1 if other < client else 1)
 
-    def _is_true(self, secret: bytes, client: int, inside: bool) -> bool:
+    def _matches_bundle(self, secret: bytes, client: int, survived: bool) -> bool:
         bundle = self.bundles[client]
-        if inside:
+        if survived:
             return _crypto.digest("seed", secret) == bundle.commitment
-        return _crypto.public_of(secret) == bundle.mask
+        return _crypto.agreement_public_key(secret) == bundle.mask

@@ -1,4 +1,4 @@
-"""Who the clients are: a registry of their public keys, and each client's own ring of secrets on its machine."""
+"""Keys of secure sums: the registry of the clients' public keys, and each client's own keyring."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Keyring", "Registry"]
 
 
 class Registry(Configurable):
-    """The clients' public keys, which every client and the server must have from whoever runs the federation.
+    """Public keys of all clients. Every client and the server must get it from the operator of the federation.
 
-    Secure sums stand on it: a server that could write it would play all other clients itself. So give it to each client
-    with its app and its configuration, and do not let the server send it.
+    The protocol is only as trustworthy as the registry: a server that could write it could impersonate all other
+    clients. Distribute it with each client's app and configuration, never through the server.
 
     Args:
-        keys: client's number -> its public key (Ed25519), 64 hexadecimal digits, as `Keyring.enroll` gives it. At least
-            two clients, and no key twice.
+        keys: client's number -> its public key (Ed25519), 64 hexadecimal digits, as returned by `Keyring.enroll`. At
+            least two clients; no key twice.
 
     Raises:
         TypeError, ValueError: no such mapping.
@@ -34,7 +34,7 @@ class Registry(Configurable):
     def __init__(self, keys: Mapping[int, str]) -> None:
         self._keys: dict[int, bytes] = {}
         if not isinstance(keys, Mapping):
-            raise TypeError(f"keys must map clients' numbers to public keys, got {type(keys).__name__}")
+            raise TypeError(f"keys must map clients' numbers to public keys; got {type(keys).__name__}")
         numbers = {
             check.positive_int(client, "a client's number in keys", least=0): key for client, key in keys.items()
         }
@@ -45,42 +45,44 @@ class Registry(Configurable):
                 found = b""
             if len(found) != _crypto.KEY_BYTES:
                 raise ValueError(
-                    f"keys[{client}] must be 64 hexadecimal digits, as Keyring.enroll gives, got {key!r:.80}"
+                    f"keys[{client}] must be 64 hexadecimal digits, as returned by Keyring.enroll; got {key!r:.80}"
                 )
             self._keys[client] = found
         if len(self._keys) < 2:
-            raise ValueError(f"keys must name at least two clients, got {len(self._keys)}: a sum over one is that one")
+            raise ValueError(
+                f"keys must name at least two clients; got {len(self._keys)}: a sum over one client is its value"
+            )
         if len(set(self._keys.values())) < len(self._keys):
-            raise ValueError("keys holds one key twice: each client needs its own, or one could speak for two")
+            raise ValueError("keys holds one key twice: each client needs its own key")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Registry:
-        """Read what `write` wrote to `path`.
+        """Read a registry that `write` saved to `path`.
 
         Raises:
             OSError: the file cannot be read.
             ValueError: it holds no registry.
         """
         try:
-            said = json.loads(Path(path).read_text())
-            keys = {int(client): key for client, key in said.items()}
+            entries = json.loads(Path(path).read_text())
+            keys = {int(client): key for client, key in entries.items()}
         except (ValueError, AttributeError) as error:
-            raise ValueError(f"{path} is no registry, a JSON object of client -> public key: {error}") from error
+            raise ValueError(f"{path} is not a registry, a JSON object of client -> public key: {error}") from error
         return cls(keys)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the keys, which are public, to the JSON file `path`."""
-        said = {str(client): key.hex() for client, key in self._keys.items()}
-        Path(path).write_text(json.dumps(said, indent=1) + "\n")
+        """Write the public keys to the JSON file `path`."""
+        entries = {str(client): key.hex() for client, key in self._keys.items()}
+        Path(path).write_text(json.dumps(entries, indent=1) + "\n")
 
     def of(self, client: int) -> bytes:
-        """A client's public key.
+        """Return a client's public key.
 
         Raises:
             LookupError: the registry does not name the `client`.
         """
         if client not in self._keys:
-            raise LookupError(f"client {client} is not in the registry, which has {self._said()}")
+            raise LookupError(f"client {client} is not in the registry, which has {self._summary()}")
         return self._keys[client]
 
     def __len__(self) -> int:
@@ -95,7 +97,7 @@ class Registry(Configurable):
     def __hash__(self) -> int:
         return hash(tuple(self._keys.items()))
 
-    def _said(self) -> str:
+    def _summary(self) -> str:
         numbers = list(self._keys)
         shown = ", ".join(map(str, numbers[:3])) + (f", ..., {numbers[-1]}" if len(numbers) > 4 else "")
         return f"{len(numbers)} clients ({shown})"
@@ -106,82 +108,84 @@ class Registry(Configurable):
 
 
 class Keyring(Configurable):
-    """Where a client keeps the secrets of secure sums: its key to sign with, and those of the round under way.
+    """Folder of a client's secrets: its signing key, and the secrets of the round under way.
 
-    A folder with a folder of each client: on a node that is one, in a simulation all. The secrets of a round are
-    written before an answer leaves and deleted before the shares of others do, so that no server can ask twice, and no
-    restart forgets what was said. Unlike a client's memory they are never rolled back. Nobody else may read the folder.
+    The folder has a subfolder for each client: one on a node, all in a simulation. The secrets of a round are written
+    before a reply leaves, and deleted before shares of other clients' secrets leave. So no server can repeat a request,
+    not even after a restart. Unlike a client's memory they are never rolled back. Only the owner may read the folder.
 
     Args:
-        folder: where; made when the first client enrols.
+        folder: created when the first client enrols.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if not isinstance(folder, str | os.PathLike):
-            raise TypeError(f"folder must be a path, got {type(folder).__name__}")
+            raise TypeError(f"folder must be a path; got {type(folder).__name__}")
         self.folder = Path(folder)
 
     def __repr__(self) -> str:
         return f"Keyring({str(self.folder)!r})"
 
     def enroll(self, client: int) -> str:
-        """The public key of a client as hexadecimal digits; a key is made if it has none yet.
+        """Return a client's public key as hexadecimal digits; create a key if it has none.
 
         Args:
-            client: its number.
+            client: number of the client.
         """
         check.positive_int(client, "client", least=0)
-        path = self._of(client) / "identity"
+        path = self._client_folder(client) / "identity"
         if not path.exists():
-            _write(path, _crypto.new_identity())
-        return _crypto.identity_public(path.read_bytes()).hex()
+            _write(path, _crypto.new_signing_key())
+        return _crypto.signing_public_key(path.read_bytes()).hex()
 
     def registry(self, clients: Sequence[int] | int) -> Registry:
-        """Enrol all clients of a simulation, and give their registry.
+        """Enrol all clients of a simulation, and return their registry.
 
         Args:
-            clients: their numbers; or how many there are, from 0 on.
+            clients: their numbers; or their count, for the numbers from 0 on.
         """
         numbers = range(check.positive_int(clients, "clients")) if isinstance(clients, int) else clients
         return Registry({number: self.enroll(number) for number in numbers})
 
-    def identity(self, client: int) -> bytes:
-        """The private key of a `client`, to sign with.
+    def signing_key(self, client: int) -> bytes:
+        """Return the private signing key of a `client`.
 
         Raises:
-            LookupError: it never enrolled here.
+            LookupError: the client never enrolled here.
         """
-        path = self._of(client) / "identity"
+        path = self._client_folder(client) / "identity"
         if not path.exists():
-            raise LookupError(f"client {client} has no key in its keyring: Keyring(folder).enroll({client}) makes one")
+            raise LookupError(
+                f"client {client} has no key in its keyring: create one with Keyring(folder).enroll({client})"
+            )
         return path.read_bytes()
 
-    def session(self, client: int) -> dict[str, Any] | None:
-        """The secrets of the round under way of a `client`; None if there is none."""
-        path = self._of(client) / "session"
+    def load_session(self, client: int) -> dict[str, Any] | None:
+        """Return the secrets of a `client` for the round under way, or None."""
+        path = self._client_folder(client) / "session"
         return json.loads(path.read_text()) if path.exists() else None
 
-    def begin(self, client: int, session: Mapping[str, Any]) -> None:
-        """Keep the secrets of a round, and forget those before; on disk when it returns.
+    def save_session(self, client: int, session: Mapping[str, Any]) -> None:
+        """Replace the secrets of the round under way; they are on disk when this returns.
 
         Args:
-            client: whose.
+            client: number of the client.
             session: JSON values.
         """
-        _write(self._of(client) / "session", json.dumps(session).encode())
+        _write(self._client_folder(client) / "session", json.dumps(session).encode())
 
-    def end(self, client: int) -> None:
-        """Forget the secrets of the round of a `client`; done when it returns."""
-        path = self._of(client) / "session"
+    def delete_session(self, client: int) -> None:
+        """Delete the round's secrets of a `client`; they are gone from disk when this returns."""
+        path = self._client_folder(client) / "session"
         path.unlink(missing_ok=True)
-        _synced(path.parent)
+        _fsync_folder(path.parent)
 
-    def _of(self, client: int) -> Path:
+    def _client_folder(self, client: int) -> Path:
         return self.folder / str(client)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a secret: whole or not at all, readable by its owner alone, and on the disk when this returns."""
+    """Write a secret atomically, readable by its owner alone; it is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -193,11 +197,11 @@ def _write(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    _synced(path.parent)
+    _fsync_folder(path.parent)
 
 
-def _synced(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder cannot be opened
+def _fsync_folder(folder: Path) -> None:
+    if os.name != "posix":  # other systems cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

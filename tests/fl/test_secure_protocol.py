@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl import Keyring, NoUsableReply, Registry
-from fl.secure import MissingCryptography, NotAuthentic, Refused, SecureSums, _crypto, _shamir
-from fl.secure._signed_messages import Bundle, announced
-from tests.fl.sealed import Table, plain
+from fl.secure import AuthenticationError, MissingCryptography, ProtocolError, SecureSums, _crypto, _shamir
+from fl.secure._signed_messages import KeyBundle, sign_bundle
+from tests.fl.secure_protocol import ProtocolRun, plain
 
 FEW = settings(max_examples=20, deadline=None)
 
@@ -31,7 +31,7 @@ def test_any_t_shares_give_the_secret_back(data: st.DataObject, secret: int, cou
     shares = dict(zip(points, _shamir.split(secret, points, threshold)))
     some = data.draw(st.permutations(points))[:threshold]
     assert _shamir.recover({x: shares[x] for x in some}) == secret
-    with pytest.raises(ValueError, match="shares must hold at least one, got none"):
+    with pytest.raises(ValueError, match="shares must hold at least one share; got none"):
         _shamir.recover({})
 
 
@@ -94,18 +94,18 @@ def test_the_masks_cancel_to_the_last_bit_whoever_drops_out(data: st.DataObject)
     vectors = {
         k: torch.tensor(data.draw(st.lists(word, min_size=length, max_size=length)), dtype=torch.int64) for k in numbers
     }
-    table = Table(numbers, threshold)
-    table.announce()
+    run = ProtocolRun(numbers, threshold)
+    run.announce()
     dealt = some(numbers)
-    table.deal(dealt)
+    run.deal(dealt)
     survivors = some(dealt)
-    table.cover(vectors, survivors)
+    run.mask(vectors, survivors)
     signed = some(survivors)
-    table.assent(survivors)
-    table.signatures = {k: table.signatures[k] for k in signed}
-    table.disclose(some(signed))
+    run.assent(survivors)
+    run.signatures = {k: run.signatures[k] for k in signed}
+    run.disclose(some(signed))
     wanted = torch.stack([vectors[k] for k in survivors]).sum(0)
-    assert torch.equal(table.sum(), wanted)
+    assert torch.equal(run.sum(), wanted)
 
 
 def test_a_mask_is_one_stream_however_long_the_vector_is() -> None:
@@ -134,14 +134,14 @@ def test_chacha20_is_the_published_one() -> None:
 def test_single_vectors_pairs_and_triples_say_nothing_of_the_values() -> None:
     """With all that a server ever learns, opened seeds included: only the sum over all of them is without a mask."""
     vectors = plain(range(4))
-    table = Table(range(4), 3).upto("disclose", vectors)
-    opened = {k: table.masked[k].clone() for k in range(4)}
-    counts = _shamir.coefficients([k + 1 for k in range(3)])
+    run = ProtocolRun(range(4), 3).run_until("disclose", vectors)
+    opened = {k: run.masked[k].clone() for k in range(4)}
+    counts = _shamir.lagrange_coefficients([k + 1 for k in range(3)])
     for place, k in enumerate(range(4)):  # everybody's own mask, which the server does recover
-        share = [int.from_bytes(table.shares[j][place]) for j in range(3)]
+        share = [int.from_bytes(run.shares[j][place]) for j in range(3)]
         seed = (sum(s * c for s, c in zip(share, counts)) % _shamir.PRIME).to_bytes(32)
         _crypto.add_mask(opened[k], seed, -1)
-    for seen in (table.masked, opened):
+    for seen in (run.masked, opened):
         for size in (1, 2, 3):
             for some in itertools.combinations(range(4), size):
                 for signs in itertools.product((1, -1), repeat=size):
@@ -159,24 +159,24 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
 def test_one_who_is_only_late_keeps_its_values_though_its_mask_key_was_recovered() -> None:
     """Why there are two masks: its vector comes after the others have opened its mask key."""
     vectors = plain(range(4))
-    table = Table(range(4), 3).upto("deal")
-    table.cover(vectors, range(3))
-    late = table.sessions[3].cover(vectors[3], table.told(3))
-    table.assent()
-    table.disclose(range(3))
-    assert torch.equal(table.sum(), vectors[0] + vectors[1] + vectors[2])
-    share = [int.from_bytes(table.shares[j][3]) for j in range(3)]
-    key = (sum(s * c for s, c in zip(share, _shamir.coefficients([1, 2, 3]))) % _shamir.PRIME).to_bytes(32)
-    assert _crypto.public_of(key) == table.bundles[3].mask
+    run = ProtocolRun(range(4), 3).run_until("deal")
+    run.mask(vectors, range(3))
+    late = run.sessions[3].mask_vector(vectors[3], run.boxes_for(3))
+    run.assent()
+    run.disclose(range(3))
+    assert torch.equal(run.sum(), vectors[0] + vectors[1] + vectors[2])
+    share = [int.from_bytes(run.shares[j][3]) for j in range(3)]
+    key = (sum(s * c for s, c in zip(share, _shamir.lagrange_coefficients([1, 2, 3]))) % _shamir.PRIME).to_bytes(32)
+    assert _crypto.agreement_public_key(key) == run.bundles[3].mask
     for other in range(3):
-        mask = _crypto.mask_key(key, table.bundles[other].mask, table.about.transcript(table.bundles))
+        mask = _crypto.derive_mask_key(key, run.bundles[other].mask, run.context.transcript(run.bundles))
         _crypto.add_mask(late, mask, 1)  # client 3 has subtracted those with smaller numbers
     assert not (late == vectors[3]).any()
     assert abs(correlation(late, vectors[3])) < 5 / len(late) ** 0.5
 
 
 def test_words_of_a_masked_vector_are_spread_over_all_of_64_bits() -> None:
-    masked = Table(range(3), 2).upto("cover", plain(range(3), 20000)).masked[1]
+    masked = ProtocolRun(range(3), 2).run_until("mask", plain(range(3), 20000)).masked[1]
     counts = torch.bincount((masked >> 56) + 128, minlength=256).double()
     expected = len(masked) / 256
     assert float(((counts - expected) ** 2 / expected).sum()) < 255 + 5 * (2 * 255) ** 0.5
@@ -186,97 +186,97 @@ def test_words_of_a_masked_vector_are_spread_over_all_of_64_bits() -> None:
 
 
 def test_forged_keys_are_refused_by_name() -> None:
-    table = Table(range(4), 3).upto("announce")
-    stranger = _crypto.new_identity()
-    keys = [_crypto.new_pair()[1] for _ in range(2)]
-    table.bundles[2] = announced(table.about, 2, stranger, keys[0], keys[1], bytes(32))
-    with pytest.raises(NotAuthentic, match="the keys of client 2 are not signed for this round"):
-        table.deal([0])
-    table.bundles[2] = Bundle(keys[0] + table.sessions[2].announce()[32:])  # one key exchanged, the signature left
-    with pytest.raises(NotAuthentic, match="client 2"):
-        table.deal([1])
+    run = ProtocolRun(range(4), 3).run_until("announce")
+    stranger = _crypto.new_signing_key()
+    keys = [_crypto.new_agreement_keys()[1] for _ in range(2)]
+    run.bundles[2] = sign_bundle(run.context, 2, stranger, keys[0], keys[1], bytes(32))
+    with pytest.raises(AuthenticationError, match="the keys of client 2 are not signed for this round"):
+        run.deal([0])
+    run.bundles[2] = KeyBundle(keys[0] + run.sessions[2].announce_keys()[32:])  # one key exchanged, the signature left
+    with pytest.raises(AuthenticationError, match="client 2"):
+        run.deal([1])
 
 
 def test_keys_of_another_round_are_refused() -> None:
-    first = Table(range(4), 3).upto("announce")
-    second = Table(range(4), 3, number=2, before=first).upto("announce")
+    first = ProtocolRun(range(4), 3).run_until("announce")
+    second = ProtocolRun(range(4), 3, number=2, before=first).run_until("announce")
     second.bundles[1] = first.bundles[1]
-    with pytest.raises(NotAuthentic, match="client 1.*of another round"):
+    with pytest.raises(AuthenticationError, match="client 1.*from another round"):
         second.deal([0])
 
 
 def test_ones_own_old_keys_are_noticed() -> None:
-    table = Table(range(3), 2).upto("announce")
-    before = dict(table.bundles)
-    table.announce()  # the round is run again
-    table.bundles[0] = before[0]
-    with pytest.raises(Refused, match="passes on other keys of client 0"):
-        table.deal([0])
+    run = ProtocolRun(range(3), 2).run_until("announce")
+    before = dict(run.bundles)
+    run.announce()  # the round is run again
+    run.bundles[0] = before[0]
+    with pytest.raises(ProtocolError, match="passes on keys of client 0 that it did not announce"):
+        run.deal([0])
 
 
 def test_a_stranger_and_a_small_circle_are_refused() -> None:
-    table = Table(range(5), 3).upto("announce")
-    with pytest.raises(Refused, match="2 clients take part, and the threshold is 3"):
-        table.sessions[0].deal({k: table.bundles[k] for k in (0, 1)})
-    six = Table(range(6), 3).upto("announce")
-    with pytest.raises(Refused, match="more than half"):
+    run = ProtocolRun(range(5), 3).run_until("announce")
+    with pytest.raises(ProtocolError, match="2 clients take part, and the threshold is 3"):
+        run.sessions[0].share_secrets({k: run.bundles[k] for k in (0, 1)})
+    six = ProtocolRun(range(6), 3).run_until("announce")
+    with pytest.raises(ProtocolError, match="more than half"):
         six.deal([0])
-    with pytest.raises(NotAuthentic, match="client 9 are in no registry"):
-        table.sessions[0].deal({**{k: table.bundles[k] for k in range(3)}, 9: table.bundles[4]})
+    with pytest.raises(AuthenticationError, match="client 9 have no key in the registry"):
+        run.sessions[0].share_secrets({**{k: run.bundles[k] for k in range(3)}, 9: run.bundles[4]})
 
 
 def test_boxes_that_were_changed_or_are_others_or_older_are_refused() -> None:
-    first = Table(range(4), 3).upto("deal")
-    second = Table(range(4), 3, number=2, before=first).upto("deal")
-    honest = second.told(0)
+    first = ProtocolRun(range(4), 3).run_until("deal")
+    second = ProtocolRun(range(4), 3, number=2, before=first).run_until("deal")
+    honest = second.boxes_for(0)
     for box in (first.boxes[1][0], second.boxes[1][2], second.boxes[2][0], honest[1][:-1] + bytes([honest[1][-1] ^ 1])):
-        with pytest.raises(NotAuthentic, match="client 1: a box does not open"):
-            second.sessions[0].cover(plain([0])[0], {**honest, 1: box})
-    with pytest.raises(Refused, match="2 clients are left"):
-        second.sessions[0].cover(plain([0])[0], {k: honest[k] for k in (0, 1)})
+        with pytest.raises(AuthenticationError, match="client 1: cannot open a box"):
+            second.sessions[0].mask_vector(plain([0])[0], {**honest, 1: box})
+    with pytest.raises(ProtocolError, match="2 clients are left"):
+        second.sessions[0].mask_vector(plain([0])[0], {k: honest[k] for k in (0, 1)})
 
 
 def test_a_vector_is_masked_once_with_the_same_masks() -> None:
     """Else the difference of two would be that of their values."""
-    table = Table(range(3), 2).upto("cover")
-    with pytest.raises(Refused, match="the last that it did is 'masked' of round 1"):
-        table.sessions[1].cover(plain([1])[1], table.told(1))
+    run = ProtocolRun(range(3), 2).run_until("mask")
+    with pytest.raises(ProtocolError, match="its last step is 'masked' of round 1"):
+        run.sessions[1].mask_vector(plain([1])[1], run.boxes_for(1))
 
 
 def test_a_client_signs_for_one_sum_and_opens_once() -> None:
     """So nobody ever opens both shares of a client: not when asked again, and not for another set of survivors."""
-    table = Table(range(4), 3).upto("assent")
-    with pytest.raises(Refused, match="'assent' of round 1: a step is taken once"):
-        table.sessions[0].assent([0, 1, 2])
-    table.disclose(range(4))
-    with pytest.raises(Refused, match="the last that it did is nothing"):
-        table.sessions[0].open(table.signatures)
-    with pytest.raises(Refused):
-        table.sessions[0].assent([0, 1, 2])
-    assert not table.keyring.sessions
+    run = ProtocolRun(range(4), 3).run_until("assent")
+    with pytest.raises(ProtocolError, match="'assent' of round 1.*each step is taken once"):
+        run.sessions[0].sign_survivors([0, 1, 2])
+    run.disclose(range(4))
+    with pytest.raises(ProtocolError, match="its last step is nothing"):
+        run.sessions[0].disclose_shares(run.signatures)
+    with pytest.raises(ProtocolError):
+        run.sessions[0].sign_survivors([0, 1, 2])
+    assert not run.keyring.sessions
 
 
 def test_two_views_of_who_is_there_never_open_a_sum() -> None:
     """The server tells two clients that client 3 is in the sum, and two that it is not: no one opens anything."""
-    table = Table(range(4), 3).upto("cover")
-    signatures = {k: table.sessions[k].assent([0, 1, 2, 3] if k < 2 else [0, 1, 2]) for k in range(3)}
+    run = ProtocolRun(range(4), 3).run_until("mask")
+    signatures = {k: run.sessions[k].sign_survivors([0, 1, 2, 3] if k < 2 else [0, 1, 2]) for k in range(3)}
     for k in range(3):
-        with pytest.raises(NotAuthentic, match="for another sum than this client's"):
-            table.sessions[k].open(signatures)
-        with pytest.raises(Refused, match="clients are left"):
-            table.sessions[k].open({j: signatures[j] for j in range(3) if (j < 2) == (k < 2)})
+        with pytest.raises(AuthenticationError, match="for another sum than this client's"):
+            run.sessions[k].disclose_shares(signatures)
+        with pytest.raises(ProtocolError, match="clients are left"):
+            run.sessions[k].disclose_shares({j: signatures[j] for j in range(3) if (j < 2) == (k < 2)})
 
 
 def test_of_each_client_one_kind_of_share_is_opened() -> None:
-    table = Table(range(5), 3).upto("deal")
+    run = ProtocolRun(range(5), 3).run_until("deal")
     vectors = plain(range(5))
-    held = {k: dict(table.keyring.sessions[k]) for k in range(5)}
-    table.cover(vectors, range(3))
-    table.assent()
-    table.disclose(range(3))
-    counts = _shamir.coefficients([1, 2, 3])
+    held = {k: dict(run.keyring.sessions[k]) for k in range(5)}
+    run.mask(vectors, range(3))
+    run.assent()
+    run.disclose(range(3))
+    counts = _shamir.lagrange_coefficients([1, 2, 3])
     for k in range(5):
-        share = [int.from_bytes(table.shares[j][k]) for j in range(3)]
+        share = [int.from_bytes(run.shares[j][k]) for j in range(3)]
         found = (sum(s * c for s, c in zip(share, counts)) % _shamir.PRIME).to_bytes(32).hex()
         assert found == held[k]["seed" if k < 3 else "mask"]
         assert found != held[k]["mask" if k < 3 else "seed"]
@@ -285,38 +285,38 @@ def test_of_each_client_one_kind_of_share_is_opened() -> None:
 def test_too_few_or_foreign_survivors_are_refused() -> None:
     for survivors, said in (
         ([0, 1], "2 clients are left"),
-        ([1, 2, 3], "client 0 is not one"),
+        ([1, 2, 3], "does not say that client 0"),
         ([0, 1, 7], "client 7"),
     ):
-        table = Table(range(4), 3).upto("cover")
-        with pytest.raises(Refused, match=said):
-            table.sessions[0].assent(survivors)
+        run = ProtocolRun(range(4), 3).run_until("mask")
+        with pytest.raises(ProtocolError, match=said):
+            run.sessions[0].sign_survivors(survivors)
 
 
 def test_a_step_of_another_round_or_run_is_refused() -> None:
-    first = Table(range(3), 2).upto("cover")
-    later = Table(range(3), 2, number=2, before=first)
-    with pytest.raises(Refused, match="of round 2, and the last that it did is 'masked' of round 1"):
-        later.sessions[0].assent([0, 1, 2])
+    first = ProtocolRun(range(3), 2).run_until("mask")
+    later = ProtocolRun(range(3), 2, number=2, before=first)
+    with pytest.raises(ProtocolError, match="of round 2, and its last step is 'masked' of round 1"):
+        later.sessions[0].sign_survivors([0, 1, 2])
 
 
 def test_a_false_share_is_found_out() -> None:
-    table = Table(range(4), 3).upto("disclose")
-    table.shares[1][2] = bytes(32) + b"\1"
-    with pytest.raises(NoUsableReply, match=r"clients \[0, 1, 2\] opened of client 2 is not what it announced"):
-        table.sum()
+    run = ProtocolRun(range(4), 3).run_until("disclose")
+    run.shares[1][2] = bytes(32) + b"\1"
+    with pytest.raises(NoUsableReply, match=r"client 2's secret from clients \[0, 1, 2\] do not give the secret"):
+        run.sum()
 
 
 def test_a_client_with_another_key_than_the_registrys_says_nothing() -> None:
-    table = Table(range(3), 2)
-    table.keyring.identities[1] = _crypto.new_identity()
-    with pytest.raises(Refused, match="keyring's key of client 1 is not the one that the registry names"):
-        table.announce()
+    run = ProtocolRun(range(3), 2)
+    run.keyring.identities[1] = _crypto.new_signing_key()
+    with pytest.raises(ProtocolError, match="keyring's key of client 1 is not its key in the registry"):
+        run.announce()
 
 
 def test_keys_of_small_order_are_refused() -> None:
-    with pytest.raises(NotAuthentic, match="none that a client could have drawn"):
-        _crypto.mask_key(_crypto.new_pair()[0], bytes(32), b"")
+    with pytest.raises(AuthenticationError, match="not a valid public key for key agreement"):
+        _crypto.derive_mask_key(_crypto.new_agreement_keys()[0], bytes(32), b"")
 
 
 # Keys on disk.
@@ -329,14 +329,14 @@ def test_a_keyring_keeps_secrets_to_its_owner_and_past_a_restart(tmp_path: Path)
     assert ring.enroll(1) == registry.of(1).hex()
     registry.write(tmp_path / "registry.json")
     assert Registry.read(tmp_path / "registry.json") == registry
-    ring.begin(1, {"step": "keys"})
-    assert Keyring(tmp_path / "ring").session(1) == {"step": "keys"}
+    ring.save_session(1, {"step": "keys"})
+    assert Keyring(tmp_path / "ring").load_session(1) == {"step": "keys"}
     files = [p for p in (tmp_path / "ring").rglob("*") if p.is_file()]
     assert {p.name for p in files} == {"identity", "session"}
     assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
     assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "ring").iterdir()} == {0o700}
-    ring.end(1)
-    assert ring.session(1) is None
+    ring.delete_session(1)
+    assert ring.load_session(1) is None
     assert registry.of(1).hex() not in repr(registry)
 
 
@@ -348,12 +348,12 @@ def test_registries_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="clients' numbers"):
         Registry([key, other])  # type: ignore[arg-type]
     (tmp_path / "x").write_text("[1]")
-    with pytest.raises(ValueError, match="is no registry"):
+    with pytest.raises(ValueError, match="is not a registry"):
         Registry.read(tmp_path / "x")
     with pytest.raises(LookupError, match=r"client 7 is not in the registry, which has 2 clients \(0, 1\)"):
         Registry({0: key, 1: other}).of(7)
     with pytest.raises(LookupError, match="client 3 has no key in its keyring"):
-        Keyring(tmp_path).identity(3)
+        Keyring(tmp_path).signing_key(3)
 
 
 def test_without_the_library_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,10 +37,10 @@ from fl.addons import MOON, SCAFFOLD, VHL, FedCOG, SharedImage
 from fl.methods import SummedFedDM
 from fl.reduce import Like, Reduced, Reducer, Schema, check_reply
 from fl.schema import MOST as MOST_OF_A_COUNT
-from fl.secure._encoding import Layout, TooLarge
-from fl.secure._requirements import require_sums
+from fl.secure._encoding import BoundExceeded, ReplyLayout
+from fl.secure.sums import require_sums
 from tests.fl.laws import assert_same
-from tests.fl.sealed import InMemory
+from tests.fl.secure_protocol import InMemoryKeyring
 from tests.fl.small import Tiny, federation, images
 from tests.fl.test_grid import PICTURE, SHARED
 
@@ -50,8 +50,8 @@ NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
 
 
 @pytest.fixture
-def ring() -> InMemory:
-    return InMemory()
+def ring() -> InMemoryKeyring:
+    return InMemoryKeyring()
 
 
 def sealed(method: Method, ring: Keyring, kind: type[SecureSums] = SecureSums, **options: Any) -> Filtered:
@@ -121,9 +121,9 @@ def test_a_sum_of_whole_numbers_is_the_reduction_within_half_a_unit_a_client(
 
     replies = [reply() for _ in range(clients)]
     schema: Schema = {key: Like(value) for key, value in replies[0].items()}
-    layout = Layout.of(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **MOST}, bits, 6)
-    assert Layout.read(layout.text()) == layout
-    assert layout.fits(schema)
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **MOST}, bits, 6)
+    assert ReplyLayout.from_json(layout.to_json()) == layout
+    assert layout.matches(schema)
     reducer = Reducer(ENTRIES)
     for k, one in enumerate(replies):
         reducer.fold(k, check_reply(one, ENTRIES, schema))
@@ -132,7 +132,7 @@ def test_a_sum_of_whole_numbers_is_the_reduction_within_half_a_unit_a_client(
     assert all(len(v) == layout.length and v.dtype == torch.int64 for v in vectors)
     got = layout.decode(torch.stack(vectors).sum(0), list(range(clients)), schema)
     assert got.clients == want.clients
-    for line in layout.lines:
+    for line in layout.entries:
         entry = ENTRIES[line.key]
         off = clients * layout.unit(line) / 2
         for name, theirs, ours in each(want.sum(entry), got.sum(entry)):
@@ -141,7 +141,7 @@ def test_a_sum_of_whole_numbers_is_the_reduction_within_half_a_unit_a_client(
         for _, theirs, ours in each(want[entry], got[entry]):
             assert theirs.dtype == ours.dtype
             assert theirs.shape == ours.shape
-        if line.whole:
+        if line.is_integer:
             assert torch.equal(want[entry], got[entry])
 
 
@@ -156,14 +156,14 @@ def each(one: Any, other: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor
 
 def test_a_sum_that_could_leave_64_bits_is_refused_when_built() -> None:
     crowd = Registry({k: k.to_bytes(32, "big").hex() for k in range(2048)})
-    with pytest.raises(ValueError, match="bits must be smaller.*over 2048 clients could leave 64 bits"):
+    with pytest.raises(ValueError, match="bits=52 is too large: a sum over 2048 clients could overflow 64 bits"):
         SecureSums(crowd, threshold=1500, bits=52)
     SecureSums(crowd, threshold=1500, bits=51)
 
 
 def test_the_largest_values_of_all_clients_do_not_wrap() -> None:
     schema: Schema = {Every.total.key: Like(torch.zeros(2, dtype=torch.float64))}
-    layout = Layout.of(schema, ENTRIES, {Every.total.key: 3.0}, 52, 2047)
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 3.0}, 52, 2047)
     vector = layout.encode(Message({Every.total: torch.tensor([3.0, -3.0], dtype=torch.float64)}))
     total = layout.decode(2047 * vector, list(range(2047)), schema)[Every.total]
     assert total.tolist() == [3.0 * 2047, -3.0 * 2047]
@@ -188,7 +188,7 @@ METHODS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: InMemory) -> None:
+def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: InMemoryKeyring) -> None:
     """The weights within float32's own rounding; the accuracies of all rounds alike."""
     make, most = METHODS[name]
     how: dict[str, Any] = {"rounds": 10, "evaluate": "none"} | ({"secret": 7} if name == "SummedFedDM" else {})
@@ -199,7 +199,7 @@ def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: InMemory) -> No
     assert secure.rows[-1]["epsilon"] == plain.rows[-1]["epsilon"]
 
 
-def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: InMemory) -> None:
+def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: InMemoryKeyring) -> None:
     shared = SharedImage(PICTURE, **{**SHARED, "warm_rounds": 1, "rate": 0.0})
     how: dict[str, Any] = {"rounds": 2, "evaluate": "none"}
     method = FedAvg(shared, **FAST)
@@ -223,11 +223,13 @@ def test_runs_have_other_masks_and_the_same_bits(tmp_path: Path) -> None:
         assert not (values["SecureSums.masked"] == seen[1][key]["SecureSums.masked"]).any()
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(ring: InMemory, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(ring: InMemoryKeyring, tmp_path: Path) -> None:
     method = sealed(FedAvg(MOON(), **FAST), ring)
     whole = play(method, rounds=3)
     play(method, rounds=2, out=tmp_path / "run")
-    ring.begin(1, {"step": "assent", "seed_of_run": 0, "round": 3, "shares": {}})  # killed in the middle of round 3
+    ring.save_session(
+        1, {"step": "assent", "seed_of_run": 0, "round": 3, "shares": {}}
+    )  # killed in the middle of round 3
     assert_same(whole, play(method, rounds=3, out=tmp_path / "run", resume=True))
 
 
@@ -276,7 +278,7 @@ STEPS = ("announce", "deal", "local", "assent", "disclose")
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(step: str, ring: InMemory) -> None:
+def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(step: str, ring: InMemoryKeyring) -> None:
     run = play(sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(3,)), rounds=3, evaluate="none")
     inside = step in ("assent", "disclose")
     plain = play((FedAvg if inside else Absent)(**FAST), rounds=3, evaluate="none")
@@ -293,11 +295,11 @@ def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(ste
 
 @pytest.mark.parametrize("step", STEPS)
 def test_two_of_four_are_below_the_threshold_and_end_the_round_with_the_reason(
-    step: str, ring: InMemory, tmp_path: Path
+    step: str, ring: InMemoryKeyring, tmp_path: Path
 ) -> None:
     method = sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(1, 3))
     said = (
-        rf"round 2: after '{step}' 2 clients are left and a sum must be over 3 .*"
+        rf"round 2: after '{step}' 2 clients are left, fewer than threshold=3.*"
         r"clients \[1, 3\] dropped out.*line went dead"
     )
     with pytest.raises(NoUsableReply, match=said):
@@ -309,18 +311,18 @@ def test_two_of_four_are_below_the_threshold_and_end_the_round_with_the_reason(
 
 
 def test_the_servers_transcript_holds_no_single_clients_values(
-    ring: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ring: InMemoryKeyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every message that the server sees, alone and in pairs and triples, against what each client really had."""
     true: dict[tuple[int, ...], torch.Tensor] = {}
-    encode = Layout.encode
+    encode = ReplyLayout.encode
 
-    def watched(self: Layout, reply: Message) -> torch.Tensor:
+    def watched(self: ReplyLayout, reply: Message) -> torch.Tensor:
         vector = encode(self, reply)
         true[len(true) // 4 + 1, len(true) % 4] = vector
         return vector
 
-    monkeypatch.setattr(Layout, "encode", watched)
+    monkeypatch.setattr(ReplyLayout, "encode", watched)
     method = sealed(FedAvg(SCAFFOLD(), **FAST), ring, most={SCAFFOLD.drift: 40.0})
     play(method, out=tmp_path / "run", transcript=True)
     seen = list(transcript.read(tmp_path / "run"))
@@ -354,34 +356,32 @@ def test_the_servers_transcript_holds_no_single_clients_values(
         assert abs(float(torch.corrcoef(torch.stack([both.double(), real.double()]))[0, 1])) < 5 / length**0.5
 
 
-def test_nothing_else_of_a_client_is_in_clear(ring: InMemory) -> None:
+def test_nothing_else_of_a_client_is_in_clear(ring: InMemoryKeyring) -> None:
     """No weights, no notes, no tests on its own images, no value in an error."""
     run = play(sealed(FedAvg(FedCOG(start_round=1, images=3, steps=1), **FAST), ring))
     assert not [row for row in run.rows if "noted" in row or "accuracy_clients" in row]
     assert {k.split(".")[0] for row in run.rows for k in row["up"]} == {"SecureSums"}
     tight = sealed(FedAvg(**FAST), ring, most={FedAvg.update: 1e-6})
-    with pytest.raises(
-        NoUsableReply, match=r"FedAvg.update\[body.0.weight\] is beyond its public maximum 1e-06"
-    ) as said:
+    with pytest.raises(NoUsableReply, match=r"FedAvg.update\[body.0.weight\] exceeds its public maximum 1e-06") as said:
         play(tight)
     assert not any(
-        c.isdigit() for c in str(said.value).split("beyond its public maximum 1e-06")[1].split("train with")[0]
+        c.isdigit() for c in str(said.value).split("exceeds its public maximum 1e-06")[1].split("use a smaller")[0]
     )
 
 
 def test_a_value_beyond_its_maximum_is_refused_and_not_clipped() -> None:
     schema: Schema = {Every.total.key: Like(torch.zeros(2))}
-    layout = Layout.of(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
     for bad in (1.0001, float("nan"), float("inf")):
-        with pytest.raises(TooLarge, match=r"Every.total is beyond its public maximum 1\b"):
+        with pytest.raises(BoundExceeded, match=r"Every.total exceeds its public maximum 1\b"):
             layout.encode(Message({Every.total: torch.tensor([0.0, bad])}))
 
 
-def test_a_client_with_a_strangers_key_is_left_out_by_name_and_the_others_go_on(ring: InMemory) -> None:
+def test_a_client_with_a_strangers_key_is_left_out_by_name_and_the_others_go_on(ring: InMemoryKeyring) -> None:
     method = sealed(FedAvg(**FAST), ring)
     ring.identities[2] = bytes(range(32))
     run = play(method, rounds=1)
-    assert "not the one that the registry names" in run.rows[0]["failed"]["2"]
+    assert "not its key in the registry" in run.rows[0]["failed"]["2"]
     assert run.rows[0]["secure_sum"] == {"clients": 3, "recovered": 0}
 
 
@@ -404,10 +404,10 @@ class Forging(SecureSums):
         return reply
 
 
-def test_forged_keys_and_signatures_are_left_out_by_name(ring: InMemory) -> None:
+def test_forged_keys_and_signatures_are_left_out_by_name(ring: InMemoryKeyring) -> None:
     run = play(sealed(FedAvg(**FAST), ring, Forging, threshold=2 + 1), rounds=1)
     assert "the keys of client 2 are not signed for this round" in run.rows[0]["failed"]["2"]
-    with pytest.raises(NoUsableReply, match="client 1: has signed for another sum"):
+    with pytest.raises(NoUsableReply, match="client 1: its signature is invalid, or for another sum"):
         play(sealed(FedAvg(**FAST), ring, Forging), rounds=2)
 
 
@@ -424,7 +424,7 @@ class Greedy(SecureSums):
         return message
 
 
-def test_a_server_that_tells_two_stories_gets_no_share(ring: InMemory) -> None:
+def test_a_server_that_tells_two_stories_gets_no_share(ring: InMemoryKeyring) -> None:
     with pytest.raises(NoUsableReply, match=r"after 'assent' 2 clients are left"):
         play(sealed(FedAvg(**FAST), ring, Greedy))
 
@@ -434,52 +434,55 @@ def test_a_server_that_tells_two_stories_gets_no_share(ring: InMemory) -> None:
 
 def test_a_sum_of_whole_numbers_is_held_below_64_bits_too() -> None:
     schema: Schema = {Every.count.key: Like(torch.zeros(2, dtype=torch.int64))}
-    Layout.of(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 7)
-    with pytest.raises(ValueError, match="the sum of Every.count over 8 clients could leave 64 bits: give it a"):
-        Layout.of(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 8)
+    ReplyLayout.from_schema(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 7)
+    with pytest.raises(ValueError, match="the sum of Every.count over 8 clients could overflow 64 bits: give it a"):
+        ReplyLayout.from_schema(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 8)
 
 
 def test_a_reply_of_another_form_is_not_written() -> None:
     schema: Schema = {Every.total.key: Like(torch.zeros(2))}
-    layout = Layout.of(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
     with pytest.raises(ValueError, match="the reply holds Every.weight, which the server does not expect"):
         layout.encode(Message({Every.total: torch.zeros(2), Every.weight: 1.0}))
     for odd in (torch.zeros(3), torch.zeros(2, dtype=torch.float64), 1.0, {"a": torch.zeros(2)}):
-        with pytest.raises(ValueError, match="Every.total has another form than the server expects"):
+        with pytest.raises(ValueError, match="Every.total has another shape, dtype or type than the server expects"):
             layout.encode(Message.of({Every.total.key: odd}))
 
 
 @pytest.mark.parametrize(
     ("like", "said"),
     [
-        (Like("a"), "Every.total is a str, and no numbers that add up"),
-        (Like(images(2, 0)), "Every.total is a LabeledImages, and no numbers that add up"),
-        (Like(torch.zeros(0, 2), rows=9), "Every.total has as many rows as a client likes, which a sum would show"),
-        (Like(torch.zeros(2), optional=True), "Every.total is not in every reply, which a sum would show"),
+        (Like("a"), "Every.total is a str, which cannot be summed"),
+        (Like(images(2, 0)), "Every.total is a LabeledImages, which cannot be summed"),
+        (
+            Like(torch.zeros(0, 2), rows=9),
+            "Every.total has a number of rows that each client chooses, which a sum would reveal",
+        ),
+        (Like(torch.zeros(2), optional=True), "Every.total is not in every reply, which a sum would reveal"),
     ],
     ids=["text", "set", "rows", "optional"],
 )
 def test_an_entry_that_adds_up_to_nothing_is_refused_by_name(like: Like, said: str) -> None:
     with pytest.raises(PrivacyError, match=said):
-        Layout.of({Every.total.key: like}, ENTRIES, {Every.total.key: 1.0}, 40, 4)
+        ReplyLayout.from_schema({Every.total.key: like}, ENTRIES, {Every.total.key: 1.0}, 40, 4)
 
 
 def test_a_weight_without_a_maximum_has_that_of_all_counts() -> None:
-    layout = Layout.of({Every.weight.key: Like(1.0)}, ENTRIES, {}, 40, 4)
-    assert [line.most for line in layout.lines] == [MOST_OF_A_COUNT]
+    layout = ReplyLayout.from_schema({Every.weight.key: Like(1.0)}, ENTRIES, {}, 40, 4)
+    assert [line.most for line in layout.entries] == [MOST_OF_A_COUNT]
     with pytest.raises(ValueError, match="Every.over has no public maximum"):
-        Layout.of({Every.over.key: Like(torch.zeros(2))}, ENTRIES, {}, 40, 4)
+        ReplyLayout.from_schema({Every.over.key: Like(torch.zeros(2))}, ENTRIES, {}, 40, 4)
 
 
 def test_secret_draws_and_questions_before_round_one_are_refused_by_name() -> None:
     drawing = Filtered(FedAvg(**{**FAST, "weights": "uniform"}), ClientDP(1.0, 0.5, 1.0))
-    with pytest.raises(PrivacyError, match="Filtered draws its clients in secret, and may draw nobody; a secure sum"):
+    with pytest.raises(PrivacyError, match="Filtered draws its clients in secret, and may draw none; the clients"):
         require_sums(drawing)
 
     class Asking(FedAvg):
         asks = True
 
-    with pytest.raises(PrivacyError, match="Asking asks every client before round 1, and the server would read each"):
+    with pytest.raises(PrivacyError, match="Asking sends a request to every client before round 1, and each reply"):
         require_sums(Asking(**FAST))
 
 
@@ -496,22 +499,25 @@ class Reading(FedAvg):
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "union": (lambda: FedDM(factory=Tiny, ipc=1), "FedDM.images holds each client's rows apart"),
+    "union": (lambda: FedDM(factory=Tiny, ipc=1), "FedDM.images keeps each client's rows separate"),
     "batch norm": (lambda: FedAvg(**{**FAST, "factory": lambda n: Tiny(n, norm=True)}), "FedAvg.counters counts"),
     "max": (lambda: Maximum(**FAST), "Maximum.largest combines by 'max'"),
-    "reads": (lambda: Reading(**FAST), "Reading reads each single reply"),
-    "architectures": (lambda: FedAvg(factory={"a": Tiny, "b": Tiny}, assign=lambda k: "ab"[k % 2]), "several forms"),
+    "reads": (lambda: Reading(**FAST), "Reading reads single replies"),
+    "architectures": (
+        lambda: FedAvg(factory={"a": Tiny, "b": Tiny}, assign=lambda k: "ab"[k % 2]),
+        "would reveal their architecture",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_sum_is_refused_by_name(name: str, ring: InMemory) -> None:
+def test_what_is_no_sum_is_refused_by_name(name: str, ring: InMemoryKeyring) -> None:
     make, said = REFUSED[name]
     with pytest.raises(PrivacyError, match=said):
         play(sealed(make(), ring, most={FedAvg.buffers: 5.0} if name == "batch norm" else {}))
 
 
-def test_batch_norm_without_counters_is_summed(ring: InMemory) -> None:
+def test_batch_norm_without_counters_is_summed(ring: InMemoryKeyring) -> None:
     method = sealed(FedAvg(**{**FAST, "factory": lambda n: Tiny(n, norm=True), "buffers": "drop"}), ring)
     assert play(method, rounds=1).rows[0]["secure_sum"]["clients"] == 4
 
@@ -542,7 +548,7 @@ class Doubling(Filter):
         return replies.replace(FedAvg.update, {n: t / 2 for n, t in replies[FedAvg.update].items()})
 
 
-def test_filters_stand_before_secure_sums_and_not_behind(ring: InMemory) -> None:
+def test_filters_stand_before_secure_sums_and_not_behind(ring: InMemoryKeyring) -> None:
     secure = SecureSums(ring.registry(4), keyring=ring, threshold=3, most={FedAvg.update: 8.0})
     with pytest.raises(PrivacyError, match="Rounding behind it could not read them: give SecureSums last"):
         Filtered(FedAvg(**FAST), secure, Rounding())
@@ -554,19 +560,19 @@ def test_filters_stand_before_secure_sums_and_not_behind(ring: InMemory) -> None
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"threshold": 2}, "threshold must be more than half of the 4 clients of a round, got 2"),
-    ({"most": {Every.total: 1.0}}, "most names Every.total, which replies do not hold"),
-    ({"keyring": None}, "SecureSums has no keyring where the client is"),
+    ({"threshold": 2}, "threshold must be more than half of the 4 clients of a round; got 2"),
+    ({"most": {Every.total: 1.0}}, "most names Every.total, which is not in the replies"),
+    ({"keyring": None}, "SecureSums has no keyring on this client"),
 ]
 
 
 @pytest.mark.parametrize(("options", "said"), BAD, ids=["threshold", "most", "keyring"])
-def test_what_cannot_be_run_says_why(options: dict[str, Any], said: str, ring: InMemory) -> None:
+def test_what_cannot_be_run_says_why(options: dict[str, Any], said: str, ring: InMemoryKeyring) -> None:
     with pytest.raises((ValueError, NoUsableReply), match=said):
         play(sealed(FedAvg(**FAST), ring, **options))
 
 
-def test_an_entry_without_a_maximum_and_a_client_without_a_key_are_named(ring: InMemory) -> None:
+def test_an_entry_without_a_maximum_and_a_client_without_a_key_are_named(ring: InMemoryKeyring) -> None:
     with pytest.raises(ValueError, match="FedAvg.update has no public maximum.*most={FedAvg.update: B}"):
         play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(4), keyring=ring, threshold=3)))
     with pytest.raises(ValueError, match="client 3 is not in the registry"):

@@ -18,8 +18,8 @@ from distillkit.privacy import PrivacyError
 from fl import Classification, FedAvg, FedDM, Method, Real, Server
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.reduce import Schema
-from fl.secure._encoding import Layout
-from fl.secure._requirements import require_sums
+from fl.secure._encoding import ReplyLayout
+from fl.secure.sums import require_sums
 from tests.fl.test_grid import OPTIONS, PICTURE, SHARED, Net, digits, normed
 
 PAGE = Path(__file__).parents[2] / "docs" / "components" / "secure_sums.md"
@@ -62,7 +62,7 @@ def verdict(make: Callable[[], Method]) -> tuple[list[str], str]:
         require_sums(method)
         schema = replies(method)
         entries = {e.key: e for e in method.entries()}
-        Layout.of(schema, entries, dict.fromkeys(schema, 1.0), 40, 4)
+        ReplyLayout.from_schema(schema, entries, dict.fromkeys(schema, 1.0), 40, 4)
     except PrivacyError as error:
         return [], str(error)
     return sorted(entries[key].name for key in schema), ""

@@ -44,7 +44,7 @@ def test_a_node_that_falls_silent_after_it_has_masked_is_recovered(tmp_path: Pat
     assert list(run.rows[1]["failed"]) == ["1"]
     lost.add(103)
     there = grid(sealed(ring, node=True, **method), tmp_path / "others", fault)
-    with pytest.raises(NoUsableReply, match=r"after 'local' 3 clients are left and a sum must be over 4.*\[1, 3\]"):
+    with pytest.raises(NoUsableReply, match=r"after 'local' 3 clients are left, fewer than threshold=4.*\[1, 3\]"):
         over(there, sealed(ring, node=False, **method), **how)
 
 
