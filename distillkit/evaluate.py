@@ -92,7 +92,7 @@ def evaluate(
     test: Images | StoredImages,
     factory: NetworkFactory | Mapping[str, NetworkFactory],
     *,
-    draws: int = 3,
+    num_networks: int = 3,
     protocol: Protocol = CLASSIC,
     real: Images | None = None,
     generator: int | torch.Generator = 0,
@@ -106,8 +106,8 @@ def evaluate(
         test: the images to test on, class indices; of the same normalisation, shape and classes. A `StoredImages` is
             read a chunk at a time.
         factory: `factory()` gives a network, which is moved to the data; or several by name (cross-architecture).
-        draws: how many networks are drawn and trained for each row, each from its own initialisation. The papers train
-            20 on each of 5 sets.
+        num_networks: networks trained for each row, each from its own initialisation. The papers train 20 on each of
+            5 sets.
         protocol: see `Protocol`. Its 1,000 epochs are the published protocol and take minutes a network on a CPU.
         real: the real training images. If given, each architecture has a second row: random real images, as many
             of each class as the set has (drawn anew for each network, initialised and shuffled as for the set).
@@ -123,7 +123,7 @@ def evaluate(
     Deviations from the released protocol: the standard deviation is the sample's (n - 1); random real images are drawn
     for each network.
     """
-    draws = check.positive_int(draws, "draws")
+    num_networks = check.positive_int(num_networks, "num_networks")
     require_protocol(protocol)
     data = as_set(data, name="data", progress=progress)
     if not isinstance(test, StoredImages):
@@ -147,12 +147,12 @@ def evaluate(
         test = test.to(data.images.device, data.images.dtype)
     rows = []
     kinds = ("set",) if real is None else ("set", "random real")
-    total = len(factories) * len(kinds) * draws * (protocol.epochs + 1)
+    total = len(factories) * len(kinds) * num_networks * (protocol.epochs + 1)
     with bar(total, "evaluate", unit="epoch", progress=progress) as shown:
         for name, make in factories.items():
             for kind in kinds:
                 accuracies, begun, architecture = [], time.perf_counter(), name
-                for i in range(draws):
+                for i in range(num_networks):
                     network = build(make, derive(seed, name, i, "network")).to(data.images)
                     architecture = name or type(network).__name__
                     own = data

@@ -82,7 +82,7 @@ def method(
 
 def pair(preset: Mapping[str, Any]) -> dict[str, Federated]:
     """The headline: FedAvg with its tries, and FedCOG with what FedAvg chose."""
-    averaging = Federated(partial(method, "FedAvg", None, (), preset), tries=grid(lr=preset["lr"]))
+    averaging = Federated(partial(method, "FedAvg", None, (), preset), search=grid(lr=preset["lr"]))
     return {"FedAvg": averaging, "FedCOG": _like(preset, {})}
 
 

@@ -79,7 +79,7 @@ def claimed(o: Any) -> dict[str, Federated]:
     sizes["server_epochs"] = o.server_epochs if o.few is None else min(o.few, o.server_epochs)
     tries = {name: own[: o.tries] for name, own in o.given.items()}
     return {
-        "FedAvg": averaging(o, tries=tries["FedAvg"]),
+        "FedAvg": averaging(o, search=tries["FedAvg"]),
         "FedDM": Federated(FedDM, tries["FedDM"], sizes),
         "Real": Federated(Real, settings=sizes, like="FedDM"),
     }

@@ -106,7 +106,7 @@ def private_study(o: Any, images: Callable[..., Split]) -> Study:
 
     def way(name: str, epsilon: float | None) -> Federated:
         tries = TRIES[name] if o.preset != "smoke" else [{**TRIES[name][2], **smoke}]
-        return Federated(partial(method, name, epsilon, given["server_epochs"], records), tries=tries, delta=DELTA)
+        return Federated(partial(method, name, epsilon, given["server_epochs"], records), search=tries, delta=DELTA)
 
     private = [] if o.dp == ["none"] else [*(name for name in o.dp if name != "none"), *ADDONS]
     ways = {f"{TITLES.get(n, f'{n} with DP-SGD')}, epsilon {e:g}": way(n, e) for e in o.epsilon for n in private}

@@ -110,7 +110,7 @@ def draw(records: Records, task: Task, images: Split, out: Path) -> None:
     """
     folders = {r.method: Path(str(r.folder)) for r in reversed(records) if r.rows}
     seed = next(r.seed for r in records if r.method == "FedLGD")
-    clients = task.deal(images, seed).clients
+    clients = task.assign(images, seed).clients
     names = images.domains or [f"client {number}" for number in range(len(clients))]
     own = {name: client for name, client in zip(names, clients) if len(client)}
     learnt = {name: _condensed(folders["FedLGD"], number) for number, name in enumerate(names) if name in own}

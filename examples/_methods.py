@@ -32,14 +32,14 @@ PERSONAL = ("Ditto", "Fine-tuned FedAvg", "FedRep", "FedProto", OWN)
 """What ways are called that are judged by the clients' own tests, or how their names begin."""
 
 
-def averaging(*parts: AddOn | Callable[..., AddOn], tries: Any = RATES, **options: Any) -> Federated:
+def averaging(*parts: AddOn | Callable[..., AddOn], search: Any = RATES, **options: Any) -> Federated:
     """FedAvg with add-ons, or with what makes one of the settings that are tried; `options` go to FedAvg."""
 
     def make(factory: Any, lr: float = RATE, assign: Any = None, **settings: Any) -> Method:
         given = [part if isinstance(part, AddOn) else part(**settings) for part in parts]
         return FedAvg(*given, factory=factory, assign=assign, lr=lr, **{"batch": 32, "epochs": 1, **options})
 
-    return Federated(make, tries)
+    return Federated(make, search)
 
 
 def single(share: float, steps: int, *also: AddOn) -> Federated:
@@ -51,7 +51,7 @@ def single(share: float, steps: int, *also: AddOn) -> Federated:
         options: Any = {"factory": factory, "assign": assign, "lr": lr, "epochs": 3, "batch": 32}
         return SingleImage(image, *also, shared=crops, **options)
 
-    return Federated(make, tries=grid(server_lr=[0.0005, 0.005], lr=[0.003, 0.01]))
+    return Federated(make, search=grid(server_lr=[0.0005, 0.005], lr=[0.003, 0.01]))
 
 
 def two(way: Federated) -> Federated:
@@ -72,7 +72,7 @@ def ensemble(server_lr: float, steps: int = 60) -> AddOn:
 
 def adaptive(kind: Callable[..., AddOn]) -> Federated:
     """A server's optimizer."""
-    return averaging(lambda server_lr: kind(lr=server_lr), tries=grid(server_lr=[0.003, 0.01, 0.03, 0.1]))
+    return averaging(lambda server_lr: kind(lr=server_lr), search=grid(server_lr=[0.003, 0.01, 0.03, 0.1]))
 
 
 def ways(late: int, divisor: int) -> dict[str, Federated]:
@@ -89,36 +89,36 @@ def ways(late: int, divisor: int) -> dict[str, Federated]:
     lgd = {"ipc": 10, "condense_steps": cut(50), "refine_steps": cut(10), "match_steps": cut(50), "epochs": 1}
     sizes = {"ipc": 10, "batch_real": 32, "steps": cut(10), "server_batch": 32, "server_epochs": cut(20)}
     rep: Any = {"head_epochs": 5, "momentum": 0.0, "batch": 32}
-    fusion: Any = {"tries": grid(lr=TWO, server_lr=[0.001, 0.005])}
+    fusion: Any = {"search": grid(lr=TWO, server_lr=[0.001, 0.005])}
 
     found = {
         "FedAvg": averaging(),
         OWN: averaging(),
-        "FedProx": averaging(addons.FedProx, tries=grid(lr=TWO, mu=[0.01, 0.1])),
+        "FedProx": averaging(addons.FedProx, search=grid(lr=TWO, mu=[0.01, 0.1])),
         "SCAFFOLD": averaging(scaffold, weights="uniform"),
         "FedNova": averaging(nova),
-        "FedAvgM": averaging(addons.FedAvgM, tries=grid(lr=TWO, momentum=[0.6, 0.9])),
+        "FedAvgM": averaging(addons.FedAvgM, search=grid(lr=TWO, momentum=[0.6, 0.9])),
         **{kind.__name__: adaptive(kind) for kind in (addons.FedAdam, addons.FedYogi, addons.FedAdagrad)},
-        "FedExP": averaging(addons.FedExP, tries=grid(lr=TWO, epsilon=[0.001, 0.1])),
-        "MOON": averaging(addons.MOON, tries=grid(lr=TWO, mu=[1.0, 5.0])),
-        "FedSAM": averaging(addons.FedSAM, tries=grid(lr=TWO, rho=[0.01, 0.05])),
-        "FedDecorr": averaging(addons.FedDecorr, tries=grid(lr=TWO, beta=[0.05, 0.1])),
-        "FedReg": averaging(addons.FedReg, tries=grid(lr=TWO, eta=[0.1, 0.2]), weights="uniform"),
-        "FedGen": averaging(addons.FedGen, tries=grid(alpha=[0.1, 1.0], beta=[0.1, 1.0])),
+        "FedExP": averaging(addons.FedExP, search=grid(lr=TWO, epsilon=[0.001, 0.1])),
+        "MOON": averaging(addons.MOON, search=grid(lr=TWO, mu=[1.0, 5.0])),
+        "FedSAM": averaging(addons.FedSAM, search=grid(lr=TWO, rho=[0.01, 0.05])),
+        "FedDecorr": averaging(addons.FedDecorr, search=grid(lr=TWO, beta=[0.05, 0.1])),
+        "FedReg": averaging(addons.FedReg, search=grid(lr=TWO, eta=[0.1, 0.2]), weights="uniform"),
+        "FedGen": averaging(addons.FedGen, search=grid(alpha=[0.1, 1.0], beta=[0.1, 1.0])),
         "FedDF": averaging(partial(ensemble, steps=cut(60)), **fusion),
-        "Ditto": averaging(addons.Ditto, tries=grid(lr=TWO, lam=[0.1, 1.0])),
-        "Fine-tuned FedAvg": averaging(addons.FineTune, tries=grid(lr=TWO, epochs=[1, 5])),
+        "Ditto": averaging(addons.Ditto, search=grid(lr=TWO, lam=[0.1, 1.0])),
+        "Fine-tuned FedAvg": averaging(addons.FineTune, search=grid(lr=TWO, epochs=[1, 5])),
         "FedRep": Federated(FedRep, RATES, rep),
         "FedProto": Federated(FedProto, RATES),
         "FedProto, distance as released": Federated(FedProto, RATES, {"lam": 1 / 512}),
         "VHL": averaging(VHL),
-        "FedCOG": averaging(cog, tries=grid(lr=TWO, disagreement=[0.1, 1.0])),
+        "FedCOG": averaging(cog, search=grid(lr=TWO, disagreement=[0.1, 1.0])),
         "FedLGD": Federated(FedLGD, grid(lr=TWO, weight=[0.1, 1.0]), lgd),
         "FedDM": Federated(FedDM, grid(server_lr=[0.01, 0.03], rho=[5.0, 20.0]), sizes),
         "Real": Federated(Real, settings=sizes, like="FedDM"),
         "Single image, rate 1": single(1.0, cut(60)),
         "Naive VHL": averaging(addons.NaiveVHL(**NOISE)),
-        "VFA": averaging(addons.VFA, tries=grid(lr=TWO, weight=[0.1, 1.0])),
+        "VFA": averaging(addons.VFA, search=grid(lr=TWO, weight=[0.1, 1.0])),
         "VFTL": averaging(addons.VFTL(**NOISE)),
         "FedAvg on condensed data": averaging(learnt),
         "SCAFFOLD on condensed data": averaging(learnt, scaffold, weights="uniform"),

@@ -115,7 +115,7 @@ def run_study(
     Returns:
         The records of the study; none after an estimate. Data that cannot be read end the script.
     """
-    require_data([*study.plan.tasks.values(), *study.plan.tuned_tasks.values()])
+    require_data([*study.design.tasks.values(), *study.design.tuned_tasks.values()])
     if arguments.estimate:
         print(study.estimate(device=arguments.device), flush=True)
         if ends:
@@ -135,9 +135,15 @@ def run_study(
         print(f"{said} {spark(accuracies) + ' ' if accuracies else ''}{last}{after}", flush=True)
 
     print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
-    records = study.run(processes=arguments.workers, device=arguments.device, trial=study.tries > 1, on_run=told)
+    records = study.run(
+        processes=arguments.workers, device=arguments.device, trial=study.num_configurations > 1, on_run=told
+    )
     shown = Records(also) + records
-    parts = [*tables(shown), *([claim] if claim else []), *([tuning_table(study.out)] if study.tries > 1 else [])]
+    parts = [
+        *tables(shown),
+        *([claim] if claim else []),
+        *([tuning_table(study.out)] if study.num_configurations > 1 else []),
+    ]
     text = "\n\n".join(map(str, parts))
     write_atomically(study.out / "table.md", f"{text}\n")
     for cost in by:

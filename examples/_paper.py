@@ -9,7 +9,7 @@ from typing import Any
 
 from distillkit import LabeledImages, plot
 from distillkit.plot.figure import panels
-from distillkit.study import Record, Records, Table, Way, curves
+from distillkit.study import Candidate, Record, Records, Table, curves
 from fl import Entry
 from fl.engine.store import Store
 
@@ -30,7 +30,7 @@ def beside(table: Table, paper: Mapping[str, Mapping[str, str]], source: str) ->
     return replace(wide, notes=(*wide.notes, f"paper %: {source}"))
 
 
-def chosen(records: Records, ways: Mapping[str, Way], method: str, task: str) -> dict[str, Any]:
+def chosen(records: Records, ways: Mapping[str, Candidate], method: str, task: str) -> dict[str, Any]:
     """The settings with which a way of a study ran on a task; before it has run, those of its first try.
 
     Args:
@@ -39,7 +39,7 @@ def chosen(records: Records, ways: Mapping[str, Way], method: str, task: str) ->
         method, task: the names of both.
     """
     found = next((r for r in records if (r.method, r.task) == (method, task)), None)
-    return {**ways[method].settings, **ways[method].tries[0]} if found is None else dict(found.last("settings") or {})
+    return {**ways[method].settings, **ways[method].search[0]} if found is None else dict(found.last("settings") or {})
 
 
 def ablation_curves(records: Sequence[Record], main: Sequence[str], names: Sequence[str], path: Path) -> None:

@@ -29,7 +29,7 @@ def demo(preset: str, seed: int) -> dict[str, Any]:
     small = quickstart.PRESETS["smoke" if preset == "smoke" else "look"]
     task = quickstart.task(quickstart.SKEWED_MORE, small["rounds"])
     split = task.load()
-    clients = [split.train[rows] for rows in task.deal(split, seed).owners]
+    clients = [split.train[rows] for rows in task.assign(split, seed).owners]
     method = FedDM(
         factory=partial(ConvNet, (1, 16, 16), width=32, depth=2), ipc=10, batch_real=32, steps=small["steps"],
         server_batch=32, server_epochs=small["server_epochs"], **chosen,

@@ -125,9 +125,9 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
     for name in o.methods:
         for count, batch, draws in [(o.epochs, o.batch, o.nets), *((*longer, 1) for longer in o.longer)]:
             title, source = f"{name}, {count} x {batch}" if found.get(name) else name, like.get(name)
-            settings = {"like": source or name} if source or title != name else {"tries": tuned.get(name, [{}])}
+            settings = {"like": source or name} if source or title != name else {"search": tuned.get(name, [{}])}
             protocol = Protocol(epochs=count, batch=batch, augment=None if o.no_augment else augment)
-            found[title] = Condense(makes[name], **settings, draws=draws, protocol=protocol)
+            found[title] = Condense(makes[name], **settings, num_networks=draws, protocol=protocol)
     return found
 
 

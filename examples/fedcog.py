@@ -26,7 +26,7 @@ from _paper import ablation_curves, beside
 from distillkit import LabeledImages, plot
 from distillkit.data import partition
 from distillkit.generate import invert
-from distillkit.study import Record, Records, Study, Table, Task, curves, paired, summary_table
+from distillkit.study import Record, Records, Study, Table, Task, curves, paired_differences, summary_table
 from fl.study import load as load_run
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ def tables(records: Records, late: int, headline: Sequence[str]) -> list[Table]:
     tried = {record.task for record in found if record.method not in headline}
     rest = [record for record in found if record.seed == found[0].seed and record.task in tried]
     parts = [beside(summary_table(main, columns=columns), PAPER, SOURCE)]
-    parts += [paired(main, "FedAvg", column=column) for column in ("accuracy_late", "accuracy_last")]
+    parts += [paired_differences(main, "FedAvg", column=column) for column in ("accuracy_late", "accuracy_last")]
     return parts + ([beside(summary_table(rest, columns=columns), PAPER, SOURCE)] if rest else [])
 
 
@@ -116,7 +116,7 @@ def main(words: list[str] | None = None) -> None:
     ablation_curves(records, headline, bases, study.out / "bases_by_round.png")
     ablation_curves(records, headline, parts, study.out / "parts_by_round.png")
     last = [record for record in main if record.method == "FedCOG"][-1]
-    generated(last, study.plan.tasks[last.task].load().train, study.out / "generated.png")
+    generated(last, study.design.tasks[last.task].load().train, study.out / "generated.png")
 
 
 if __name__ == "__main__":

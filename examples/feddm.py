@@ -29,7 +29,7 @@ from _paper import beside, chosen, sets_sent
 from distillkit import Normalization
 from distillkit.data import Split, load, partition
 from distillkit.rng import derive
-from distillkit.study import Records, Study, Task, paired, summary_table
+from distillkit.study import Records, Study, Task, paired_differences, summary_table
 from fl import FedDM
 
 __all__ = ["CLIENTS", "DELTA", "TITLES"]
@@ -128,7 +128,11 @@ def main(words: list[str] | None = None) -> None:
     for name, tasks in every.items():
         study = Study(o.out / name, tasks[0], ways, seeds=o.seeds)
         found = run_study(
-            study, o, lambda ours: [table(ours), paired(ours), paired(ours, "Real")], claim=CLAIM, **drawn
+            study,
+            o,
+            lambda ours: [table(ours), paired_differences(ours), paired_differences(ours, "Real")],
+            claim=CLAIM,
+            **drawn,
         )
         sets_sent(found, FedDM.images, study.out / "images_sent.png")
         if o.only == "claim":

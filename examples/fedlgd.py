@@ -22,7 +22,7 @@ from _options import command_line, number, parsed, run_study
 from _paper import beside
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.data import partition
-from distillkit.study import Records, Study, Task, curves, grid, paired, summary_table
+from distillkit.study import Records, Study, Task, curves, grid, paired_differences, summary_table
 from fl import AddOn, FedAvg
 from fl.addons import MOON, SCAFFOLD, VHL, Condensed, FedNova, FedProx
 from fl.methods import FedLGD
@@ -137,7 +137,7 @@ def main(words: list[str] | None = None) -> None:
 
     def tables(records: Records) -> list[object]:
         table = summary_table(records, columns=["bytes_up", "bytes_down", "client_seconds"])
-        against = [paired([r for r in records if r.method in TRIES], base) for base in ("FedAvg", "VHL")]
+        against = [paired_differences([r for r in records if r.method in TRIES], base) for base in ("FedAvg", "VHL")]
         return [beside(table, AVERAGES[o.ipc == 50], source), *against, *domain_table(records, images(), o.ipc)]
 
     records = run_study(study, o, tables, by=(), claim=CLAIM)

@@ -16,7 +16,7 @@ from _data import refuse_data
 from _methods import OWN, PERSONAL, VHL, averaging, ensemble, ways
 from _options import command_line, parsed, run_study
 from distillkit.data import load, partition
-from distillkit.study import Records, Study, Table, Task, paired, summary_table
+from distillkit.study import Records, Study, Table, Task, paired_differences, summary_table
 from fl.addons import SCAFFOLD
 from fl.methods import FedProto
 from fl.study import Federated
@@ -45,7 +45,7 @@ def controls() -> dict[str, Federated]:
     """What tells a method from an accident of ten rounds: each differs from the way that it is like in one thing."""
 
     def like(name: str, way: Federated, **settings: Any) -> Federated:
-        return replace(way, like=name, tries=({},), settings=settings)
+        return replace(way, like=name, search=({},), settings=settings)
 
     scaffold, proto = SCAFFOLD(), Federated(FedProto)
     return {
@@ -68,7 +68,7 @@ def tables(records: Records) -> list[Table]:
     for base, column in {"FedAvg": "accuracy_last", "FedAvg, 30 rounds": "accuracy_last", OWN: "accuracy_own"}.items():
         alike = [r for r in records if kind(r.method) == kind(base)]
         if {base} < {record.method for record in alike}:
-            found.append(paired(alike, base, column=column))
+            found.append(paired_differences(alike, base, column=column))
     return found
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     wanted |= {str(found[name].like) for name in wanted if found[name].like}
     compared = {name: way for name, way in found.items() if name in wanted}
     if arguments.preset == "smoke":
-        compared = {name: replace(way, tries=way.tries[:1]) for name, way in compared.items()}
+        compared = {name: replace(way, search=way.search[:1]) for name, way in compared.items()}
     study = Study(arguments.out, task(preset["rounds"]), compared, seeds=arguments.seeds or preset["seeds"])
     run_study(study, arguments, tables, by=())
 

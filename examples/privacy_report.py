@@ -107,7 +107,8 @@ def reported(folder: Path, options: Any) -> Report:
         given = {"pipeline": pipeline(again), "baselines": {"model on raw data": pipeline(raw)}}
     return report(
         folder, members=split.train, outsiders=split.test, network=run.models[""],
-        invert=Inversion(owners=run.deal(split).owners), shadows=options.shadows or 8, workers=options.workers, **given,
+        invert=Inversion(owners=run.assign(split).owners), shadows=options.shadows or 8,
+        workers=options.workers, **given,
     )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
     def way(make: Callable[..., Any], epochs: int = 250 if full else 75, **options: Any) -> Condense:
         protocol = Protocol(epochs=o.epochs or epochs, batch=25, lr=0.01 if full else 0.03, augment=augment)
         options |= {"tested": partial(Bfloat16, (1, 28, 28), width=128, depth=3)} if full else {}
-        return Condense(make, draws=o.nets or (2 if full else 3), protocol=protocol, **options)
+        return Condense(make, num_networks=o.nets or (2 if full else 3), protocol=protocol, **options)
 
     tries = FULL if full else {key: own[-1:] for key, own in TRIES.items()} if o.preset == "smoke" else TRIES
     learned = {"passes": 3, "augment": augment, "train": Protocol(epochs=60, batch=25, augment=augment)}
@@ -110,9 +110,9 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
         rows += [("quick", "class means in 30 updates, epsilon 8", means(epsilon=8.0, steps=20, first_steps=10))]
         rows += [("image_sgd", "image SGD, epsilon 8", matched(image_sgd, epsilon=8.0, rate=0.05, steps=300))]
         rows += [("dm", "distribution matching from real images", real)]
-    found = {(key, title): way(make, tries=tries[key]) for key, title, make in rows}
+    found = {(key, title): way(make, search=tries[key]) for key, title, make in rows}
     clean = means(epsilon=math.inf, ledger=None)
-    found["clean", "class means without noise"] = way(clean, **(like or {"tries": tries["class_means"]}))
+    found["clean", "class means without noise"] = way(clean, **(like or {"search": tries["class_means"]}))
     found["random", "random real images"] = way(lambda factory, **_: partial(random_subset, ipc=o.ipc), **like)
     found["all", "all real images"] = way(lambda factory, **_: whole, epochs=20, **like)
     return {title: way for (key, title), way in found.items() if key in o.methods}

@@ -17,7 +17,7 @@ from _data import refuse_data
 from _options import command_line, parsed, run_study
 from distillkit import plot
 from distillkit.data import load, partition
-from distillkit.study import Records, Study, Task, Way, grid, summary_table
+from distillkit.study import Candidate, Records, Study, Task, grid, summary_table
 from fl import FedAvg, FedDM, Real
 from fl.addons import FedProx
 from fl.engine.store import Store
@@ -57,7 +57,7 @@ def task(alpha: float, rounds: int) -> Task:
     return Task(f"dirichlet-{alpha}", partial(load, "digits", size=16), deal, factory_options=network, rounds=rounds)
 
 
-def ways(name: str) -> dict[str, Way]:
+def ways(name: str) -> dict[str, Candidate]:
     """The four, with the tries of a preset; Real takes FedDM's settings."""
     tries, preset = TRIES, PRESETS[name]
     if name == "look":
@@ -68,21 +68,21 @@ def ways(name: str) -> dict[str, Way]:
     sizes["server_epochs"] = preset["server_epochs"]
     seen: dict[str, Any] = {"transcript": name == "look"}  # what the server saw, for examples/privacy_report.py
     return {
-        "FedAvg": Federated(FedAvg, settings={"batch": 32}, tries=tries["FedAvg"], **seen),
+        "FedAvg": Federated(FedAvg, settings={"batch": 32}, search=tries["FedAvg"], **seen),
         "FedProx": Federated(
             lambda factory, mu, **others: FedAvg(FedProx(mu), factory=factory, **others),
-            settings={"batch": 32}, tries=tries["FedProx"], **seen,
+            settings={"batch": 32}, search=tries["FedProx"], **seen,
         ),
-        "FedDM": Federated(FedDM, settings=sizes, tries=tries["FedDM"], **seen),
+        "FedDM": Federated(FedDM, settings=sizes, search=tries["FedDM"], **seen),
         "Real": Federated(Real, settings=sizes, like="FedDM", **seen),
     }  # fmt: skip
 
 
 def pictures(study: Study, records: Records) -> None:
     """Who holds which digits, and the synthetic ones that FedDM's clients sent last."""
-    for name, one in study.plan.tasks.items():
+    for name, one in study.design.tasks.items():
         split = one.load()
-        owners = one.deal(split, study.plan.seeds[0]).owners
+        owners = one.assign(split, study.design.seeds[0]).owners
         plot.partition(split.train.labels, owners).savefig(study.out / f"partition_{name}.png", dpi=150)
     last = [record.folder for record in records if record.method == "FedDM"][-1]
     synthetic = Store(Path(str(last))).state()[FedDM.images]

@@ -24,7 +24,7 @@ from _single_image import CHOSEN, NOTHING, PAPER, SOURCE, SPACES, ablations, hea
 from distillkit import plot
 from distillkit.data import partition
 from distillkit.generate import Patches
-from distillkit.study import Record, Records, Study, Table, Task, curves, paired, summary_table
+from distillkit.study import Record, Records, Study, Table, Task, curves, paired_differences, summary_table
 from fl.addons import SharedImage
 from fl.study import load as load_run
 
@@ -76,7 +76,7 @@ def tables(records: Records, main: Sequence[str]) -> list[Table]:
     own = [record for record in found if record.method in main]
     rest = [record for record in found if record.seed == found[0].seed]
     parts = [beside(summary_table(own, columns=columns), PAPER, SOURCE)]
-    parts += [paired(own, NOTHING, column=column) for column in ("accuracy_late", "accuracy_best")]
+    parts += [paired_differences(own, NOTHING, column=column) for column in ("accuracy_late", "accuracy_best")]
     return parts + ([beside(summary_table(rest, columns=columns), PAPER, SOURCE)] if len(found) > len(own) else [])
 
 
@@ -109,12 +109,12 @@ def main(words: list[str] | None = None) -> None:
     own = [record for record in records if record.method in names]
     for by in ("round", "bytes_up", "client_seconds"):
         curves(own, by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
-    crop = [name for name in study.plan.ways if name.startswith(("K-means", "Surest", "Crops"))]
-    others = [name for name in study.plan.ways if name not in (*names, *crop)]
+    crop = [name for name in study.design.candidates if name.startswith(("K-means", "Surest", "Crops"))]
+    others = [name for name in study.design.candidates if name not in (*names, *crop)]
     ablation_curves(records, names, crop, study.out / "crops_by_round.png")
     ablation_curves(records, names[:2], others, study.out / "others_by_round.png")
     chosen = next(record for record in own if record.method == CHOSEN)
-    size = next(iter(study.plan.tasks.values())).load().train.shape[1]
+    size = next(iter(study.design.tasks.values())).load().train.shape[1]
     crops(chosen, image, p, size, study.out / "crops.png")
 
 

@@ -22,7 +22,7 @@ from _paper import ablation_curves, beside, sets_sent
 from _vhl import BASES, PAPER, SOURCE, TRIES, images, ways
 from distillkit.data import partition
 from distillkit.networks import NETWORK_NAMES
-from distillkit.study import Records, Study, Task, curves, paired, read_records, summary_table
+from distillkit.study import Records, Study, Task, curves, paired_differences, read_records, summary_table
 from fl.addons import VHL
 from fl.study import to_target
 
@@ -96,7 +96,10 @@ def main(words: list[str] | None = None) -> None:
 
     def tables(records: Records) -> list[object]:
         table = summary_table(records, columns=["bytes_up", "bytes_down", "client_seconds"])
-        found: list[object] = [beside(table, PAPER, SOURCE), paired([r for r in records if r.method in TRIES])]
+        found: list[object] = [
+            beside(table, PAPER, SOURCE),
+            paired_differences([r for r in records if r.method in TRIES]),
+        ]
         for task in asked:
             own = [r for r in table_1(records) if r.task == task.name]
             best = [r.line["accuracy_best"] for r in own if r.method == "FedAvg" and not r.failed]
@@ -108,7 +111,9 @@ def main(words: list[str] | None = None) -> None:
     records = run_study(study, o, tables, by=(), claim=CLAIM)
     for by in ("round", "bytes", "client_seconds"):
         curves([r for r in records if r.method in TRIES], by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
-    others = [name for name in study.plan.ways if name not in TRIES and name in {r.method for r in table_1(records)}]
+    others = [
+        name for name in study.design.candidates if name not in TRIES and name in {r.method for r in table_1(records)}
+    ]
     ablation_curves(records, [], others, study.out / "others_by_round.png")
     kinds = ("FedAvg + VHL", "VHL, upsampled noise", "VHL, noise of a CNN")
     sets_sent([r for r in records if r.method in kinds], VHL.noise, study.out / "noise.png", per_class=5)

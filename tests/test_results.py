@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attacks.statistics import clopper_pearson
-from distillkit.study import Record, Records, equal_tries, read_records, write_records
+from distillkit.study import Record, Records, equal_search_sizes, read_records, write_records
 from tests.distillkit.study.written import record, write
 from tests.scripts import load_script
 
@@ -41,7 +41,7 @@ def test_every_way_of_a_study_had_as_many_tries(path: Path, tmp_path: Path) -> N
     for choice in json.loads(path.open().readline()).get("choices", []):
         own = tmp_path / "choice.json"
         own.write_text(json.dumps(choice))
-        assert set(equal_tries(own)) == set(choice["tasks"])
+        assert set(equal_search_sizes(own)) == set(choice["tasks"])
 
 
 def page(*kinds: str) -> str:

@@ -15,7 +15,7 @@ MEANS = {
     "network": r"nn\.Module|Network|ConvNet|object|Any",
     "factory": r"(Network)?Factory|Callable|Any",
     "networks": r"NetworkSampler|Networks|object",
-    "draws": r"int",
+    "num_networks": r"int",
 }
 """The word of an argument or a field, and what its annotation says."""
 ROLES = ("teacher", "student")

@@ -26,7 +26,7 @@ class Inversion:
 
     Args:
         owners: for each client the numbers of its records among `members`, int64 [n_k] each, as
-            `fl.study.load(folder).deal().owners` has them. Without them nobody can say whether what comes back is the
+            `fl.study.load(folder).assign().owners` has them. Without them nobody can say whether what comes back is the
             client's. The attack does not see them.
         victim: `victim(down, up)`: of what the client got and what it sent in a round's training
             (`attacks.transcript.Seen`), the message with its replay. None: an update of plain FedAvg, whose replay the

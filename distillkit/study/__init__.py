@@ -2,8 +2,8 @@
 
 from distillkit._utils.provenance import git_commit
 from distillkit.locking import processes
-from distillkit.study.candidate import Cost, Job, Way, grid
-from distillkit.study.comparisons import moved, paired
+from distillkit.study.candidate import Candidate, Cost, Job, grid
+from distillkit.study.comparisons import compare_studies, paired_differences
 from distillkit.study.condense import Condense
 from distillkit.study.cost_estimate import Estimate
 from distillkit.study.figures import curves, pictures
@@ -13,14 +13,15 @@ from distillkit.study.record import Record, RecordError, Records
 from distillkit.study.records import read_records, write_records
 from distillkit.study.study import Study
 from distillkit.study.tables import summary_table
-from distillkit.study.task import Dealt, Task, as_split
-from distillkit.study.tuning import Tuned, equal_tries, read_choice, tuning_table
+from distillkit.study.task import Allocation, Task, as_split
+from distillkit.study.tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 
 __all__ = [
     "TASK_NAMES",
+    "Allocation",
+    "Candidate",
     "Condense",
     "Cost",
-    "Dealt",
     "Estimate",
     "Job",
     "Record",
@@ -29,17 +30,16 @@ __all__ = [
     "Study",
     "Table",
     "Task",
-    "Tuned",
-    "Way",
+    "TuningResult",
     "as_split",
+    "compare_studies",
     "curves",
-    "equal_tries",
+    "equal_search_sizes",
     "git_commit",
     "grid",
     "mean_std",
-    "moved",
     "named_task",
-    "paired",
+    "paired_differences",
     "pictures",
     "processes",
     "read_choice",

@@ -17,7 +17,7 @@ from distillkit._sanity_checks import without_warnings
 from distillkit._utils.files import write_atomically
 from distillkit.data import Split
 from distillkit.serialization import from_config, referenced_objects, to_config
-from distillkit.study.candidate import Cost, Job, Way
+from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Task
 
 __all__ = ["Order", "Said", "attempt", "attempt_far", "perform", "perform_far", "said"]
@@ -62,7 +62,7 @@ class Said:
     names: Mapping[str, Any]
 
 
-def said(order: Order, task: Task, way: Way, built: Any, out: Path) -> Said:
+def said(order: Order, task: Task, way: Candidate, built: Any, out: Path) -> Said:
     """Write an order down for another process; tensors go to the study's folder.
 
     Args:
@@ -73,13 +73,13 @@ def said(order: Order, task: Task, way: Way, built: Any, out: Path) -> Said:
     Raises:
         distillkit.serialization.SerializationError: something in them has no name.
     """
-    where = f"ways[{order.method!r}]"
+    where = f"candidates[{order.method!r}]"
     return Said(
         to_config(task, store=out / "data", name=f"tasks[{order.task!r}]"),
-        to_config(way.bare(), store=out / "arguments", name=where),
+        to_config(way.for_record(), store=out / "arguments", name=where),
         to_config(built, store=out / "arguments", name=f"what {where} makes"),
         {**vars(order), "settings": said_settings(order, out / "arguments")},
-        referenced_objects([task, way.bare(), built, dict(order.settings)]),
+        referenced_objects([task, way.for_record(), built, dict(order.settings)]),
     )
 
 
@@ -94,7 +94,9 @@ def said_settings(order: Order, store: Path) -> dict[str, Any]:
     return {name: to_config(value, store=store, name=f"{where}.{name}") for name, value in order.settings.items()}
 
 
-def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: Path, **options: Any) -> dict[str, Any]:
+def perform(
+    order: Order, task: Task, split: Split, way: Candidate, built: Any, out: Path, **options: Any
+) -> dict[str, Any]:
     """Do one run unless its summary lies there; return its line.
 
     Args:
@@ -113,7 +115,7 @@ def perform(order: Order, task: Task, split: Split, way: Way, built: Any, out: P
     store = folder / "arguments"
     data = to_config(task, store=store, shared=options.pop("shared", out / "data"), name="task")
     notes = {
-        "task": data, "way": to_config(way.bare(), store=store, name="way"),
+        "task": data, "way": to_config(way.for_record(), store=store, name="way"),
         "method": order.method, "settings": said_settings(order, store),
         "validation": order.validation, "commit": commit,
     }  # fmt: skip
@@ -164,7 +166,9 @@ def perform_far(wanted: Said, out: Path, options: Mapping[str, Any]) -> dict[str
     return perform(order, task, split, way, built, out, **options)
 
 
-def attempt(order: Order, task: Task, split: Split, way: Way, built: Any, **options: Any) -> tuple[Cost, int | None]:
+def attempt(
+    order: Order, task: Task, split: Split, way: Candidate, built: Any, **options: Any
+) -> tuple[Cost, int | None]:
     """A moment of a run: what all of it will take, and the most memory that this process held meanwhile, in bytes.
 
     Args:
@@ -209,7 +213,7 @@ _SPLITS: dict[str, Split] = {}
 """Of a worker process: the images of the task that it did last."""
 
 
-def _built(wanted: Said, out: Path) -> tuple[Order, Task, Split, Way, Any]:
+def _built(wanted: Said, out: Path) -> tuple[Order, Task, Split, Candidate, Any]:
     def build(said: Any) -> Any:
         return from_config(said, store=out / "arguments", names=wanted.names)
 

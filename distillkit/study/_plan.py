@@ -9,7 +9,7 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit.study._execution import Order
-from distillkit.study.candidate import Way
+from distillkit.study.candidate import Candidate
 from distillkit.study.task import Task
 
 __all__ = ["Plan", "planned"]
@@ -17,25 +17,25 @@ __all__ = ["Plan", "planned"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Tasks x ways x seeds, and which runs these make.
+    """Tasks x candidates x seeds, and which runs these make.
 
     Attributes:
-        tasks, ways: by name.
+        tasks, candidates: by name.
         seeds: of the runs of the tables.
         tune_seeds: of the tries.
         tune_on: the task on which settings are tried for all; None: each task for itself.
     """
 
     tasks: Mapping[str, Task]
-    ways: Mapping[str, Way]
+    candidates: Mapping[str, Candidate]
     seeds: tuple[int, ...]
     tune_seeds: tuple[int, ...]
     tune_on: Task | None
 
     @property
-    def tries(self) -> int:
+    def num_configurations(self) -> int:
         """How many settings each way tries; 1: nothing is tuned."""
-        return max(len(way.tries) for way in self.ways.values())
+        return max(len(way.search) for way in self.candidates.values())
 
     @property
     def tuned_tasks(self) -> Mapping[str, Task]:
@@ -48,22 +48,22 @@ class Plan:
 
     def has(self, task: str, method: str) -> bool:
         """Whether the way called `method` is tried and run on the `task`."""
-        tasks = self.ways[method].tasks
+        tasks = self.candidates[method].tasks
         return tasks is None or task in tasks or (self.tune_on is not None and task == self.tune_on.name)
 
     @property
     def parts(self) -> dict[str, dict[str, Any]]:
-        """The ways that are not run everywhere: their `tasks` and `seeds`, None for all."""
-        given = {name: {"tasks": way.tasks, "seeds": way.seeds} for name, way in self.ways.items()}
+        """The candidates that are not run everywhere: their `tasks` and `seeds`, None for all."""
+        given = {name: {"tasks": way.tasks, "seeds": way.seeds} for name, way in self.candidates.items()}
         return {
             name: {key: None if part is None else list(part) for key, part in parts.items()}
             for name, parts in given.items()
             if any(part is not None for part in parts.values())
         }
 
-    def trying(self) -> dict[tuple[str, str], list[list[Order]]]:
-        """By task and way, for each try its runs; nothing for ways that take another's settings."""
-        if self.tries == 1:
+    def tuning_runs(self) -> dict[tuple[str, str], list[list[Order]]]:
+        """By task and way, for each try its runs; nothing for candidates that take another's settings."""
+        if self.num_configurations == 1:
             return {}
 
         def order(task: str, method: str, number: int, seed: int, settings: dict[str, Any]) -> Order:
@@ -76,11 +76,11 @@ class Plan:
                 for number, settings in enumerate(_all_settings(way))
             ]
             for task in self.tuned_tasks
-            for method, way in self.ways.items()
+            for method, way in self.candidates.items()
             if way.like is None and self.has(task, method)
         }
 
-    def running(self, chosen: Mapping[tuple[str, str], int]) -> list[Order]:
+    def final_runs(self, chosen: Mapping[tuple[str, str], int]) -> list[Order]:
         """The runs of the tables, a seed of everything before the next seed.
 
         Args:
@@ -90,11 +90,13 @@ class Plan:
         for seed in self.seeds:
             for task in self.tasks:
                 tuned = task if self.tune_on is None else self.tune_on.name
-                for method, way in self.ways.items():
+                for method, way in self.candidates.items():
                     source = way.like or method
                     if seed not in (way.seeds or self.seeds) or task not in (way.tasks or self.tasks):
                         continue
-                    settings = _all_settings(self.ways[source])[chosen.get((tuned, source), 0)] | dict(way.settings)
+                    settings = _all_settings(self.candidates[source])[chosen.get((tuned, source), 0)] | dict(
+                        way.settings
+                    )
                     name = f"{task}-{_slug(method)}-{seed}"
                     orders.append(Order(name, name, task, method, seed, settings))
         return orders
@@ -102,7 +104,7 @@ class Plan:
 
 def planned(
     tasks: Task | Sequence[Task],
-    ways: Mapping[str, Way],
+    candidates: Mapping[str, Candidate],
     seeds: Sequence[int],
     tune_seeds: Sequence[int],
     tune_on: Task | None,
@@ -110,12 +112,12 @@ def planned(
     """What a study asks for, once it is checked.
 
     Args:
-        tasks, ways, seeds, tune_seeds, tune_on: as of `Study`.
+        tasks, candidates, seeds, tune_seeds, tune_on: as of `Study`.
 
     Raises:
         TypeError, ValueError: see `Study`.
     """
-    plan = Plan(_tasks(tasks), _ways(ways), _seeds(seeds, "seeds"), _seeds(tune_seeds, "tune_seeds"), tune_on)
+    plan = Plan(_tasks(tasks), _ways(candidates), _seeds(seeds, "seeds"), _seeds(tune_seeds, "tune_seeds"), tune_on)
     _require_parts(plan)
     if both := sorted(set(plan.seeds) & set(plan.tune_seeds)):
         raise ValueError(f"tune_seeds must be none of seeds, but {both} are in both")
@@ -126,9 +128,9 @@ def planned(
     return plan
 
 
-def _all_settings(way: Way) -> list[dict[str, Any]]:
+def _all_settings(way: Candidate) -> list[dict[str, Any]]:
     """The settings of each try of a way, with those that all of them have."""
-    return [{**way.settings, **settings} for settings in way.tries]
+    return [{**way.settings, **settings} for settings in way.search]
 
 
 def _slug(name: str) -> str:
@@ -147,40 +149,44 @@ def _tasks(given: Task | Sequence[Task]) -> dict[str, Task]:
     return dict(zip(names, tasks))
 
 
-def _ways(given: Mapping[str, Way]) -> dict[str, Way]:
-    ways = dict(check.mapping(given, "ways"))
-    if not ways:
-        raise ValueError("ways must name at least one, as {'FedAvg': Federated(FedAvg)}")
-    for name, way in ways.items():
-        if not isinstance(way, Way):
+def _ways(given: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    candidates = dict(check.mapping(given, "candidates"))
+    if not candidates:
+        raise ValueError("candidates must name at least one, as {'FedAvg': Federated(FedAvg)}")
+    for name, way in candidates.items():
+        if not isinstance(way, Candidate):
             raise TypeError(
-                f"ways[{name!r}] must be a way, as Federated(...) or Condense(...), got {type(way).__name__}"
+                f"candidates[{name!r}] must be a Candidate, Federated(...) or Condense(...); got {type(way).__name__}"
             )
         if way.make is None:
-            raise ValueError(f"ways[{name!r}] was read from a record and has no make: give the way itself")
-        source = ways.get(way.like) if way.like is not None else way
+            raise ValueError(f"candidates[{name!r}] was read from a record and has no make: give the way itself")
+        source = candidates.get(way.like) if way.like is not None else way
         if source is None or source.like is not None:
-            raise ValueError(f"ways[{name!r}].like must name a way with tries of its own, got {way.like!r}")
-    slugs = [_slug(name) for name in ways]
+            raise ValueError(f"candidates[{name!r}].like must name a way with tries of its own, got {way.like!r}")
+    slugs = [_slug(name) for name in candidates]
     if "" in slugs or len(set(slugs)) != len(slugs):
-        raise ValueError(f"ways must have names that differ in their letters and digits, got {list(ways)}")
-    counts = {name: len(way.tries) for name, way in ways.items() if way.like is None}
+        raise ValueError(f"candidates must have names that differ in their letters and digits, got {list(candidates)}")
+    counts = {name: len(way.search) for name, way in candidates.items() if way.like is None}
     if len(set(counts.values())) > 1:
         said = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ValueError(f"all ways must have as many tries, for a fair comparison, got {said}; like= takes another's")
-    return ways
+        raise ValueError(
+            f"all candidates must have as many tries, for a fair comparison, got {said}; like= takes another's"
+        )
+    return candidates
 
 
 def _require_parts(plan: Plan) -> None:
     """Refuse a way that is to be run on a task or with a seed that the study has not, or its model has not."""
-    for name, way in plan.ways.items():
+    for name, way in plan.candidates.items():
         for part, have in (("tasks", tuple(plan.tasks)), ("seeds", plan.seeds)):
             given = getattr(way, part) or ()
             if unknown := [one for one in given if one not in have]:
-                raise ValueError(f"ways[{name!r}].{part} must be among the study's {list(have)}, got {unknown}")
+                raise ValueError(f"candidates[{name!r}].{part} must be among the study's {list(have)}, got {unknown}")
         lacking = [t for t in way.tasks or plan.tasks if way.like is not None and not plan.has(t, way.like)]
         if lacking and plan.tune_on is None:
-            raise ValueError(f"ways[{name!r}].like={way.like!r} must be tried where it is run, but not on {lacking}")
+            raise ValueError(
+                f"candidates[{name!r}].like={way.like!r} must be tried where it is run, but not on {lacking}"
+            )
 
 
 def _seeds(given: Sequence[int], name: str) -> tuple[int, ...]:

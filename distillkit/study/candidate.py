@@ -18,13 +18,13 @@ from distillkit.privacy import Ledger
 from distillkit.study._selection import RULES
 from distillkit.study.task import Task
 
-__all__ = ["Cost", "Job", "Way", "accepted", "grid", "privacy_columns"]
+__all__ = ["Candidate", "Cost", "Job", "accepted", "grid", "privacy_columns"]
 
-Self = TypeVar("Self", bound="Way")
+Self = TypeVar("Self", bound="Candidate")
 
 
 def grid(**options: Sequence[Any]) -> list[dict[str, Any]]:
-    """All combinations of some settings, as a way's `tries`: `grid(lr=[0.03, 0.1], mu=[0.01, 0.1])` is four of them.
+    """Return all combinations of settings, for `search=`: `grid(lr=[0.03, 0.1], mu=[0.01, 0.1])` is four of them.
 
     Args:
         options: for each setting the values to try; the last one changes fastest.
@@ -87,7 +87,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Way(ABC):
+class Candidate(ABC):
     """One thing that a study compares with others: how it is made from settings, and which settings are tried.
 
     `fl.study.Federated` runs a federated method, `distillkit.study.Condense` makes a small set and trains networks on
@@ -97,7 +97,7 @@ class Way(ABC):
         make: builds what is run; called with `factory`, the task's network, and the settings by name:
             `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. One that has an argument `task` gets
             the `Task` too. It may be a lambda: the record of a run holds what was built, not how.
-        tries: settings, one mapping a try; see `grid`. All ways of a study have equally many.
+        search: configurations to try, one mapping each; see `grid`. All candidates of a study have equally many.
         settings: settings that every try has.
         like: another way of the study, whose chosen settings this one takes instead of having tries: for a control that
             must differ in one thing only.
@@ -111,7 +111,7 @@ class Way(ABC):
     """
 
     make: Callable[..., Any] | None
-    tries: Sequence[Mapping[str, Any]] = ({},)
+    search: Sequence[Mapping[str, Any]] = ({},)
     settings: Mapping[str, Any] = field(default_factory=dict)
     like: str | None = None
     rule: Literal["last", "own"] | None = None
@@ -119,6 +119,8 @@ class Way(ABC):
     seeds: Sequence[int] | None = field(default=None, kw_only=True)
 
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError,)
+    old_options: ClassVar[Mapping[str, str]] = {"search": "tries"}
+    """Names that records have for options, by their present names."""
 
     def __post_init__(self) -> None:
         if self.make is not None and not callable(self.make):
@@ -127,10 +129,10 @@ class Way(ABC):
                 f"lr=lr)`, got {type(self.make).__name__}"
             )
         check.mapping(self.settings, "settings")
-        for number, settings in enumerate(check.several(self.tries, "tries", "mappings of settings, as grid gives")):
-            check.mapping(settings, f"tries[{number}]")
-        if not self.tries:
-            raise ValueError("tries must hold at least one mapping of settings; tries=[{}] for the defaults")
+        for number, settings in enumerate(check.several(self.search, "search", "mappings of settings, as grid gives")):
+            check.mapping(settings, f"search[{number}]")
+        if not self.search:
+            raise ValueError("search must hold at least one mapping of settings; search=[{}] for the defaults")
         if self.rule is not None:
             check.one_of(self.rule, "rule", tuple(RULES))
         for part, what in (("tasks", "names of tasks"), ("seeds", "seeds")):
@@ -138,10 +140,10 @@ class Way(ABC):
                 raise ValueError(f"{part} must hold at least one of the study's, or be None for all, got none")
         if self.like is not None and self.rule is not None:
             raise ValueError(f"like={self.like!r} takes that way's choice, so there can be no rule of its own")
-        if self.like is not None and (len(self.tries), dict(self.tries[0])) != (1, {}):
+        if self.like is not None and (len(self.search), dict(self.search[0])) != (1, {}):
             raise ValueError(f"like={self.like!r} takes that way's settings, so there can be no tries of its own")
 
-    def made(self, task: Task, split: Split, settings: Mapping[str, Any]) -> Any:
+    def build(self, task: Task, split: Split, settings: Mapping[str, Any]) -> Any:
         """Build what is run.
 
         Args:
@@ -155,7 +157,7 @@ class Way(ABC):
             raise TypeError("a way that was read from a record has no make: what it made is in the record")
         given = {**self.settings, **settings, "factory": self.factory(task, split)}
         asked = {"task": task} if "task" in inspect.signature(self.make).parameters else {}
-        return self.make(**{name: value for name, value in given.items() if self.is_for_make(name)}, **asked)
+        return self.make(**{name: value for name, value in given.items() if self.passes_to_make(name)}, **asked)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
         """What `make` gets as `factory`: called with the number of outputs, gives a network of the task.
@@ -165,13 +167,13 @@ class Way(ABC):
         """
         return task.network(split)
 
-    def is_for_make(self, name: str) -> bool:
+    def passes_to_make(self, name: str) -> bool:
         """Whether the setting of this `name` is handed to `make`; a kind of way may keep some to itself."""
         return True
 
-    def bare(self: Self) -> Self:
+    def for_record(self: Self) -> Self:
         """The way as a record holds it: how it runs, without how it was made and tried."""
-        return replace(self, make=None, tries=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
+        return replace(self, make=None, search=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 
     @abstractmethod
     def run(self, made: Any, job: Job) -> dict[str, Any]:

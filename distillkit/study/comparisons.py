@@ -12,10 +12,12 @@ from distillkit.study._groups import Given, Group, groups
 from distillkit.study.formatting import NONE, Table, Unit, mean_std, unit_of
 from distillkit.study.tables import require_columns
 
-__all__ = ["interval", "moved", "paired"]
+__all__ = ["compare_studies", "interval", "paired_differences"]
 
 
-def paired(records: Given, base: str = "FedAvg", *, confidence: float = 0.95, column: str = "accuracy_last") -> Table:
+def paired_differences(
+    records: Given, base: str = "FedAvg", *, confidence: float = 0.95, column: str = "accuracy_last"
+) -> Table:
     """How far each way is from a base way, seed by seed, with the interval that the mean difference lies in.
 
     Two ways under one seed share the split of the data and the first weights, so their difference varies less than
@@ -69,7 +71,7 @@ def paired(records: Given, base: str = "FedAvg", *, confidence: float = 0.95, co
     return Table(header, tuple(printed), rows, (note,))
 
 
-def moved(before: Given, after: Given, *, column: str = "accuracy_last") -> Table:
+def compare_studies(before: Given, after: Given, *, column: str = "accuracy_last") -> Table:
     """What a rerun changed: the same study from two versions of the code, or on two machines, beside each other.
 
     Args:
@@ -126,7 +128,7 @@ def interval(differences: Sequence[float], confidence: float) -> tuple[float, fl
 
 
 def _differences(group: Group, base: Group, column: str) -> list[float]:
-    """Way minus base under every seed where both have a number."""
+    """Candidate minus base under every seed where both have a number."""
     other = {r.seed: r.last(column) for r in base.records}
     pairs = [(r.last(column), other.get(r.seed)) for r in group.records]
     return [_number(a, column) - _number(b, column) for a, b in pairs if a is not None and b is not None]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from distillkit.networks import build
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.study._config import write_config
-from distillkit.study.candidate import Cost, Job, Way, accepted, privacy_columns
+from distillkit.study.candidate import Candidate, Cost, Job, accepted, privacy_columns
 from distillkit.study.task import Task
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
@@ -74,7 +74,7 @@ def placing(device: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Condense(Way):
+class Condense(Candidate):
     """A way that makes a small set of a task's training images; networks trained on it alone are tested.
 
     `make` gives a function of the real images: `lambda factory, steps: partial(distribution_matching,
@@ -90,8 +90,8 @@ class Condense(Way):
     that is all the real images is not saved a second time.
 
     Args:
-        make, tries, settings, like: see `Way`.
-        draws: networks trained on each set.
+        make, search, settings, like: see `Candidate`.
+        num_networks: networks trained on each set.
         protocol: how they are trained.
         tested: what makes them, called with the number of outputs; default the task's network. For a set that shall
             serve others than those it was made with.
@@ -99,15 +99,17 @@ class Condense(Way):
         threads: intra-op threads on the CPU; part of the result (rounding).
     """
 
-    draws: int = 3
+    num_networks: int = 3
     protocol: Protocol = CLASSIC
     tested: Callable[[int], nn.Module] | None = None
     delta: float = 1e-5
     threads: int = 1
 
+    old_options: ClassVar[Mapping[str, str]] = {**Candidate.old_options, "num_networks": "draws"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.positive_int(self.draws, "draws")
+        check.positive_int(self.num_networks, "num_networks")
         require_protocol(self.protocol)
         check.real_number(self.delta, "delta", above=0.0, below=1.0)
         check.positive_int(self.threads, "threads")
@@ -145,7 +147,13 @@ class Condense(Way):
         condensed = _now()
         network, seed = self._tested(job), derive(job.seed, "evaluate")
         rows = evaluate(
-            found, test, network, draws=self.draws, protocol=self.protocol, generator=seed, progress=job.progress
+            found,
+            test,
+            network,
+            num_networks=self.num_networks,
+            protocol=self.protocol,
+            generator=seed,
+            progress=job.progress,
         ).rows
         accuracies = list(rows[0].accuracies)
         (job.folder / "state.safetensors").unlink(missing_ok=True)
@@ -185,7 +193,7 @@ class Condense(Way):
             seconds = first - began + (last - first) / max(1, len(paces) - 1) * (steps - 1)
         sample = found if found is not None else real[: 10 * real.num_classes]
         epoch, tested = self._paces(sample, test, job)
-        return Cost(seconds + self.draws * ((self.protocol.epochs + 1) * epoch + tested))
+        return Cost(seconds + self.num_networks * ((self.protocol.epochs + 1) * epoch + tested))
 
     def _paces(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
         """Seconds of an epoch on a set, and of a test."""

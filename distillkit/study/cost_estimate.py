@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distillkit.study._execution import Order
 from distillkit.study._plan import Plan
-from distillkit.study.candidate import Cost, Way
+from distillkit.study.candidate import Candidate, Cost
 from distillkit.study.formatting import show
 
 __all__ = ["SHARE", "Estimate", "Expected", "expected"]
@@ -88,15 +88,15 @@ def expected(plan: Plan, out: Path, attempt: Callable[[Order], tuple[Cost, int |
         out: its folder.
         attempt: does a moment of a run: what all of it will take, and the most memory meanwhile.
     """
-    orders = [order for runs in plan.trying().values() for one in runs for order in one] + plan.running({})
+    orders = [order for runs in plan.tuning_runs().values() for one in runs for order in one] + plan.final_runs({})
     left: dict[tuple[str, str], list[Order]] = {(order.task, order.method): [] for order in orders}
     for order in orders:
         if not (out / order.folder / "summary.json").exists():
             left[order.task, order.method].append(order)
     rows, trials = dict[tuple[str, str], Expected](), dict[tuple[str, str], float]()
-    for (task, method), own in sorted(left.items(), key=lambda item: plan.ways[item[0][1]].like is not None):
-        way, like = plan.ways[method], plan.ways[method].like
-        if own and like is not None and (task, like) in trials and _alike(way, plan.ways[like]):
+    for (task, method), own in sorted(left.items(), key=lambda item: plan.candidates[item[0][1]].like is not None):
+        way, like = plan.candidates[method], plan.candidates[method].like
+        if own and like is not None and (task, like) in trials and _alike(way, plan.candidates[like]):
             known = rows[task, like]
             if trials[task, like] > SHARE * len(own) * known.cost.seconds:
                 rows[task, method] = Expected(task, method, len(own), known.cost, known.memory, like)
@@ -108,10 +108,10 @@ def expected(plan: Plan, out: Path, attempt: Callable[[Order], tuple[Cost, int |
     return tuple(rows[key] for key in left if key in rows)
 
 
-def _alike(way: Way, other: Way) -> bool:
+def _alike(way: Candidate, other: Candidate) -> bool:
     """Whether two ways are made and run in the same way, so that they differ in settings of `make` alone."""
-    outside = [name for one in (way, other) for name in one.settings if not one.is_for_make(name)]
-    return way.make is other.make and way.bare() == other.bare() and not outside
+    outside = [name for one in (way, other) for name in one.settings if not one.passes_to_make(name)]
+    return way.make is other.make and way.for_record() == other.for_record() and not outside
 
 
 def _span(seconds: float) -> str:

@@ -21,7 +21,7 @@ from distillkit.serialization import to_config
 from distillkit.study import _selection, tuning
 from distillkit.study._execution import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
 from distillkit.study._plan import planned
-from distillkit.study.candidate import Cost, Way
+from distillkit.study.candidate import Candidate, Cost
 from distillkit.study.cost_estimate import Estimate, expected
 from distillkit.study.figures import curves
 from distillkit.study.formatting import Table
@@ -43,7 +43,7 @@ class Study:
     has; the best by a stated rule are kept (`choice.json`), and each way then runs with them, once for every task and
     seed, tested on the test set. Whatever a table says is read from the folder, so tables can be made later too.
 
-        study = Study("runs/hospitals", task, {"FedAvg": Federated(FedAvg, tries=grid(lr=[0.03, 0.1]))})
+        study = Study("runs/hospitals", task, {"FedAvg": Federated(FedAvg, search=grid(lr=[0.03, 0.1]))})
         study.run()
         print(study.table())
 
@@ -52,7 +52,7 @@ class Study:
     Args:
         out: the folder; `distillkit.study.records` says what lies in it.
         tasks: one or several, of different names.
-        ways: what is compared, by name. All that have tries of their own have equally many.
+        candidates: what is compared, by name. All that have tries of their own have equally many.
         seeds: of the runs in the tables.
         tune_seeds: of the tries; none of `seeds`.
         tune_on: the task on which settings are tried for all tasks: for private data, where every try on the data
@@ -62,7 +62,7 @@ class Study:
 
     Attributes:
         out: the folder.
-        plan: the tasks, ways and seeds, and which runs these make.
+        design: the tasks, ways and seeds, and which runs these make.
         rule: as given.
 
     Raises:
@@ -73,7 +73,7 @@ class Study:
         self,
         out: str | Path,
         tasks: Task | Sequence[Task],
-        ways: Mapping[str, Way],
+        candidates: Mapping[str, Candidate],
         *,
         seeds: Sequence[int] = (0, 1, 2),
         tune_seeds: Sequence[int] = (100,),
@@ -81,19 +81,19 @@ class Study:
         rule: Literal["last", "own"] = "last",
     ) -> None:
         self.out = Path(out)
-        self.plan = planned(tasks, ways, seeds, tune_seeds, tune_on)
+        self.design = planned(tasks, candidates, seeds, tune_seeds, tune_on)
         self.rule = check.one_of(rule, "rule", tuple(_selection.RULES))
         self._read: dict[str, Split] = {}
 
     @property
-    def tries(self) -> int:
+    def num_configurations(self) -> int:
         """How many settings each way tries; 1: nothing is tuned."""
-        return self.plan.tries
+        return self.design.num_configurations
 
     def __repr__(self) -> str:
-        plan = self.plan
-        size = f"{len(plan.tasks)} tasks x {len(plan.ways)} ways x {len(plan.seeds)} seeds"
-        return f"Study({str(self.out)!r}, {size}, {self.tries} tries a way)"
+        design = self.design
+        size = f"{len(design.tasks)} tasks x {len(design.candidates)} ways x {len(design.seeds)} seeds"
+        return f"Study({str(self.out)!r}, {size}, {self.num_configurations} configurations each)"
 
     # Running.
 
@@ -133,9 +133,9 @@ class Study:
                 if check.switch(progress, "progress") and found.rows:
                     print(found, end="\n\n", flush=True)
             options |= {"commit": git_commit()}
-            trying = [order for tries in self.plan.trying().values() for runs in tries for order in runs]
+            trying = [order for tries in self.design.tuning_runs().values() for runs in tries for order in runs]
             self._do(trying, "tries", processes, options, seconds, progress)
-            self._do(self.plan.running(self._choose()), "runs", processes, options, seconds, progress, on_run)
+            self._do(self.design.final_runs(self._choose()), "runs", processes, options, seconds, progress, on_run)
             return self.records()
 
     def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
@@ -172,12 +172,14 @@ class Study:
         asked: dict[str, Any] = {
             "format": STUDY,
             "rule": self.rule,
-            "tune_seeds": list(self.plan.tune_seeds),
-            "tune_on": None if self.plan.tune_on is None else to_config(self.plan.tune_on, store=store, name="tune_on"),
-            "tasks": {n: to_config(task, store=store, name=f"tasks[{n!r}]") for n, task in self.plan.tasks.items()},
-            "ways": {name: self._way_said(name, way) for name, way in self.plan.ways.items()},
-            "seeds": list(self.plan.seeds),
-            "parts": self.plan.parts,
+            "tune_seeds": list(self.design.tune_seeds),
+            "tune_on": None
+            if self.design.tune_on is None
+            else to_config(self.design.tune_on, store=store, name="tune_on"),
+            "tasks": {n: to_config(task, store=store, name=f"tasks[{n!r}]") for n, task in self.design.tasks.items()},
+            "ways": {name: self._way_said(name, way) for name, way in self.design.candidates.items()},
+            "seeds": list(self.design.seeds),
+            "parts": self.design.parts,
         }
         before = _read_study(path) or asked
         for key in ("rule", "tune_seeds", "tune_on"):
@@ -191,36 +193,38 @@ class Study:
                     "folder"
                 )
             asked[key] = {**before[key], **asked[key]}
-        others = {name: part for name, part in before.get("parts", {}).items() if name not in self.plan.ways}
+        others = {name: part for name, part in before.get("parts", {}).items() if name not in self.design.candidates}
         asked["parts"] = {**others, **asked["parts"]}
         write_atomically(path, json.dumps({**asked, "versions": versions()}, indent=1) + "\n")
 
-    def _way_said(self, name: str, way: Way) -> dict[str, Any]:
+    def _way_said(self, name: str, way: Candidate) -> dict[str, Any]:
         store = self.out / "arguments"
-        parts = {"way": way.bare(), "settings": dict(way.settings), "tries": [dict(t) for t in way.tries]}
-        said = {key: to_config(part, store=store, name=f"ways[{name!r}].{key}") for key, part in parts.items()}
+        parts = {"way": way.for_record(), "settings": dict(way.settings), "tries": [dict(t) for t in way.search]}
+        said = {key: to_config(part, store=store, name=f"candidates[{name!r}].{key}") for key, part in parts.items()}
+        options = said["way"]["with"]  # by the names of the first records, so that older studies can be continued
+        said["way"]["with"] = {way.old_options.get(option, option): value for option, value in options.items()}
         return {**said, "like": way.like, "rule": way.rule}
 
     def _choose(self) -> dict[tuple[str, str], int]:
         """Choose among the tries, and write the choice down with all that it rests on."""
         chosen: dict[tuple[str, str], int] = {}
-        said: dict[str, dict[str, Any]] = {task: {} for task in self.plan.tuned_tasks}
-        for (task, method), tries in self.plan.trying().items():
-            rule = self.plan.ways[method].rule or self.rule
+        said: dict[str, dict[str, Any]] = {task: {} for task in self.design.tuned_tasks}
+        for (task, method), tries in self.design.tuning_runs().items():
+            rule = self.design.candidates[method].rule or self.rule
             scored = [
                 _selection.scored([read_line(self.out / o.folder / "summary.json") for o in runs], rule)
                 for runs in tries
             ]
-            chosen[task, method] = _selection.chosen(scored, f"ways[{method!r}] on {task}")
+            chosen[task, method] = _selection.chosen(scored, f"candidates[{method!r}] on {task}")
             said[task][method] = {"tries": scored, "chosen": chosen[task, method], "like": None, "rule": rule}
         for task in said:
-            for method, way in self.plan.ways.items():
-                if self.plan.has(task, method):
+            for method, way in self.design.candidates.items():
+                if self.design.has(task, method):
                     said[task].setdefault(method, {"tries": [], "chosen": None if way.like else 0, "like": way.like})
         path = self.out / "choice.json"
         before = read_json(path)["tasks"] if path.exists() else {}
         said = {task: {**before.get(task, {}), **said.get(task, {})} for task in {**before, **said}}
-        found = {"format": tuning.FORMAT, "rule": self.rule, "seeds": list(self.plan.tune_seeds), "tasks": said}
+        found = {"format": tuning.FORMAT, "rule": self.rule, "seeds": list(self.design.tune_seeds), "tasks": said}
         write_atomically(path, json.dumps(found, indent=1) + "\n")
         return chosen
 
@@ -250,7 +254,7 @@ class Study:
     ) -> Iterator[tuple[Order, dict[str, Any]]]:
         if processes == 1:
             for order in orders:
-                task, way = self.plan.task(order.task), self.plan.ways[order.method]
+                task, way = self.design.task(order.task), self.design.candidates[order.method]
                 yield order, perform(order, task, self._split(task), way, self._made(order), self.out, **options)
             return
         wanted = [(order, self._said(order)) for order in orders]
@@ -271,14 +275,18 @@ class Study:
         return self._read[key]
 
     def _made(self, order: Order) -> Any:
-        task = self.plan.task(order.task)
+        task = self.design.task(order.task)
         try:
-            return self.plan.ways[order.method].made(task, self._split(task), order.settings)
+            return self.design.candidates[order.method].build(task, self._split(task), order.settings)
         except TypeError as error:
-            raise TypeError(f"ways[{order.method!r}] cannot be made with {dict(order.settings)}: {error}") from error
+            raise TypeError(
+                f"candidates[{order.method!r}] cannot be made with {dict(order.settings)}: {error}"
+            ) from error
 
     def _said(self, order: Order) -> Said:
-        return said(order, self.plan.task(order.task), self.plan.ways[order.method], self._made(order), self.out)
+        return said(
+            order, self.design.task(order.task), self.design.candidates[order.method], self._made(order), self.out
+        )
 
     def _summarise(self) -> None:
         lines = [record.line for record in read_records(self.out)]
@@ -289,10 +297,12 @@ class Study:
             if processes > 1:
                 with worker_processes(1) as pool:
                     return pool.submit(attempt_far, self._said(order), self.out, options).result()
-            task = self.plan.task(order.task)
-            return attempt(order, task, self._split(task), self.plan.ways[order.method], self._made(order), **options)
+            task = self.design.task(order.task)
+            return attempt(
+                order, task, self._split(task), self.design.candidates[order.method], self._made(order), **options
+            )
 
-        return Estimate(expected(self.plan, self.out, attempted), processes)
+        return Estimate(expected(self.design, self.out, attempted), processes)
 
     # What came of it.
 

@@ -18,13 +18,13 @@ from distillkit.data.split import hold_out, hold_out_values
 from distillkit.networks import NETWORK_NAMES, named_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
-__all__ = ["Dealt", "Task", "as_split"]
+__all__ = ["Allocation", "Task", "as_split"]
 
 _NATURAL = ("domain", "user")
 
 
 @dataclass(frozen=True)
-class Dealt:
+class Allocation:
     """Who holds what in one run of a task.
 
     Attributes:
@@ -127,7 +127,7 @@ class Task:
             return self.factory
         return partial(named_network, self.factory, split.train.shape, **self.factory_options)
 
-    def deal(self, split: Split, seed: int, *, validation: bool = False, keep: Tensor | None = None) -> Dealt:
+    def assign(self, split: Split, seed: int, *, validation: bool = False, keep: Tensor | None = None) -> Allocation:
         """Say who holds what in the run with this seed.
 
         Args:
@@ -151,7 +151,7 @@ class Task:
             owners = [part[~tested[part]] for part in owners]
             tests = [train[part] if len(part) else None for part in held]
         owners = [_among(part, keep, len(train)) for part in owners]
-        return Dealt(clients(train, owners), tests, test, server, owners)
+        return Allocation(clients(train, owners), tests, test, server, owners)
 
     def pooled(
         self, split: Split, *, validation: bool = False, keep: Tensor | None = None
@@ -161,7 +161,7 @@ class Task:
         Those of the clients' own tests are not among them.
 
         Args:
-            split, validation, keep: see `deal`.
+            split, validation, keep: see `assign`.
         """
         pool, test, _ = self._pool(split, validation)
         if self.own_tests:

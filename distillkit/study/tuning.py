@@ -13,14 +13,14 @@ from distillkit.study.formatting import NONE, Table
 from distillkit.study.record import plain
 from distillkit.study.records import RECORDS, RecordError, as_path, read_json
 
-__all__ = ["FORMAT", "Tuned", "equal_tries", "read_choice", "tuning_table"]
+__all__ = ["FORMAT", "TuningResult", "equal_search_sizes", "read_choice", "tuning_table"]
 
 FORMAT = "distillkit.choice/1"
 """Of `choice.json`."""
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """What was tried of one way on one task, and what was chosen.
 
     Attributes:
@@ -41,7 +41,7 @@ class Tuned:
     rule: str | None = None
 
 
-def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[str, Any]]:
+def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Mapping[str, Any]]:
     """Read what a study tried and chose, and by which rule.
 
     Args:
@@ -68,7 +68,7 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[st
         for method, way in ways.items():
             tries = tuple({**t, "settings": plain(t["settings"])} for t in way["tries"])
             rule = way.get("rule", study_rule) if tries else None
-            one = Tuned(task, method, tries, way["chosen"], way["like"], rule)
+            one = TuningResult(task, method, tries, way["chosen"], way["like"], rule)
             scores = [t["score"] for t in one.tries if t["score"] is not None]
             if one.tries and (one.chosen is None or one.tries[one.chosen]["score"] != max(scores, default=None)):
                 raise RecordError(f"{path} is damaged: of {method} on {task}, try {one.chosen} is not the best")
@@ -77,7 +77,7 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[Tuned], Mapping[st
     return tuned, {"rule": ", ".join(rules), "seeds": list(seeds)}
 
 
-def equal_tries(folder: str | os.PathLike[str]) -> dict[str, int]:
+def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
     """How many settings were tried of every way, by task; refuses a study where one way had more than another.
 
     The better tuned way wins: a comparison is fair only if all had as many tries. Ways that take another's settings

@@ -43,7 +43,7 @@ plot.grid(some.replace(labels=some.columns["domain"], num_classes=3), classes=pi
 # %%
 from functools import partial
 
-from distillkit.study import Study, Task, grid, paired
+from distillkit.study import Study, Task, grid, paired_differences
 from fl import FedAvg, FedDM
 from fl.addons import SCAFFOLD
 from fl.study import Federated
@@ -65,12 +65,12 @@ def scaffold(factory, lr):
 
 
 ways = {
-    "FedAvg": Federated(FedAvg, tries=grid(lr=[0.1, 0.3])),
-    "SCAFFOLD": Federated(scaffold, tries=grid(lr=[0.1, 0.3])),
+    "FedAvg": Federated(FedAvg, search=grid(lr=[0.1, 0.3])),
+    "SCAFFOLD": Federated(scaffold, search=grid(lr=[0.1, 0.3])),
     "FedDM": Federated(
         FedDM,
         settings={"ipc": 5, "steps": 5, "server_epochs": 20},
-        tries=grid(server_lr=[0.01, 0.03]),
+        search=grid(server_lr=[0.01, 0.03]),
     ),
 }
 study = Study("runs/sites", task, ways, seeds=seeds)
@@ -100,7 +100,7 @@ study.curves(by="bytes")
 # difference over seeds; where it contains 0, nothing was shown.
 
 # %%
-paired(records, base="FedAvg")
+paired_differences(records, base="FedAvg")
 
 # %% [markdown]
 # Which settings were chosen. Of three values or more the table says whether the best lies at the edge of those tried;

@@ -73,7 +73,7 @@ from distillkit.training import Protocol
 draws = 3  # quick: 2
 protocol = Protocol(epochs=100)  # quick: Protocol(epochs=2)
 for ipc, small in sets.items():
-    for row in evaluate(small, test, convnet, real=train, draws=draws, protocol=protocol, progress=False).rows:
+    for row in evaluate(small, test, convnet, real=train, num_networks=draws, protocol=protocol, progress=False).rows:
         print(f"{ipc:2} a class, {row.data:<11}  {row.mean:.1%} ± {row.std:.1%}")
 
 # %% [markdown]
@@ -101,7 +101,7 @@ def two_layers():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, train.num_classes))
 
 
-for row in evaluate(sets[sizes[-1]], test, two_layers, real=train, draws=draws, protocol=protocol).rows:
+for row in evaluate(sets[sizes[-1]], test, two_layers, real=train, num_networks=draws, protocol=protocol).rows:
     print(f"{row.data:<11}  {row.mean:.1%} ± {row.std:.1%}")
 
 # %% [markdown]

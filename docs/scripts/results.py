@@ -37,9 +37,9 @@ from scipy.stats import binomtest
 from distillkit.study import (
     Records,
     Table,
+    compare_studies,
     curves,
-    moved,
-    paired,
+    paired_differences,
     read_records,
     summary_table,
     tuning_table,
@@ -86,7 +86,9 @@ def rates(records: Records, options: Options) -> Table:
 
 KINDS: dict[str, Callable[[Records, Options], Table]] = {
     "summary": lambda records, o: summary_table(records, columns=[c for c in o.pop("columns", "").split(",") if c]),
-    "paired": lambda records, o: paired(records, o.pop("base", "FedAvg"), column=o.pop("column", "accuracy_last")),
+    "paired": lambda records, o: paired_differences(
+        records, o.pop("base", "FedAvg"), column=o.pop("column", "accuracy_last")
+    ),
     "to_target": lambda records, o: to_target(records, accuracy=float(o.pop("accuracy"))),
     "at_equal": lambda records, o: at_equal(records, by=o.pop("by", "rounds")),
     "rates": rates,
@@ -187,7 +189,7 @@ def main() -> None:
     if folders:
         new = sum(map(taken, folders), Records([]))
         if path.exists():
-            print(moved(path, new))
+            print(compare_studies(path, new))
         write_records(new, path)
     text = filled(path.with_suffix(".md").read_text(), path)
     path.with_suffix(".md").write_text(text)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from distillkit.privacy import Ledger
-from distillkit.study.candidate import Cost, Job, Way, privacy_columns
-from distillkit.study.task import Dealt
+from distillkit.study.candidate import Candidate, Cost, Job, privacy_columns
+from distillkit.study.task import Allocation
 from fl.engine import history
 from fl.engine._backends import Where
 from fl.engine.client_data import Holding
@@ -23,8 +23,8 @@ __all__ = ["Federated", "holdings"]
 
 
 @dataclass(frozen=True)
-class Federated(Way):
-    """A way of a study that runs a federated method: `Federated(FedAvg, tries=grid(lr=[0.03, 0.1]))`.
+class Federated(Candidate):
+    """A way of a study that runs a federated method: `Federated(FedAvg, search=grid(lr=[0.03, 0.1]))`.
 
     `make` is called with `factory` and the settings and gives the method. A setting called `rounds` is the run's number
     of rounds in place of the task's; `make` gets it too if it has an argument of that name.
@@ -34,7 +34,7 @@ class Federated(Way):
     `distillkit.study.candidate.privacy_columns` too.
 
     Args:
-        make, tries, settings, like: see `Way`.
+        make, search, settings, like: see `Candidate`.
         transcript: keep the rounds' messages, for the attacks; see `fl.simulate`.
         delta: of the ledger of a private method (`ledger.jsonl` in the run's folder).
         where: where clients run, see `fl.simulate`.
@@ -46,7 +46,7 @@ class Federated(Way):
 
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError, NoUsableReply)
 
-    def is_for_make(self, name: str) -> bool:
+    def passes_to_make(self, name: str) -> bool:
         """Whether the setting of this `name` is handed to `make`: all but `rounds`, unless `make` knows it."""
         return name != "rounds" or (self.make is not None and name in inspect.signature(self.make).parameters)
 
@@ -77,7 +77,7 @@ class Federated(Way):
 
     def _simulated(self, made: Method, job: Job, **arguments: Any) -> Run:
         seed = job.seed if job.partition_seed is None else job.partition_seed
-        dealt = job.task.deal(job.split, seed, validation=job.validation, keep=job.keep)
+        dealt = job.task.assign(job.split, seed, validation=job.validation, keep=job.keep)
         train = job.split.train
         return simulate(
             made,
@@ -96,7 +96,7 @@ class Federated(Way):
         )
 
 
-def holdings(dealt: Dealt) -> list[Holding]:
+def holdings(dealt: Allocation) -> list[Holding]:
     """What `simulate` takes as its clients; images that lie in a file are read when their client is asked.
 
     Args:

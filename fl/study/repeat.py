@@ -197,7 +197,7 @@ def _begin(known: Loaded, out: Path, seed: int, device: str) -> None:
 def _require_same_images(known: Loaded, task: Task, split: Split) -> None:
     """Refuse to deal a part of other images than the run was on."""
     validation = bool(known.config["notes"]["validation"])
-    dealt = task.deal(split, known.partition_seed, validation=validation, keep=known.kept)
+    dealt = task.assign(split, known.partition_seed, validation=validation, keep=known.kept)
     key = Store(known.folder).key() if "privacy" in known.config else b""
     found = data_fingerprint(Roster(holdings(dealt), split.train.num_classes, False), key)
     if found != known.config["data"]:

@@ -16,8 +16,8 @@ from torch import nn
 from distillkit.data import Split
 from distillkit.serialization import ConfigError, from_config
 from distillkit.sets import LabeledImages
-from distillkit.study.candidate import Way
-from distillkit.study.task import Dealt, Task
+from distillkit.study.candidate import Candidate
+from distillkit.study.task import Allocation, Task
 from fl._parts import identity
 from fl.engine._run_record import read_config
 from fl.engine.store import CheckpointError, Store
@@ -96,13 +96,13 @@ class Loaded:
         return task
 
     @cached_property
-    def way(self) -> Way:
+    def way(self) -> Candidate:
         """The study's way that ran it, without how it was made and tried.
 
         Raises:
             NotRepeatable: see `task`.
         """
-        way: Way = self._noted("way")
+        way: Candidate = self._noted("way")
         return way
 
     @cached_property
@@ -120,14 +120,14 @@ class Loaded:
         keep: torch.Tensor | None = self._noted("keep") if "keep" in (self.config.get("notes") or {}) else None
         return keep
 
-    def deal(self, split: Split | None = None, keep: torch.Tensor | None = None) -> Dealt:
+    def assign(self, split: Split | None = None, keep: torch.Tensor | None = None) -> Allocation:
         """Who held which images in this run.
 
         Args:
             split: the task's images if they are read already; default: `task.load()`.
             keep: numbers of training records: what clients have of theirs; default: what they had in this run.
         """
-        return self.task.deal(
+        return self.task.assign(
             self.task.load() if split is None else split,
             self.partition_seed,
             validation=bool(self.config["notes"]["validation"]),

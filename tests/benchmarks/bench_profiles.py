@@ -134,11 +134,11 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         words = ["--preset", "cpu", "--device", "cpu", "--seeds", "0", *words, *more]
         study = study_of(example, [*words, "--data", data, "--out", folder])
-        orders = [order for order in study.plan.running({}) if not wanted or order.method == wanted]
+        orders = [order for order in study.design.final_runs({}) if not wanted or order.method == wanted]
         if not orders:
-            raise ValueError(f"{example} has no way called {wanted!r}; there are {', '.join(study.plan.ways)}")
+            raise ValueError(f"{example} has no way called {wanted!r}; there are {', '.join(study.design.candidates)}")
         order = orders[0]
-        task, way = study.plan.task(order.task), study.plan.ways[order.method]
+        task, way = study.design.task(order.task), study.design.candidates[order.method]
         split = study._split(task)
 
         def played() -> float:

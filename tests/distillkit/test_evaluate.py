@@ -139,7 +139,7 @@ def test_accuracy_counts_and_leaves_the_modes_alone() -> None:
 def test_an_evaluation_has_a_row_for_random_real_images_of_each_architecture() -> None:
     real, test = stripes(200, noise=30.0), stripes(100, seed=1)
     factories = {"small": convnet, "none": lambda: convnet("none")}
-    result = evaluate(stripes(), test, factories, draws=2, protocol=SHORT, real=real)
+    result = evaluate(stripes(), test, factories, num_networks=2, protocol=SHORT, real=real)
     assert [(r.data, r.architecture) for r in result.rows] == [
         ("set", "small"), ("random real", "small"), ("set", "none"), ("random real", "none"),
     ]  # fmt: skip
@@ -148,7 +148,7 @@ def test_an_evaluation_has_a_row_for_random_real_images_of_each_architecture() -
     assert result.rows[1].mean < 0.85
     assert result.accuracy == result.rows[0].mean
     assert result.images == 40
-    assert evaluate(stripes(8), test, convnet, draws=1, protocol=SHORT).rows[0].architecture == "ConvNet"
+    assert evaluate(stripes(8), test, convnet, num_networks=1, protocol=SHORT).rows[0].architecture == "ConvNet"
     record = json.loads(json.dumps(result.record()))
     assert record["protocol"]["epochs"] == SHORT.epochs
     assert record["rows"][1]["accuracies"] == list(result.rows[1].accuracies)
@@ -162,7 +162,7 @@ def test_an_evaluation_is_a_function_of_its_seed() -> None:
     def run(seed: int) -> list[tuple[float, ...]]:
         data, test = stripes(8, noise=1.0), stripes(301, seed=1, noise=2.0)
         protocol = Protocol(epochs=1, lr=0.05)
-        rows = evaluate(data, test, convnet, draws=2, protocol=protocol, real=test, generator=seed).rows
+        rows = evaluate(data, test, convnet, num_networks=2, protocol=protocol, real=test, generator=seed).rows
         return [row.accuracies for row in rows]
 
     assert run(0) == run(0)
@@ -179,13 +179,13 @@ def test_the_random_row_draws_as_many_images_of_each_class(monkeypatch: pytest.M
     monkeypatch.setattr("distillkit.evaluate.train", spy)
     real = stripes(30)
     uneven = stripes(4)[torch.tensor([0, 1, 2])]
-    evaluate(uneven, real, convnet, draws=2, real=real)
+    evaluate(uneven, real, convnet, num_networks=2, real=real)
     assert [data.counts().tolist() for data in seen] == [[2, 1]] * 4
     assert seen[0] is seen[1] is uneven
     assert not torch.equal(seen[2].images, seen[3].images)
     assert all(any(torch.equal(image, own) for own in real.images) for image in seen[2].images)
     soft = uneven.replace(labels=torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.2, 0.8]]))
-    evaluate(soft, real, convnet, draws=1, real=real)
+    evaluate(soft, real, convnet, num_networks=1, real=real)
     assert seen[-1].counts().tolist() == [1, 2]
 
 
@@ -204,8 +204,8 @@ def test_bad_arguments_are_named() -> None:
     for name, test, real in (("test", other, None), ("real", data, other)):
         with pytest.raises(ValueError, match=rf"data and {name} .* with `{name}\.renormalized\(data\.normalization\)`"):
             evaluate(data, test, convnet, real=real)
-    with pytest.raises(ValueError, match="draws must be at least 1"):
-        evaluate(data, data, convnet, draws=0)
+    with pytest.raises(ValueError, match="num_networks must be at least 1"):
+        evaluate(data, data, convnet, num_networks=0)
     with pytest.raises(ValueError, match="at least one architecture"):
         evaluate(data, data, {})
     with pytest.raises(ValueError, match="must be probabilities"):

@@ -87,7 +87,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "k_center": ("k-center", lambda **q: k_center(SET, ipc=1, **q)),
     "a lazy dataset": ("reading images", lambda **q: random_subset(Lazy(), ipc=1, **q)),
     "train": ("training", lambda **q: train(build(net, 0), SET, SHORT, **q)),
-    "evaluate": ("evaluate", lambda **q: evaluate(SET, SET, net, draws=1, protocol=SHORT, **q)),
+    "evaluate": ("evaluate", lambda **q: evaluate(SET, SET, net, num_networks=1, protocol=SHORT, **q)),
     "invert": ("invert", lambda **q: invert(build(net, 0), torch.tensor([0, 1]), shape=(1, 8, 8), steps=2, **q)),
     "stylegan_noise": ("stylegan_noise", lambda **q: stylegan_noise(2, 2, 8, 1, width=4, **q)),
     "cnn_noise": ("cnn_noise", lambda **q: cnn_noise(2, 2, 8, 1, width=4, **q)),

@@ -91,7 +91,9 @@ def test_components_take_them() -> None:
         assert torch.equal(random_subset(source, ipc=np.int64(1)).images, want.images)
     assert torch.equal(herding(PIXELS.numpy(), LABELS.tolist(), ipc=1).images, herding(Lazy(), ipc=1).images)
     ways = [
-        evaluate(data, test, lambda: ConvNet((2, 4, 4), 3, width=4, depth=1), draws=1, protocol=Protocol(epochs=1))
+        evaluate(
+            data, test, lambda: ConvNet((2, 4, 4), 3, width=4, depth=1), num_networks=1, protocol=Protocol(epochs=1)
+        )
         for data, test in (((PIXELS, LABELS), Lazy()), (Lazy(), TensorDataset(PIXELS, LABELS)))
     ]
     assert ways[0].rows[0].accuracies == ways[1].rows[0].accuracies

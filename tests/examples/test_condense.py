@@ -11,7 +11,7 @@ import torch
 from distillkit import LabeledImages
 from distillkit.condense import herding
 from distillkit.rng import derive
-from distillkit.study import Condense, equal_tries, read_records
+from distillkit.study import Condense, equal_search_sizes, read_records
 from tests.scripts import load_script
 
 
@@ -47,7 +47,7 @@ def test_all_methods_on_own_data_write_what_they_promise(
         assert (record.folder / "grid.png").read_bytes().startswith(b"\x89PNG")
         config = json.loads((record.folder / "config.json").read_text())
         assert config["recipe"] is not None
-    assert equal_tries(out) == {"my-images": 1}
+    assert equal_search_sizes(out) == {"my-images": 1}
     assert (out / "sets.png").exists()
     shown = (out / "table.md").read_text()
     assert shown in capsys.readouterr().out
@@ -65,11 +65,11 @@ def test_presets_try_equally_often_and_paper_is_as_published(condense: ModuleTyp
     def ways(*words: str) -> dict[str, Condense]:
         return condense.ways(condense.arguments(["--dataset", "digits", *words]))
 
-    assert {len(way.tries) for name, way in ways().items() if name != "random"} == {2}
+    assert {len(way.search) for name, way in ways().items() if name != "random"} == {2}
     assert {name: way.like for name, way in ways("--methods", "random", "dc").items()} == {"random": "dc", "dc": None}
-    assert ways("--methods", "random")["random"].tries == [{}]
+    assert ways("--methods", "random")["random"].search == [{}]
     published = ways("--preset", "paper")
-    assert [dict(published[name].tries[0])["lr"] for name in ("dm", "dc", "dsa")] == [1.0, 0.1, 0.1]
+    assert [dict(published[name].search[0])["lr"] for name in ("dm", "dc", "dsa")] == [1.0, 0.1, 0.1]
     paper = condense.arguments(["--preset", "paper", "--dataset", "digits"])
     assert (paper.steps, paper.iterations, paper.loops, paper.init) == (20_000, 1000, (10, 50), "noise")
     assert paper.nets * len(paper.seeds) == 100

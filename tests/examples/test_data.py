@@ -68,12 +68,12 @@ def test_one_folder_is_dealt_and_several_are_a_client_each(
     deal = partial(partition.iid, clients=4)
     one = data.own_task(words(options, "--data", folder(tmp_path / "my cats"), "--size", 8), partition=deal, rounds=3)
     assert (one.name, one.rounds, one.load().train.shape) == ("my-cats", 3, (3, 8, 8))
-    assert [len(c) for c in one.deal(one.load(), 0).clients] == [4, 4, 4, 4]
+    assert [len(c) for c in one.assign(one.load(), 0).clients] == [4, 4, 4, 4]
     places = [folder(tmp_path / where / "photos", shade, mode) for where, shade, mode in
               (("north", 0, "RGB"), ("south", 100, "RGB"), ("west", 9, "L"))]  # fmt: skip
     three = data.own_task(words(options, "--data", *places, "--size", 8), partition=deal)
     split = three.load()
-    dealt = three.deal(split, 0)
+    dealt = three.assign(split, 0)
     assert split.domains == ("0-photos", "1-photos", "2-photos")
     assert [len(c) for c in dealt.clients] == [16, 16, 16]
     shades = [float(c.pixels()[:, 0].mean()) for c in dealt.clients]

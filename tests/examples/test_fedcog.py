@@ -54,10 +54,10 @@ def test_fedcog_is_its_base_up_to_its_first_round_and_the_table_says_what_came_a
 
 def test_all_ways_are_different_methods_with_what_fedavg_chose(planned: Any, tmp_path: Path) -> None:
     study = planned("--preset", "smoke", "--out", tmp_path)
-    ways, task = study.plan.ways, study.plan.tasks["digits-dirichlet"]
+    ways, task = study.design.candidates, study.design.tasks["digits-dirichlet"]
     split, seen = task.load(), dict[str, str]()
     for name, way in ways.items():
-        said = json.dumps(to_config(way.made(task, split, {"lr": 0.1}), store=tmp_path))
+        said = json.dumps(to_config(way.build(task, split, {"lr": 0.1}), store=tmp_path))
         assert said not in seen, (name, seen[said])
         seen[said] = name
         assert (way.like, way.seeds) == ((None, None) if name == "FedAvg" else ("FedAvg", way.seeds))
@@ -67,22 +67,26 @@ def test_all_ways_are_different_methods_with_what_fedavg_chose(planned: Any, tmp
 
 def test_presets_are_the_claims_and_the_papers(planned: Any, script: Any, tmp_path: Path) -> None:
     study = planned("--preset", "cpu", "--data", tmp_path)
-    assert (study.tries, study.plan.seeds) == (4, (0, 1, 2))
+    assert (study.num_configurations, study.design.seeds) == (4, (0, 1, 2))
     dirichlet = ["fashionmnist-dirichlet", "cifar10-dirichlet"]
-    assert list(study.plan.tasks) == [dirichlet[0], "fashionmnist-two-classes", dirichlet[1]]
-    ablated = {task for way in study.plan.ways.values() for task in way.tasks or ()}
+    assert list(study.design.tasks) == [dirichlet[0], "fashionmnist-two-classes", dirichlet[1]]
+    ablated = {task for way in study.design.candidates.values() for task in way.tasks or ()}
     assert ablated == set(dirichlet)
     paper = planned("--preset", "paper", "--data", tmp_path)
-    assert set(paper.plan.tasks) == set(script.PAPER)
-    assert {name for names in script.PAPER.values() for name in names} <= set(paper.plan.ways)
-    task = paper.plan.tasks["cifar10-dirichlet"]
-    made = paper.plan.ways["FedCOG"].make(factory=lambda outputs: torch.nn.Linear(3, outputs), task=task, lr=0.01)
+    assert set(paper.design.tasks) == set(script.PAPER)
+    assert {name for names in script.PAPER.values() for name in names} <= set(paper.design.candidates)
+    task = paper.design.tasks["cifar10-dirichlet"]
+    made = paper.design.candidates["FedCOG"].make(
+        factory=lambda outputs: torch.nn.Linear(3, outputs), task=task, lr=0.01
+    )
     cog = next(addon for addon in made.addons if addon.name == "FedCOG")
     assert (task.rounds, cog.start_round, cog.images, cog.steps, cog.disagreement) == (70, 51, 256, 100, 0.1)
     assert (made.settings.batch, made.settings.phases[0].steps, made.settings.lr) == (64, 400, 0.01)
     assert made.settings.augment is not None
     tried = planned("--preset", "paper", "--data", tmp_path, "--rounds", "1", "--steps", "10")
-    made = tried.plan.ways["FedCOG"].make(factory=lambda outputs: torch.nn.Linear(3, outputs), task=task, lr=0.01)
+    made = tried.design.candidates["FedCOG"].make(
+        factory=lambda outputs: torch.nn.Linear(3, outputs), task=task, lr=0.01
+    )
     cog = next(addon for addon in made.addons if addon.name == "FedCOG")
     assert (cog.start_round, cog.steps, made.settings.phases[0].steps) == (1, 10, 10)
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from distillkit.privacy import Ledger
-from distillkit.study import Records, Study, equal_tries, read_records
+from distillkit.study import Records, Study, equal_search_sizes, read_records
 from tests.examples.pictures import folder
 from tests.scripts import load_script
 
@@ -45,7 +45,7 @@ def test_every_private_row_is_at_the_epsilon_asked_for(
         whole = record.method.startswith(feddm.TITLES["client_dp"])
         assert line["relation"] == f"add or remove one {'client' if whole else 'record'}"
         assert ("secure sum" in str(events.guarantee())) == record.method.startswith(feddm.TITLES["shares"])
-    assert equal_tries(tmp_path) == {"digits-dirichlet": 1}
+    assert equal_search_sizes(tmp_path) == {"digits-dirichlet": 1}
     assert (tmp_path / "table.md").read_text() in said
 
 
@@ -56,22 +56,29 @@ def test_tries_are_equally_many_at_every_epsilon_on_public_images(
     monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
     feddm.main(["--dp", *feddm.TITLES, "--epsilon", "8", "2", "--dataset", "mnist", "--split", "iid"])
     study = studies[-1]
-    assert (list(study.plan.tasks), study.tries, len(study.plan.ways)) == (["mnist-iid"], 6, 2 * 8 + 1)
-    assert {way.like for way in study.plan.ways.values()} == {None}
-    assert study.plan.tune_on is not None
-    assert study.plan.tune_on.data.args[0] == "usps"  # type: ignore[union-attr]
+    assert (list(study.design.tasks), study.num_configurations, len(study.design.candidates)) == (
+        ["mnist-iid"],
+        6,
+        2 * 8 + 1,
+    )
+    assert {way.like for way in study.design.candidates.values()} == {None}
+    assert study.design.tune_on is not None
+    assert study.design.tune_on.data.args[0] == "usps"  # type: ignore[union-attr]
     feddm.main(["--dp", "none"])
-    assert set(studies[-1].plan.ways) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
+    assert set(studies[-1].design.candidates) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
 
 
 def test_a_step_of_dp_sgd_has_no_more_records_than_it_may(feddm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     studies: list[Study] = []
     monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
     feddm.main(["--dp", "class_means"])
-    way, task = studies[0].plan.ways["FedAvg with DP-SGD, epsilon 8"], studies[0].plan.tasks["digits-dirichlet"]
+    way, task = (
+        studies[0].design.candidates["FedAvg with DP-SGD, epsilon 8"],
+        studies[0].design.tasks["digits-dirichlet"],
+    )
     for dataset, rate, size in (("digits", 0.5, 143), ("mnist", 120 / 6000, 6000)):
         renamed = type(task)(f"{dataset}-iid", task.data, task.partition, factory_options=task.factory_options)
-        made = way.made(renamed, task.load(), dict(way.tries[1]))
+        made = way.build(renamed, task.load(), dict(way.search[1]))
         [dp] = made.addons
         assert (dp.rate, dp.size) == (rate, size)
 
@@ -93,17 +100,21 @@ def test_the_claim_has_three_seeds_and_equal_tries_and_the_rest_one_seed(
     studies = asked(feddm, monkeypatch, "--preset", preset)
     assert [study.out.name for study in studies] == ["mnist", "mnist-more", "cifar10", "cifar10-more"]
     for claim, more in zip(studies[::2], studies[1::2]):
-        assert [name.split("-")[1] for name in claim.plan.tasks] == ["dirichlet0.01"]
-        assert (list(claim.plan.ways), claim.tries, claim.plan.seeds) == (["FedAvg", "FedDM", "Real"], 4, (0, 1, 2))
-        assert (claim.plan.ways["Real"].like, more.tries, more.plan.seeds) == ("FedDM", 1, (0,))
-        runs = {(order.task.split("-")[1], order.method) for order in more.plan.running({})}
+        assert [name.split("-")[1] for name in claim.design.tasks] == ["dirichlet0.01"]
+        assert (list(claim.design.candidates), claim.num_configurations, claim.design.seeds) == (
+            ["FedAvg", "FedDM", "Real"],
+            4,
+            (0, 1, 2),
+        )
+        assert (claim.design.candidates["Real"].like, more.num_configurations, more.design.seeds) == ("FedDM", 1, (0,))
+        runs = {(order.task.split("-")[1], order.method) for order in more.design.final_runs({})}
         assert ("dirichlet0.01", "FedDM") not in runs
         assert {("dirichlet0.01", name) for name in ("FedProx", "FedNova", "SCAFFOLD")} <= runs
         assert {(split, name) for split in ("dirichlet0.1", "iid") for name in ("FedAvg", "FedDM", "Real")} <= runs
         where = {"cpu": "cifar10-dirichlet0.01", "paper": "cifar10-dirichlet0.5"}[preset]
         switched = {f"FedDM, {switch}" for switch in ("rho 3", "rho 10", "ipc 3", "ipc 5")} | {"FedDM from noise"}
         assert {method for task, method in runs if f"cifar10-{task}" == where} >= switched or "mnist" in more.out.name
-        assert {order.task for order in more.plan.running({}) if order.method in switched} <= {where}
+        assert {order.task for order in more.design.final_runs({}) if order.method in switched} <= {where}
 
 
 def test_every_number_of_the_paper_stands_beside_a_row_of_the_presets(
@@ -112,7 +123,7 @@ def test_every_number_of_the_paper_stands_beside_a_row_of_the_presets(
     rows: set[tuple[str, str]] = set()
     for words in (["--preset", "paper"], ["--preset", "cpu"]):
         for study in asked(feddm, monkeypatch, *words):
-            rows |= {(order.task, order.method) for order in study.plan.running({})}
+            rows |= {(order.task, order.method) for order in study.design.final_runs({})}
     silent = {(task, method) for task, found in feddm.PAPER.items() for method in found} - rows
     # The paper turns this switch on three splits, ours on one; rho 5 is FedDM itself unless another was chosen.
     assert silent <= {("cifar10-dirichlet0.1", "FedDM from noise"), ("cifar10-dirichlet0.5", "FedDM, rho 5")}

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from distillkit.serialization import to_config
-from distillkit.study import equal_tries, read_records
+from distillkit.study import equal_search_sizes, read_records
 from tests.examples.studies import asked
 from tests.scripts import load_script
 
@@ -35,7 +35,7 @@ def test_the_table_of_the_paper_is_run_and_every_number_of_it_is_in_the_records(
     said, records = capsys.readouterr().out, read_records(tmp_path)
     assert said.startswith(fedlgd.CLAIM.split("\n")[0])
     assert [record.method for record in records] == list(fedlgd.TRIES)
-    assert equal_tries(tmp_path) == {"domains": 1}
+    assert equal_search_sizes(tmp_path) == {"domains": 1}
     text = (tmp_path / "table.md").read_text()
     assert text in said
     assert fedlgd.CLAIM in text
@@ -56,15 +56,15 @@ def test_every_way_is_another_method_that_can_be_written_down(
     fedlgd: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = asked(fedlgd, monkeypatch, "--preset", "cpu", "--domains", "digits", "digits-m-like")
-    assert (study.tries, study.plan.seeds) == (4, (0, 1, 2))
-    ways, seen = study.plan.ways, dict[str, str]()
-    [task] = study.plan.tasks.values()
+    assert (study.num_configurations, study.design.seeds) == (4, (0, 1, 2))
+    ways, seen = study.design.candidates, dict[str, str]()
+    [task] = study.design.tasks.values()
     split = task.load()
     for name, way in ways.items():
         assert (way.seeds is None) == (name in fedlgd.TRIES) == (way.like is None), name
         source = ways[way.like or name]
-        for settings in source.tries:
-            built = way.made(task, split, {**source.settings, **settings, **way.settings})
+        for settings in source.search:
+            built = way.build(task, split, {**source.settings, **settings, **way.settings})
             said = json.dumps(to_config(built, store=tmp_path))
             if name != f"FedLGD, weight {settings.get('weight', 0):g}":  # the ablation that a try is already
                 assert seen.setdefault(said, name) in (name, *(n for n in ways if n.startswith("FedLGD"))), name
@@ -75,16 +75,16 @@ def test_the_papers_preset_has_the_papers_settings_and_can_be_cut_short(
     fedlgd: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = asked(fedlgd, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10", "--ipc", "10")
-    [task] = study.plan.tasks.values()
+    [task] = study.design.tasks.values()
     assert task.rounds == 1
     assert task.data.args[0] == ("mnist", "svhn", "usps", "synthdigits", "mnistm")  # type: ignore[union-attr]
-    way = study.plan.ways["FedLGD"]
-    assert dict(way.tries[0]) == {"lr": 0.01, "weight": 10.0}
+    way = study.design.candidates["FedLGD"]
+    assert dict(way.search[0]) == {"lr": 0.01, "weight": 10.0}
     cut = {"condense_steps": 10, "refine_steps": 10, "match_steps": 10}
     assert {k: v for k, v in way.settings.items() if k != "augment"} == {
         "ipc": 10, "anchors": 10, "batch": 32, "batch_real": 256, **cut
     }  # fmt: skip
-    whole = asked(fedlgd, monkeypatch, "--preset", "paper").plan.ways["FedLGD"].settings
+    whole = asked(fedlgd, monkeypatch, "--preset", "paper").design.candidates["FedLGD"].settings
     assert [whole[name] for name in cut] == [10_000, 100, 500]
     assert whole["ipc"] == 50
 

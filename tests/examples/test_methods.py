@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distillkit.serialization import to_config
-from distillkit.study import Study, equal_tries, read_choice
+from distillkit.study import Study, equal_search_sizes, read_choice
 from tests.scripts import load_script
 
 
@@ -23,13 +23,13 @@ def test_every_way_has_four_tries_each_another_method_that_can_be_written_down(s
     found = {**script.ways(9, 1), **script.controls()}
     assert len(found) == 56
     task = script.task(10)
-    assert Study(tmp_path, task, found).tries == 4
+    assert Study(tmp_path, task, found).num_configurations == 4
     split, seen = task.load(), dict[str, str]()
     for name, way in found.items():
         source = found[way.like or name]
-        assert len(source.tries) == 4
-        for settings in source.tries:
-            built = way.made(task, split, {**source.settings, **settings, **way.settings})
+        assert len(source.search) == 4
+        for settings in source.search:
+            built = way.build(task, split, {**source.settings, **settings, **way.settings})
             said = json.dumps([to_config(built, store=tmp_path), way.settings.get("rounds"), name == script.OWN])
             assert said not in seen, (name, seen[said])
             seen[said] = name
@@ -69,7 +69,7 @@ def test_it_prints_its_tables_and_runs_nothing_twice(
     table = (tmp_path / "table.md").read_text()
     assert all(table.strip() in text for text in said)
     assert "accuracy own minus FedAvg, chosen by own tests's" in table
-    assert equal_tries(tmp_path) == {"digits": 1}
+    assert equal_search_sizes(tmp_path) == {"digits": 1}
     configs = [json.loads(path.read_text()) for path in tmp_path.glob("*/config.json")]
     assert [config["recipe"] is not None for config in configs] == [True] * 5
 
@@ -79,7 +79,7 @@ def test_tries_are_equally_many_on_record(script: Any, tmp_path: Path) -> None:
     few = {name: found[name] for name in ("FedAvg", script.OWN)}
     study = Study(tmp_path, script.task(1), few, seeds=(0,))
     study.run(trial=False, progress=False)
-    assert equal_tries(tmp_path) == {"digits": 4}
+    assert equal_search_sizes(tmp_path) == {"digits": 4}
     assert [one.rule for one in read_choice(tmp_path)[0]] == ["last", "own"]
 
 

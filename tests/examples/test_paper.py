@@ -36,7 +36,7 @@ def test_the_papers_numbers_stand_beside_ours_with_their_source(paper: ModuleTyp
 
 def test_the_settings_of_a_way_are_those_it_ran_with_or_its_first_tries(paper: ModuleType) -> None:
     records = Records([record(0.5, "FedDM", 0, settings={"rho": 5.0, "ipc": 10})])
-    ways = {"FedDM": Federated(FedDM, tries=[{"rho": 20.0}, {"rho": 5.0}], settings={"ipc": 10})}
+    ways = {"FedDM": Federated(FedDM, search=[{"rho": 20.0}, {"rho": 5.0}], settings={"ipc": 10})}
     assert paper.chosen(records, ways, "FedDM", "digits") == {"rho": 5.0, "ipc": 10}
     assert paper.chosen(records, ways, "FedDM", "mnist") == {"rho": 20.0, "ipc": 10}
 

@@ -12,7 +12,7 @@ from distillkit import LabeledImages
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import Ledger, PublicMaps, class_sums
 from distillkit.rng import derive
-from distillkit.study import Condense, Study, Task, equal_tries, read_records
+from distillkit.study import Condense, Study, Task, equal_search_sizes, read_records
 from distillkit.training import Protocol, train
 from tests.scripts import load_script
 
@@ -52,7 +52,7 @@ def test_every_row_says_what_its_ledger_says(
             made = LabeledImages.load(saved)
             assert made.counts().tolist() == [2] * 10
             assert made.info.get("epsilon") == line["epsilon"]
-    assert equal_tries(tmp_path) == {"digits": 1}
+    assert equal_search_sizes(tmp_path) == {"digits": 1}
     shown = (tmp_path / "table.md").read_text()
     assert shown in capsys.readouterr().out
 
@@ -66,26 +66,26 @@ def asked(private_sets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Stu
 
 def ways(module: ModuleType, asked: list[Study], *words: str) -> dict[str, Condense]:
     module.main(list(words))
-    return dict(asked[-1].plan.ways)  # type: ignore[arg-type]
+    return dict(asked[-1].design.candidates)  # type: ignore[arg-type]
 
 
 def test_tries_are_equally_many_on_public_images_only(private_sets: ModuleType, asked: list[Study]) -> None:
     small = ways(private_sets, asked)
     study = asked[-1]
-    assert study.tries == 4
+    assert study.num_configurations == 4
     assert {way.like for way in small.values()} == {None, "class means, epsilon 8"}
-    assert study.plan.tune_on is not None
-    name, size, *_, records = study.plan.tune_on.data.args  # type: ignore[union-attr]
+    assert study.design.tune_on is not None
+    name, size, *_, records = study.design.tune_on.data.args  # type: ignore[union-attr]
     assert (name, size, records) == ("usps", 16, private_sets.RECORDS["digits"])
     private_sets.main(["--dataset", "usps"])
-    assert asked[-1].plan.tune_on.data.args[0] == "mnist"  # type: ignore[union-attr]
+    assert asked[-1].design.tune_on.data.args[0] == "mnist"  # type: ignore[union-attr]
     full = ways(private_sets, asked, "--dataset", "fashionmnist28", "--preset", "paper")
-    assert (asked[-1].tries, asked[-1].plan.tune_on, len(asked[-1].plan.seeds)) == (1, None, 10)
-    assert {way.draws for way in full.values()} == {5}
+    assert (asked[-1].num_configurations, asked[-1].design.tune_on, len(asked[-1].design.seeds)) == (1, None, 10)
+    assert {way.num_networks for way in full.values()} == {5}
     sgd = small["image SGD, epsilon 8"]
     network = partial(ConvNet, (1, 16, 16), 10)
     for task, records in (("digits", 1438), ("public", 1438), ("mnist", 60_000)):
-        made = sgd.make(factory=network, task=Task(task, study.plan.tune_on.data), lr=0.1)  # type: ignore[misc]
+        made = sgd.make(factory=network, task=Task(task, study.design.tune_on.data), lr=0.1)  # type: ignore[misc]
         assert made.keywords["size"] == records
 
 
@@ -101,11 +101,11 @@ def test_without_noise_it_is_the_private_set_at_an_epsilon_without_end(
     private_sets: ModuleType, asked: list[Study]
 ) -> None:
     found = ways(private_sets, asked, "--preset", "smoke", "--epsilons", "1e12")
-    task = asked[-1].plan.tasks["digits"]
+    task = asked[-1].design.tasks["digits"]
     split = task.load()
     noised, clean = (
         found[name]
-        .made(task, split, dict(found["class means, epsilon 1e+12"].tries[0]))(split.train, generator=3)
+        .build(task, split, dict(found["class means, epsilon 1e+12"].search[0]))(split.train, generator=3)
         .images
         for name in ("class means, epsilon 1e+12", "class means without noise")
     )
@@ -149,7 +149,7 @@ def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: Modu
     way = found["class means, epsilon 1"]
     make = way.make(  # type: ignore[misc]
         factory=lambda: private_sets.Bfloat16((1, 28, 28), 10, width=4, depth=3),
-        task=asked[-1].plan.tasks["mnist28"],
+        task=asked[-1].design.tasks["mnist28"],
         **small,
     )
     ledger = Ledger(delta=1e-5)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distillkit.serialization import to_config
-from distillkit.study import Study, equal_tries, read_choice
+from distillkit.study import Study, equal_search_sizes, read_choice
 from tests.kill_examples import killed_and_resumed, record, rounds_of
 from tests.scripts import load_script
 
@@ -54,7 +54,7 @@ def test_the_demo_tells_each_run_prints_its_table_and_draws(untouched: tuple[Pat
         assert [words.split(maxsplit=5)[-1] for words in told] == [f"{100 * line['accuracy_last']:.1f} % after round 2"]
         assert json.loads((out / line["run"] / "config.json").read_text())["recipe"] is not None
     assert (out / "table.md").read_text().strip() in said
-    assert equal_tries(out) == dict.fromkeys(TASKS, 1)
+    assert equal_search_sizes(out) == dict.fromkeys(TASKS, 1)
     drawn = ["accuracy_by_round", "accuracy_by_bytes_up", "accuracy_by_client_seconds", "synthetic_digits"]
     for name in (*drawn, *(f"partition_{task}" for task in TASKS)):
         assert (out / f"{name}.png").stat().st_size > 5000
@@ -74,14 +74,14 @@ def test_all_ways_have_eight_tries_that_can_be_written_down(script: Any, tmp_pat
     preset = script.PRESETS["cpu"]
     tasks = [script.task(alpha, preset["rounds"]) for alpha in preset["alphas"]]
     ways = script.ways("cpu")
-    assert Study(tmp_path, tasks, ways).tries == 8
-    assert [ways.tries for ways in script.ways("look").values()][:3] == [[one] for one in script.CHOSEN.values()]
+    assert Study(tmp_path, tasks, ways).num_configurations == 8
+    assert [ways.search for ways in script.ways("look").values()][:3] == [[one] for one in script.CHOSEN.values()]
     assert {t["epochs"] for t in script.TRIES["FedAvg"]} == {t["epochs"] for t in script.TRIES["FedProx"]} == {1, 5}
     split, said = tasks[0].load(), set()
     for name, way in ways.items():
         source = ways[way.like or name]
-        for settings in source.tries:
-            built = way.made(tasks[0], split, {**source.settings, **settings, **way.settings})
+        for settings in source.search:
+            built = way.build(tasks[0], split, {**source.settings, **settings, **way.settings})
             said.add(json.dumps(to_config(built, store=tmp_path)))
     assert len(said) == 4 * 8
 

@@ -56,10 +56,10 @@ def test_selections_are_compared_and_what_is_shown_is_in_the_records(
 
 def test_all_ways_are_different_methods_and_every_paper_row_is_one(planned: Any, script: Any, tmp_path: Path) -> None:
     study = planned("--preset", "smoke", "--out", tmp_path)
-    ways, task = study.plan.ways, study.plan.tasks["digits"]
+    ways, task = study.design.candidates, study.design.tasks["digits"]
     split, seen = task.load(), dict[str, str]()
     for name, way in ways.items():
-        said = json.dumps(to_config(way.made(task, split, {"lr": 0.1, "server_lr": 0.1}), store=tmp_path))
+        said = json.dumps(to_config(way.build(task, split, {"lr": 0.1, "server_lr": 0.1}), store=tmp_path))
         assert said not in seen, (name, seen[said])
         seen[said] = name
         assert way.like == (None if name in ("Single image", "No selection") else "Single image")
@@ -70,16 +70,18 @@ def test_all_ways_are_different_methods_and_every_paper_row_is_one(planned: Any,
 
 def test_presets_are_the_claims_and_the_papers(planned: Any, tmp_path: Path) -> None:
     study = planned("--preset", "cpu", "--data", tmp_path)
-    assert (study.tries, study.plan.seeds, list(study.plan.tasks)) == (4, (0, 1, 2), ["cifar10"])
-    assert list(planned("--data", tmp_path, "--alpha", "0.1").plan.tasks) == ["cifar10-alpha0.1"]
+    assert (study.num_configurations, study.design.seeds, list(study.design.tasks)) == (4, (0, 1, 2), ["cifar10"])
+    assert list(planned("--data", tmp_path, "--alpha", "0.1").design.tasks) == ["cifar10-alpha0.1"]
     paper = planned("--preset", "paper", "--data", tmp_path)
-    task = paper.plan.tasks["cifar10"]
-    made = paper.plan.ways["Single image"].make(lambda outputs: torch.nn.Linear(3, outputs), task, 0.01, 0.005)
+    task = paper.design.tasks["cifar10"]
+    made = paper.design.candidates["Single image"].make(lambda outputs: torch.nn.Linear(3, outputs), task, 0.01, 0.005)
     shared = next(addon for addon in made.addons if addon.name == "SharedImage")
     assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
     assert (made.settings.batch, made.settings.optimizer, made.settings.phases[0].epochs) == (512, "adam", 40)
     assert (task.rounds, task.participation, made.settings.augment is not None) == (30, 0.4, True)
-    nothing = paper.plan.ways["No selection"].make(lambda outputs: torch.nn.Linear(3, outputs), task, 0.01, 0.005)
+    nothing = paper.design.candidates["No selection"].make(
+        lambda outputs: torch.nn.Linear(3, outputs), task, 0.01, 0.005
+    )
     unselected = next(addon for addon in nothing.addons if addon.name == "SharedImage")
     assert (unselected.keep, unselected.count) == (5000, 5000)
 

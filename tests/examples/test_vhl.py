@@ -51,32 +51,36 @@ def test_every_way_is_another_method_that_can_be_written_down(
     vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = asked(vhl, monkeypatch, "--preset", "cpu", "--dataset", "fashionmnist", "digits")
-    assert (study.tries, study.plan.seeds, list(study.plan.tasks)) == (4, (0, 1, 2), ["fashionmnist", "digits"])
-    ways, seen = study.plan.ways, dict[str, str]()
-    task = study.plan.tasks["digits"]
+    assert (study.num_configurations, study.design.seeds, list(study.design.tasks)) == (
+        4,
+        (0, 1, 2),
+        ["fashionmnist", "digits"],
+    )
+    ways, seen = study.design.candidates, dict[str, str]()
+    task = study.design.tasks["digits"]
     split = task.load()
     for name, way in ways.items():
         assert (way.seeds is None) == (name in vhl.TRIES) == (way.like is None), name
         headline = name in (*vhl.TRIES, *vhl.BASES) or name.endswith("+ VHL")
         assert way.tasks == (None if headline else ("digits",)), name
         source = ways[way.like or name]
-        for settings in source.tries:
-            said = json.dumps(to_config(way.made(task, split, dict(settings)), store=tmp_path))
+        for settings in source.search:
+            said = json.dumps(to_config(way.build(task, split, dict(settings)), store=tmp_path))
             assert seen.setdefault(said, name) == name
     assert len(ways) == 8 + 12
-    whole = way.made(task, split, {"lr": 0.1}).settings
+    whole = way.build(task, split, {"lr": 0.1}).settings
     assert (whole.momentum, whole.weight_decay, whole.lr_decay) == (0.9, 1e-4, 0.992)
 
 
 def test_the_papers_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     study = asked(vhl, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10")
-    assert list(study.plan.tasks) == ["fashionmnist", "cifar10"] == list(vhl.PAPER)
-    for task in study.plan.tasks.values():
+    assert list(study.design.tasks) == ["fashionmnist", "cifar10"] == list(vhl.PAPER)
+    for task in study.design.tasks.values():
         assert (task.rounds, task.participation, task.factory) == (1, 0.5, "resnet18")
-    assert study.tries == 1
-    assert set(vhl.PAPER["cifar10"]) <= set(study.plan.ways)
-    assert [dict(study.plan.ways[name].tries[0]) for name in vhl.TRIES] == [{"lr": 0.01}] * 2
-    aligned = [name for name in study.plan.ways if name.startswith("VHL, aligned")]
+    assert study.num_configurations == 1
+    assert set(vhl.PAPER["cifar10"]) <= set(study.design.candidates)
+    assert [dict(study.design.candidates[name].search[0]) for name in vhl.TRIES] == [{"lr": 0.01}] * 2
+    aligned = [name for name in study.design.candidates if name.startswith("VHL, aligned")]
     assert aligned == [f"VHL, aligned at body.{number}" for number in (4, 6, 8)]
 
 
@@ -106,9 +110,9 @@ def test_a_switch_is_turned_with_the_settings_of_another_study(
     write_records(Records(runs), tmp_path / "there.jsonl")
     words = ["--pair", "--participation", "1", "--network", "resnet8", "--settings-of", str(tmp_path / "there.jsonl")]
     study = asked(vhl, monkeypatch, *words, "--dataset", "cifar10")
-    assert [dict(way.tries[0]) for way in study.plan.ways.values()] == [{"lr": 0.07}] * 2
-    assert list(study.plan.ways) == list(vhl.TRIES)
-    [task] = study.plan.tasks.values()
+    assert [dict(way.search[0]) for way in study.design.candidates.values()] == [{"lr": 0.07}] * 2
+    assert list(study.design.candidates) == list(vhl.TRIES)
+    [task] = study.design.tasks.values()
     assert (task.participation, task.factory) == (1.0, "resnet8")
     for dataset, said in ((["cifar10", "digits"], "is for one --dataset"), (["digits"], "no run of FedAvg and FedAvg")):
         with pytest.raises(SystemExit):

@@ -77,7 +77,9 @@ def test_a_run_is_read_back(run: Path) -> None:
     assert name == ""
     assert not network.training
     assert all(torch.equal(value, saved[key]) for key, value in network.state_dict().items())
-    assert sum(len(part) for part in found.deal().owners) == COUNT - sum(len(t or ()) for t in found.deal().own_tests)
+    assert sum(len(part) for part in found.assign().owners) == COUNT - sum(
+        len(t or ()) for t in found.assign().own_tests
+    )
     assert "2 rounds of FedAvg" in repr(found)
 
 
@@ -102,9 +104,9 @@ def test_all_records_kept_is_the_run_and_half_of_them_another_with_the_same_owne
     half = again(run, keep=keep, out=tmp_path / "half")
     assert half.hash != known.hash
     assert torch.equal(half.kept, keep)
-    for mine, had in zip(half.deal().owners, known.deal().owners, strict=True):
+    for mine, had in zip(half.assign().owners, known.assign().owners, strict=True):
         assert set(mine.tolist()) == set(had.tolist()) & set(keep.tolist())
-    assert sum(len(t or ()) for t in half.deal().own_tests) == sum(len(t or ()) for t in known.deal().own_tests)
+    assert sum(len(t or ()) for t in half.assign().own_tests) == sum(len(t or ()) for t in known.assign().own_tests)
     assert again(tmp_path / "half").hash == half.hash  # a shadow run is a run
     assert again(tmp_path / "half", keep=range(COUNT)).hash == known.hash
 
@@ -116,7 +118,7 @@ def test_under_another_seed_each_record_is_with_the_client_that_had_it(run: Path
     assert other.config["data"] == known.config["data"]
     assert other.hash != known.hash
     shadow = again(tmp_path / "other", keep=range(0, COUNT, 2), seed=9, out=tmp_path / "shadow")
-    for mine, had in zip(shadow.deal().owners, known.deal().owners, strict=True):
+    for mine, had in zip(shadow.assign().owners, known.assign().owners, strict=True):
         assert set(mine.tolist()) == {row for row in had.tolist() if row % 2 == 0}
     assert shadow.config["data"] == again(run, keep=range(0, COUNT, 2)).config["data"]
     assert again(tmp_path / "other", seed=3).hash == known.hash
@@ -130,7 +132,7 @@ def test_what_clients_train_on_are_the_kept_records_alone(run: Path) -> None:
     split = read()
     known = load(run, trust=HERE)
     keep = torch.arange(0, COUNT, 2)
-    dealt = known.deal(split, keep)
+    dealt = known.assign(split, keep)
     for rows, client in zip(dealt.owners, dealt.clients, strict=True):
         assert torch.equal(client.images, split.train.images[rows])
         assert set(rows.tolist()) <= set(keep.tolist())
@@ -282,7 +284,7 @@ def test_images_in_memory_are_kept_once_in_a_study_and_read_from_its_runs(tmp_pa
 
 
 def test_a_way_that_makes_a_set_is_repeated_too(tmp_path: Path) -> None:
-    way = Condense(subset, draws=1, protocol=Protocol(epochs=1))
+    way = Condense(subset, num_networks=1, protocol=Protocol(epochs=1))
     Study(tmp_path, task(), {"random": way}, seeds=[1]).run(progress=False, trial=False)
     known = load(tmp_path / "made-random-1", trust=HERE)
     assert len(known.sets["set"]) == 6

@@ -189,7 +189,7 @@ def test_a_study_of_an_opened_folder_is_that_of_the_loaded_one(
     }
     ways = {
         "FedAvg": Federated(FedAvg, settings={"steps": 1, "batch": 4, "lr": 0.05}),
-        "Subset": Condense(subset, draws=1, protocol=Protocol(epochs=1)),
+        "Subset": Condense(subset, num_networks=1, protocol=Protocol(epochs=1)),
     }
     found = []
     for name, images in data.items():

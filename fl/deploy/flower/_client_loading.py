@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from distillkit.data import Split, StoredSplit, load_folder
 from distillkit.normalization import IDENTITY
-from distillkit.study import Dealt
+from distillkit.study import Allocation
 from fl.engine.client_data import Holding
 
 __all__ = ["holding_of"]
@@ -24,7 +24,7 @@ def holding_of(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
     Args:
         given: a path: of a folder of pictures, as `distillkit.data.load_folder` reads it, with pixels in [0, 1]; its
             test pictures are the client's own tests. A `Split` or `StoredSplit`, such as `load_folder(path, size=32)`
-            gives. What a task of a study dealt, `task.deal(task.load(), seed)`, of which the partition's part is taken.
+            gives. A study task's allocation, `task.assign(task.load(), seed)`; the client gets its partition's part.
             A table of Hugging Face's `datasets`, such as `FederatedDataset.load_partition` of flwr-datasets gives: with
             one column of pictures (an `Image` feature, or called image or img) and one of labels (a `ClassLabel`, or
             called label or labels). A map of such with "train" and perhaps "test", such as `train_test_split` gives.
@@ -38,7 +38,7 @@ def holding_of(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
         given = load_folder(given, normalization=IDENTITY, progress=False)
     if isinstance(given, Split | StoredSplit):
         return Holding(given.train, given.test if len(given.test) else None), given.classes
-    if isinstance(given, Dealt):
+    if isinstance(given, Allocation):
         if partition >= len(given.clients):
             raise ValueError(f"the task deals to {len(given.clients)} clients, and this node is partition {partition}")
         return Holding(given.clients[partition], given.own_tests[partition]), ()

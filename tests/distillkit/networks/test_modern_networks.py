@@ -68,7 +68,9 @@ COMPONENTS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
     ),
     "given gradient": _match,
     "herding": lambda make: herding(data(), ipc=1, network=make()),
-    "evaluate": lambda make: evaluate(data(), data(), AsMade(make), draws=1, protocol=Protocol(epochs=1, batch=6)),
+    "evaluate": lambda make: evaluate(
+        data(), data(), AsMade(make), num_networks=1, protocol=Protocol(epochs=1, batch=6)
+    ),
     "invert": lambda make: invert(make(), torch.tensor([0, 1]), shape=SHAPE, steps=1),
 }
 
@@ -134,7 +136,7 @@ def test_pretrained_networks_are_fixed_ones() -> None:
     assert not torch.equal(weights(build(load, 0)), weights(pretrained))
     with pytest.raises(ValueError, match=r"two draws are equal; for one trained network take FixedNetwork\(network\)"):
         RandomNetworks(AsMade(load))
-    found = evaluate(data(), data(), AsMade(load), draws=1, protocol=Protocol(epochs=1, batch=6, lr=1e-12))
+    found = evaluate(data(), data(), AsMade(load), num_networks=1, protocol=Protocol(epochs=1, batch=6, lr=1e-12))
     assert found.accuracy == accuracy(pretrained, data())
 
 
@@ -211,17 +213,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"factory must be callable without arguments, but ConvNet\(.*needs shape, num_classes; wrap it.*`lambda: Conv",
     ),
     "a factory of one argument": (
-        lambda: evaluate(data(), data(), lambda classes: sized(classes), draws=1),
+        lambda: evaluate(data(), data(), lambda classes: sized(classes), num_networks=1),
         TypeError,
         r"factory must be callable without arguments, but <lambda>\(classes\) needs classes",
     ),
     "a module as factory": (
-        lambda: evaluate(data(), data(), sized(), draws=1),
+        lambda: evaluate(data(), data(), sized(), num_networks=1),
         TypeError,
         "factory must be a function that makes a network.*but a ConvNet is one",
     ),
     "a module among factories": (
-        lambda: evaluate(data(), data(), {"net": sized()}, draws=1),
+        lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),
         TypeError,
         r"factory\['net'\] must be a function",
     ),
@@ -236,7 +238,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "network must give 3 logits, one a class of the data, but ConvNet gives 2",
     ),
     "too many outputs": (
-        lambda: evaluate(data(), data(), lambda: sized(5), draws=1),
+        lambda: evaluate(data(), data(), lambda: sized(5), num_networks=1),
         ValueError,
         "must give 3 logits.*gives 5; build it for 3 classes",
     ),

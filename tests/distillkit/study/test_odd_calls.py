@@ -11,11 +11,11 @@ import pytest
 
 from distillkit.study import (
     Record,
+    compare_studies,
     curves,
-    equal_tries,
+    equal_search_sizes,
     mean_std,
-    moved,
-    paired,
+    paired_differences,
     pictures,
     read_choice,
     read_records,
@@ -51,13 +51,13 @@ CALLS = {
     "read_records": C(read_records, folder="nowhere"),
     "pictures": C(pictures, records=runs, task="digits"),
     "summary_table": C(summary_table, records=runs, columns=["bytes_up"]),
-    "moved": C(moved, before=runs, after=runs),
-    "paired": C(paired, records=runs),
+    "compare_studies": C(compare_studies, before=runs, after=runs),
+    "paired_differences": C(paired_differences, records=runs),
     "curves": C(curves, records=runs, task="digits"),
     "to_target": C(to_target, records=runs, accuracy=0.3),
     "at_equal": C(at_equal, records=runs, budget=1.5),
     "worst_clients": C(worst_clients, records=runs),
-    "equal_tries": C(equal_tries, folder=folder),
+    "equal_search_sizes": C(equal_search_sizes, folder=folder),
     "tuning_table": C(tuning_table, folder=folder, task="digits"),
     "read_choice": C(read_choice, folder=folder),
 }
@@ -73,7 +73,7 @@ ACCEPTED: Listed = {
 FILE = "the path, which leads nowhere"
 OTHERWISE: Listed = {
     ("*", "records", "string"): FILE,
-    ("moved", "*", "string"): FILE,
+    ("compare_studies", "*", "string"): FILE,
 }
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from distillkit.study import (
     Study,
-    equal_tries,
-    moved,
-    paired,
+    compare_studies,
+    equal_search_sizes,
+    paired_differences,
     read_records,
     summary_table,
     tuning_table,
@@ -27,8 +27,8 @@ def fresh() -> None:
 
 def study(folder: Path) -> Study:
     ways = {
-        "Low": known(tries=[{"value": 10.0}, {"value": 30.0}, {"value": -1.0}]),
-        "High": known(tries=[{"value": 70.0}, {"value": 90.0}, {"value": 80.0}]),
+        "Low": known(search=[{"value": 10.0}, {"value": 30.0}, {"value": -1.0}]),
+        "High": known(search=[{"value": 70.0}, {"value": 90.0}, {"value": 80.0}]),
         "As low": known(like="Low"),
     }
     return Study(folder, [task("a"), task("b")], ways, seeds=(1, 0), tune_seeds=(100,))
@@ -57,15 +57,15 @@ def test_a_study_that_was_stopped_says_what_is_missing_and_goes_on_to_the_same_t
     Known.stop_at = ""
     half.run(trial=False, progress=False)
     assert str(summary_table(half.out)) == str(summary_table(whole.out))
-    assert {row["said"] for row in moved(whole.out, half.out).rows} == {"the same"}
+    assert {row["said"] for row in compare_studies(whole.out, half.out).rows} == {"the same"}
 
 
 def test_tries_and_differences_are_read_from_the_folder_and_from_one_file(whole: Study, tmp_path: Path) -> None:
-    assert equal_tries(whole.out) == {"a": 3, "b": 3}
+    assert equal_search_sizes(whole.out) == {"a": 3, "b": 3}
     assert [line[1:4] for line in tuning_table(whole.out, task="a").cells] == [
         ("Low", "value=30.0", "3 (1 failed)"), ("High", "value=90.0", "3"), ("As low", "as Low", "–"),
     ]  # fmt: skip
-    rows = paired(whole.records(), "Low").rows
+    rows = paired_differences(whole.records(), "Low").rows
     assert [row["difference"] for row in rows] == pytest.approx([0.6, 0.0] * 2)
     assert [row["seeds"] for row in rows] == [2] * 4
     kept = write_records(whole.out, tmp_path / "records.jsonl")

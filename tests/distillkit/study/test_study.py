@@ -19,7 +19,7 @@ from distillkit.networks import ConvNet
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from distillkit.serialization import SerializationError
-from distillkit.study import Condense, Cost, Job, Study, Task, Way, grid, read_choice, tuning_table
+from distillkit.study import Candidate, Condense, Cost, Job, Study, Task, grid, read_choice, tuning_table
 from distillkit.study.condense import placing, save_state
 from distillkit.training import Protocol
 
@@ -46,7 +46,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Known(Way):
+class Known(Candidate):
     """A way whose accuracy is known beforehand, and which counts its runs."""
 
     ran: ClassVar[list[str]] = []
@@ -85,7 +85,7 @@ def ran(study: Study) -> list[str]:
 
 
 def test_every_way_tries_as_often_and_the_best_try_runs_once_a_seed(tmp_path: Path) -> None:
-    ways = {"Low": known(tries=grid(value=[10, 30, 20])), "High": known(tries=grid(value=[90, 70, 90]))}
+    ways = {"Low": known(search=grid(value=[10, 30, 20])), "High": known(search=grid(value=[90, 70, 90]))}
     study = Study(tmp_path, task(), ways, seeds=(0, 1), tune_seeds=(100, 101))
     done = ran(study)
     tried = [name for name in done if name.endswith(("-100", "-101"))]
@@ -105,7 +105,7 @@ def test_every_way_tries_as_often_and_the_best_try_runs_once_a_seed(tmp_path: Pa
 
 def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     def study(folder: str) -> Study:
-        ways = {"A": known(tries=grid(value=[1, 2])), "B": known(tries=grid(value=[3, 4]))}
+        ways = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
         return Study(tmp_path / folder, task(), ways, seeds=(0, 1))
 
     whole = ran(study("whole"))
@@ -124,7 +124,7 @@ def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 def test_each_run_of_the_tables_is_told_as_it_ends_and_never_twice(tmp_path: Path) -> None:
     def told(seeds: tuple[int, ...]) -> list[Any]:
         lines: list[Any] = []
-        study = Study(tmp_path, task(), {"A": known(tries=grid(value=[1, 2]))}, seeds=seeds)
+        study = Study(tmp_path, task(), {"A": known(search=grid(value=[1, 2]))}, seeds=seeds)
         study.run(trial=False, progress=False, on_run=lines.append)
         return lines
 
@@ -136,10 +136,10 @@ def test_each_run_of_the_tables_is_told_as_it_ends_and_never_twice(tmp_path: Pat
 
 
 def test_more_seeds_ways_and_tasks_may_come_and_what_changed_is_refused(tmp_path: Path) -> None:
-    ways = {"A": known(tries=grid(value=[1, 2]))}
+    ways = {"A": known(search=grid(value=[1, 2]))}
     ran(Study(tmp_path, task(), ways, seeds=(0,)))
     Known.ran.clear()
-    more = Study(tmp_path, [task(), task("other")], {**ways, "B": known(tries=grid(value=[3, 4]))}, seeds=(0, 1))
+    more = Study(tmp_path, [task(), task("other")], {**ways, "B": known(search=grid(value=[3, 4]))}, seeds=(0, 1))
     assert set(ran(more)) == {
         "made-b-0-100", "made-b-1-100", "other-a-0-100", "other-a-1-100", "other-b-0-100", "other-b-1-100",
         "made-b-0", "made-a-1", "made-b-1", "other-a-0", "other-b-0", "other-a-1", "other-b-1",
@@ -148,7 +148,7 @@ def test_more_seeds_ways_and_tasks_may_come_and_what_changed_is_refused(tmp_path
     ran(Study(tmp_path, task(), ways, seeds=(0,)))
     assert (tmp_path / "choice.json").read_text() == said  # what is not asked for again stays
     with pytest.raises(ValueError, match="other ways of the names A"):
-        ran(Study(tmp_path, task(), {"A": known(tries=grid(value=[1, 5]))}))
+        ran(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
     with pytest.raises(ValueError, match="other tasks of the names made"):
         ran(Study(tmp_path, task(rounds=3), ways))
     with pytest.raises(ValueError, match="another rule"):
@@ -156,24 +156,28 @@ def test_more_seeds_ways_and_tasks_may_come_and_what_changed_is_refused(tmp_path
 
 
 def test_a_try_that_fails_is_never_chosen_and_says_why(tmp_path: Path) -> None:
-    ran(Study(tmp_path / "a", task(), {"A": known(tries=grid(value=[-1, 0]))}, seeds=(0,)))
+    ran(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
     tries = json.loads((tmp_path / "a" / "choice.json").read_text())["tasks"]["made"]["A"]["tries"]
     assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
-    with pytest.raises(ValueError, match="ways\\['A'\\] on made has no try with a score: FloatingPointError"):
-        ran(Study(tmp_path / "b", task(), {"A": known(tries=grid(value=[-1, -2]))}, seeds=(0,)))
+    with pytest.raises(ValueError, match="candidates\\['A'\\] on made has no try with a score: FloatingPointError"):
+        ran(Study(tmp_path / "b", task(), {"A": known(search=grid(value=[-1, -2]))}, seeds=(0,)))
     with pytest.raises(FloatingPointError):
         ran(Study(tmp_path / "c", task(), {"A": known(settings={"value": -1})}, seeds=(0,)))
 
 
 def test_the_rule_may_look_at_the_clients_own_tests(tmp_path: Path) -> None:
-    study = Study(tmp_path, task(), {"A": known(tries=grid(value=[10, 30]))}, seeds=(0,), rule="own")
+    study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 30]))}, seeds=(0,), rule="own")
     ran(study)
     assert study.records()[0].line["settings"] == {"value": 10}
 
 
 def test_a_way_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Path) -> None:
     tries = grid(value=[10, 30])
-    ways = {"Global": known(tries=tries), "Personal": known(tries=tries, rule="own"), "Control": known(like="Personal")}
+    ways = {
+        "Global": known(search=tries),
+        "Personal": known(search=tries, rule="own"),
+        "Control": known(like="Personal"),
+    }
     study = Study(tmp_path, task(), ways, seeds=(0,))
     ran(study)
     assert [r.line["settings"] for r in study.records()] == [{"value": value} for value in (30, 10, 10)]
@@ -182,7 +186,7 @@ def test_a_way_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Pa
     assert facts["rule"] == "last"
     assert "rule: last; own for Personal; seeds" in str(tuning_table(tmp_path))
     with pytest.raises(ValueError, match="other ways of the names Personal"):
-        ran(Study(tmp_path, task(), {"Personal": known(tries=tries)}, seeds=(0,)))
+        ran(Study(tmp_path, task(), {"Personal": known(search=tries)}, seeds=(0,)))
     with pytest.raises(ValueError, match="rule must be one of"):
         known(rule="best")
     with pytest.raises(ValueError, match="like='A' takes that way's choice"):
@@ -190,14 +194,14 @@ def test_a_way_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Pa
 
 
 def test_tries_may_be_made_on_another_task(tmp_path: Path) -> None:
-    study = Study(tmp_path, task(), {"A": known(tries=grid(value=[10, 30]))}, seeds=(0,), tune_on=task("public"))
+    study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 30]))}, seeds=(0,), tune_on=task("public"))
     assert ran(study) == ["public-a-0-100", "public-a-1-100", "made-a-0"]
     assert study.records()[0].line["settings"] == {"value": 30}
 
 
 def test_a_control_takes_anothers_settings_and_its_own_beside_them(tmp_path: Path) -> None:
     ways = {
-        "A": known(tries=grid(value=[10, 30])),
+        "A": known(search=grid(value=[10, 30])),
         "Like A": Known(lambda factory, value, classes: Number(value, classes), settings={"classes": 3}, like="A"),
     }
     study = Study(tmp_path, task(), ways, seeds=(0,))
@@ -208,8 +212,8 @@ def test_a_control_takes_anothers_settings_and_its_own_beside_them(tmp_path: Pat
 
 def test_an_ablation_runs_on_its_tasks_and_with_its_seeds_alone(tmp_path: Path) -> None:
     ways = {
-        "A": known(tries=grid(value=[10, 30])),
-        "B": known(tries=grid(value=[10, 20]), tasks=["two"]),
+        "A": known(search=grid(value=[10, 30])),
+        "B": known(search=grid(value=[10, 20]), tasks=["two"]),
         "C": known(like="A", settings={"value": 50.0}, tasks=["two"], seeds=[1]),
     }
 
@@ -239,19 +243,23 @@ def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"ways": {"A": known(tries=grid(value=[1, 2])), "B": known()}}, ValueError, "as many tries.*A 2, B 1"),
-        ({"ways": {"A": 3}}, TypeError, "ways\\['A'\\] must be a way"),
-        ({"ways": {}}, ValueError, "ways must name at least one"),
-        ({"ways": {"A b": known(), "a-b": known()}}, ValueError, "differ in their letters"),
-        ({"ways": {"A": known(like="B")}}, ValueError, "like must name a way"),
-        ({"ways": {"A": known(tasks=["two"])}}, ValueError, r"ways\['A'\].tasks must be among the study's \['made'\]"),
+        ({"candidates": {"A": known(search=grid(value=[1, 2])), "B": known()}}, ValueError, "as many tries.*A 2, B 1"),
+        ({"candidates": {"A": 3}}, TypeError, "candidates\\['A'\\] must be a Candidate"),
+        ({"candidates": {}}, ValueError, "candidates must name at least one"),
+        ({"candidates": {"A b": known(), "a-b": known()}}, ValueError, "differ in their letters"),
+        ({"candidates": {"A": known(like="B")}}, ValueError, "like must name a way"),
         (
-            {"ways": {"A": known(seeds=[7])}},
+            {"candidates": {"A": known(tasks=["two"])}},
             ValueError,
-            r"ways\['A'\].seeds must be among the study's \[0, 1, 2\], got \[7\]",
+            r"candidates\['A'\].tasks must be among the study's \['made'\]",
         ),
         (
-            {"tasks": [task("one"), task("two")], "ways": {"A": known(tasks=["one"]), "B": known(like="A")}},
+            {"candidates": {"A": known(seeds=[7])}},
+            ValueError,
+            r"candidates\['A'\].seeds must be among the study's \[0, 1, 2\], got \[7\]",
+        ),
+        (
+            {"tasks": [task("one"), task("two")], "candidates": {"A": known(tasks=["one"]), "B": known(like="A")}},
             ValueError,
             "like='A' must be tried where it is run, but not on \\['two'\\]",
         ),
@@ -266,7 +274,7 @@ def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
 )
 def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        Study(tmp_path, **{"tasks": task(), "ways": {"A": known()}, **options})
+        Study(tmp_path, **{"tasks": task(), "candidates": {"A": known()}, **options})
 
 
 def test_a_way_says_what_is_wrong_with_it() -> None:
@@ -276,12 +284,12 @@ def test_a_way_says_what_is_wrong_with_it() -> None:
         known(tasks="digits")
     with pytest.raises(TypeError, match="make must be a function"):
         Known(3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="tries must hold at least one"):
-        known(tries=[])
-    with pytest.raises(TypeError, match="tries\\[0\\]"):
-        known(tries=["lr"])
+    with pytest.raises(ValueError, match="search must hold at least one"):
+        known(search=[])
+    with pytest.raises(TypeError, match="search\\[0\\]"):
+        known(search=["lr"])
     with pytest.raises(ValueError, match="like='A'"):
-        known(tries=grid(value=[1, 2]), like="A")
+        known(search=grid(value=[1, 2]), like="A")
     assert grid(a=[1, 2], b=[3, 4]) == [{"a": 1, "b": 3}, {"a": 1, "b": 4}, {"a": 2, "b": 3}, {"a": 2, "b": 4}]
     with pytest.raises(ValueError, match="lr must have at least one value"):
         grid(lr=[])
@@ -307,9 +315,9 @@ def whole(real: LabeledImages, *, callback: Any = None) -> LabeledImages:
 
 def test_sets_are_made_judged_and_kept_the_same_in_processes(tmp_path: Path) -> None:
     ways = {
-        "DM": Condense(few(3), tries=grid(lr=[0.1, 1.0]), draws=2, protocol=Protocol(epochs=2, batch=4)),
+        "DM": Condense(few(3), search=grid(lr=[0.1, 1.0]), num_networks=2, protocol=Protocol(epochs=2, batch=4)),
         "random": Condense(
-            lambda factory, ipc: partial(random_subset, ipc=ipc), tries=grid(ipc=[1, 2]), draws=2,
+            lambda factory, ipc: partial(random_subset, ipc=ipc), search=grid(ipc=[1, 2]), num_networks=2,
             protocol=Protocol(epochs=2, batch=4),
         ),
     }  # fmt: skip
@@ -342,7 +350,7 @@ def test_an_estimate_counts_every_epoch_of_a_training_and_its_test_once(
         takes(7.0)()
         return random_subset(real, ipc=1, generator=generator)
 
-    way = Condense(lambda factory: made, draws=3, protocol=Protocol(epochs=50))
+    way = Condense(lambda factory: made, num_networks=3, protocol=Protocol(epochs=50))
     monkeypatch.setattr("distillkit.study.condense.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr("distillkit.study.condense.train", trained)
     monkeypatch.setattr("distillkit.study.condense.accuracy", takes(11.0))
@@ -363,7 +371,7 @@ def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tm
         ledger.spend(Event("a test", sigma=2.0, rate=1.0, count=1))
         return random_subset(real, ipc=1, generator=generator)
 
-    way = Condense(lambda factory: charged, draws=1, protocol=Protocol(epochs=1), delta=1e-6)
+    way = Condense(lambda factory: charged, num_networks=1, protocol=Protocol(epochs=1), delta=1e-6)
     [record] = Study(tmp_path, task(), {"A": way}, seeds=(0,)).run(trial=False, progress=False)
     assert record.line["epsilon"] == Ledger(tmp_path / "made-a-0" / "ledger.jsonl", delta=1e-6).epsilon()
     said = {name: record.line[name] for name in ("delta", "relation", "noise")}
@@ -376,7 +384,7 @@ def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tm
 def test_a_condenser_with_a_callback_of_its_own_kind_and_all_the_images_as_a_set(tmp_path: Path) -> None:
     protocol = Protocol(epochs=1)
     [record] = Study(
-        tmp_path, task(), {"all": Condense(lambda factory: whole, draws=1, protocol=protocol)}, seeds=(0,)
+        tmp_path, task(), {"all": Condense(lambda factory: whole, num_networks=1, protocol=protocol)}, seeds=(0,)
     ).run(progress=False)
     assert record.line["images"] == len(task().pooled(task().load())[0])
     assert not (tmp_path / "made-all-0" / "set.safetensors").exists()
@@ -392,7 +400,7 @@ def test_a_set_that_lies_there_is_not_made_again_and_its_seconds_are_not_known(t
         made.append(1)
         return random_subset(real, ipc=1, generator=generator)
 
-    ways = {"A": Condense(lambda factory: make, draws=1, protocol=Protocol(epochs=1))}
+    ways = {"A": Condense(lambda factory: make, num_networks=1, protocol=Protocol(epochs=1))}
     [first] = Study(tmp_path / "one", task(), ways, seeds=(0,)).run(trial=False, progress=False)
     again = tmp_path / "two" / "made-a-0"
     again.mkdir(parents=True)
@@ -408,7 +416,7 @@ def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distillkit.study.condense._SAVED_EVERY", 0.0)
-    ways = {"A": Condense(few(3), settings={"lr": 1.0}, draws=1, protocol=Protocol(epochs=1))}
+    ways = {"A": Condense(few(3), settings={"lr": 1.0}, num_networks=1, protocol=Protocol(epochs=1))}
     [whole] = Study(tmp_path / "whole", task(), ways, seeds=(0,)).run(trial=False, progress=False)
     state = tmp_path / "stopped" / "made-a-0" / "state.safetensors"
 
@@ -429,7 +437,7 @@ def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
 
 
 def test_what_makes_no_set_is_refused_by_its_type(tmp_path: Path) -> None:
-    way = Condense(lambda factory: lambda real: real.images, draws=1, protocol=Protocol(epochs=1))
+    way = Condense(lambda factory: lambda real: real.images, num_networks=1, protocol=Protocol(epochs=1))
     with pytest.raises(TypeError, match="what make gives must return a LabeledImages, got Tensor"):
         Study(tmp_path, task(), {"A": way}, seeds=(0,)).estimate()
 
@@ -447,7 +455,7 @@ def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:
 
 def test_a_wrong_setting_names_its_way_and_a_worker_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(tmp_path, task(), {"A": known(settings={"learning": 1})}, seeds=(0,))
-    with pytest.raises(TypeError, match="ways\\['A'\\] cannot be made with {'learning': 1}"):
+    with pytest.raises(TypeError, match="candidates\\['A'\\] cannot be made with {'learning': 1}"):
         ran(study)
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(RuntimeError, match="if __name__ == '__main__'"):
@@ -455,7 +463,7 @@ def test_a_wrong_setting_names_its_way_and_a_worker_its_script(tmp_path: Path, m
 
 
 def test_what_a_study_will_take_is_measured_and_counts_what_is_left(tmp_path: Path) -> None:
-    ways = {"A": known(tries=grid(value=[1, 2])), "B": known(tries=grid(value=[3, 4]))}
+    ways = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
     study = Study(tmp_path, task(), ways, seeds=(0, 1))
     assert {(row.method, row.runs) for row in study.estimate().rows} == {("A", 4), ("B", 4)}
     assert study.estimate().seconds == 8.0
@@ -480,7 +488,7 @@ class Slow(Known):
         self.clock[0] += 2
         return Cost(20.0, 1000, 1000)
 
-    def is_for_make(self, name: str) -> bool:
+    def passes_to_make(self, name: str) -> bool:
         return name != "rounds"
 
 
@@ -522,7 +530,7 @@ def test_networks_are_made_where_the_run_computes_and_others_may_be_tested(tmp_p
         seen.append(("tested", outputs))
         return ConvNet((1, 8, 8), outputs, width=2, depth=1)
 
-    way = Condense(lambda factory: partial(seeing, factory=factory), draws=1, protocol=Protocol(epochs=1))
+    way = Condense(lambda factory: partial(seeing, factory=factory), num_networks=1, protocol=Protocol(epochs=1))
     where = Job("run", tmp_path, task(), task().load(), 0)
     split = where.split
     with placing("meta"):
@@ -532,5 +540,5 @@ def test_networks_are_made_where_the_run_computes_and_others_may_be_tested(tmp_p
     with pytest.raises(TypeError, match="tested"):
         replace(way, tested=3)
     other = replace(way, tested=tested)
-    other.run(other.made(where.task, split, {}), where)
+    other.run(other.build(where.task, split, {}), where)
     assert seen[1:] == [("cpu", count), ("tested", 2)]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from distillkit.study import Records, moved, paired, summary_table
+from distillkit.study import Records, compare_studies, paired_differences, summary_table
 from distillkit.study.comparisons import interval
 from distillkit.study.tables import CHOSEN_ON_TEST
 from tests.distillkit.study.written import record, write
@@ -158,7 +158,7 @@ def test_the_interval_is_the_textbooks(pair: tuple[list[float], list[float]]) ->
     table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}
     d = np.array(pair[1]) - np.array(pair[0])
     half = table[len(d) - 1] * math.sqrt(sum((d - d.mean()) ** 2) / (len(d) - 1)) / math.sqrt(len(d))
-    [row] = paired(runs_of(*pair), "A").rows
+    [row] = paired_differences(runs_of(*pair), "A").rows
     assert (row["method"], row["base"], row["seeds"]) == ("B", "A", len(d))
     assert row["difference"] == pytest.approx(d.mean(), abs=1e-12)
     assert [row["low"], row["high"]] == pytest.approx([d.mean() - half, d.mean() + half], abs=1e-4)
@@ -167,10 +167,10 @@ def test_the_interval_is_the_textbooks(pair: tuple[list[float], list[float]]) ->
 @given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 3)))
 def test_a_shift_of_each_seed_changes_nothing_and_the_sides_are_opposite(drawn: tuple[list[float], ...]) -> None:
     a, b, shift = drawn
-    [row] = paired(runs_of(a, b), "A").rows
+    [row] = paired_differences(runs_of(a, b), "A").rows
     moved = [[x + (s - 0.5) / 3 for x, s in zip(values, shift)] for values in (a, b)]
-    [same] = paired(runs_of(*moved), "A").rows
-    [opposite] = paired(runs_of(a, b), "B").rows
+    [same] = paired_differences(runs_of(*moved), "A").rows
+    [opposite] = paired_differences(runs_of(a, b), "B").rows
     for key, other, sign in (("difference", "difference", -1), ("low", "high", -1), ("high", "low", -1)):
         assert same[key] == pytest.approx(row[key], abs=1e-9)
         assert opposite[other] == pytest.approx(sign * row[key], abs=1e-12)
@@ -194,7 +194,7 @@ def test_only_seeds_of_both_count_and_what_has_no_interval_says_so() -> None:
         *(record(a, "untested", seed) for seed, a in ((0, None), (1, 0.6), (2, 0.62))),
         record(0.9, "apart", 9),
     ]
-    table = paired(runs)
+    table = paired_differences(runs)
     found = {row["method"]: row for row in table.rows}
     assert {m: (r["seeds"], r["caution"]) for m, r in found.items()} == {
         "one": (1, "one seed: no interval"), "clear": (3, ""), "unclear": (3, "the interval contains 0"),
@@ -209,19 +209,19 @@ def test_only_seeds_of_both_count_and_what_has_no_interval_says_so() -> None:
 def test_bases_and_confidences_that_cannot_be_are_refused() -> None:
     runs = runs_of([0.1], [0.2])
     with pytest.raises(ValueError, match="base must be a way of every task; 'digits' has no 'FedAvg', but 'A', 'B'"):
-        paired(runs)
+        paired_differences(runs)
     for confidence in (0.0, 1.0, 95):
         with pytest.raises(ValueError, match="confidence must"):
-            paired(runs, "A", confidence=confidence)
+            paired_differences(runs, "A", confidence=confidence)
     with pytest.raises(ValueError, match="column must name numbers, 'run' holds"):
-        paired(runs, "A", column="run")
+        paired_differences(runs, "A", column="run")
     with pytest.raises(ValueError, match="columns must be among"):
-        paired(runs, "A", column="nothing")
+        paired_differences(runs, "A", column="nothing")
 
 
 def test_other_columns_keep_their_units() -> None:
     runs = [record([0.5], way, seed, seconds=s) for way, s in (("A", 2.0), ("B", 4.0)) for seed in (0, 1)]
-    table = paired(runs, "A", column="client_seconds")
+    table = paired_differences(runs, "A", column="client_seconds")
     assert table.header[3] == "client seconds minus A's (s)"
     assert table.cells[0][3] == "+2.0"
 
@@ -242,7 +242,7 @@ def test_a_rerun_says_what_moved_by_more_than_its_spread() -> None:
         *(record(a, "moved", s) for s, a in enumerate((0.7, 0.71, 0.72))),
         record(0.50001, "one seed"), record(0.5, "new"), record(None, "untested"),
     ]  # fmt: skip
-    table = moved(before, after)
+    table = compare_studies(before, after)
     assert {row["method"]: row["said"] for row in table.rows} == {
         "same": "the same", "within": "", "moved": "moved", "one seed": "moved", "new": "only after",
         "untested": "nothing to compare", "gone": "only before",
@@ -254,7 +254,7 @@ def test_a_rerun_says_what_moved_by_more_than_its_spread() -> None:
 @given(st.lists(accuracy, min_size=2, max_size=4), st.lists(accuracy, min_size=2, max_size=4))
 def test_there_and_back_is_the_opposite(a: list[float], b: list[float]) -> None:
     one, other = ([record(value, "A", s) for s, value in enumerate(values)] for values in (a, b))
-    [there], [back] = moved(one, other).rows, moved(other, one).rows
+    [there], [back] = compare_studies(one, other).rows, compare_studies(other, one).rows
     assert there["difference"] == -back["difference"]
     assert (there["before"], there["said"]) == (back["after"], back["said"])
-    assert moved(one, one).rows[0]["said"] == "the same"
+    assert compare_studies(one, one).rows[0]["said"] == "the same"

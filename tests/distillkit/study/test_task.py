@@ -48,7 +48,7 @@ def test_every_image_has_one_use(seed: int, own: float, share: float, validation
     one = task(own_tests=own, server_share=share)
     keep = torch.arange(0, 60, 2) if cut else None
     split = one.load()
-    dealt = one.deal(split, seed, validation=validation, keep=keep)
+    dealt = one.assign(split, seed, validation=validation, keep=keep)
     uses = [numbers(c) for c in dealt.clients] + [numbers(t) for t in dealt.own_tests]
     uses += [numbers(dealt.server.get("proxy"))] + ([numbers(dealt.test)] if validation else [])
     assert sum(map(len, uses)) == len(set().union(*uses))
@@ -65,8 +65,8 @@ def test_every_image_has_one_use(seed: int, own: float, share: float, validation
 def test_a_record_stays_with_its_owner_in_a_subset(seed: int, keep: set[int], own: float) -> None:
     one = task(own_tests=own)
     split = one.load()
-    whole = one.deal(split, seed)
-    part = one.deal(split, seed, keep=torch.tensor(sorted(keep), dtype=torch.int64))
+    whole = one.assign(split, seed)
+    part = one.assign(split, seed, keep=torch.tensor(sorted(keep), dtype=torch.int64))
     for all_of_it, kept in zip(whole.owners, part.owners, strict=True):
         assert kept.tolist() == [n for n in all_of_it.tolist() if n in keep]
     assert [numbers(t) for t in part.own_tests] == [numbers(t) for t in whole.own_tests]
@@ -79,7 +79,7 @@ def test_a_record_stays_with_its_owner_in_a_subset(seed: int, keep: set[int], ow
 def test_a_way_without_clients_trains_on_what_clients_train_on(seed: int, own: float, validation: bool) -> None:
     one = task(own_tests=own, server_share=0.2)
     split = one.load()
-    dealt, (pooled, test) = one.deal(split, seed, validation=validation), one.pooled(split, validation=validation)
+    dealt, (pooled, test) = one.assign(split, seed, validation=validation), one.pooled(split, validation=validation)
     assert numbers(pooled) == set().union(*(numbers(c) for c in dealt.clients))
     assert numbers(test) == numbers(dealt.test)
 
@@ -87,14 +87,14 @@ def test_a_way_without_clients_trains_on_what_clients_train_on(seed: int, own: f
 def test_tries_are_judged_on_what_nobody_trains_on_and_never_on_the_test_set() -> None:
     one = task()
     split = one.load()
-    dealt, whole = one.deal(split, 3, validation=True), one.deal(split, 3)
+    dealt, whole = one.assign(split, 3, validation=True), one.assign(split, 3)
     held = numbers(dealt.test)
     assert held
     assert held <= numbers(split.train)
     assert not held & set().union(*(numbers(c) for c in dealt.clients))
     assert set().union(*(numbers(c) for c in whole.clients)) == numbers(split.train)
     own = Split(split.train, split.test, split.classes, validation=images(7, seed=2))
-    assert task(data=own).deal(own, 0, validation=True).test is own.validation
+    assert task(data=own).assign(own, 0, validation=True).test is own.validation
 
 
 @settings(deadline=None, max_examples=20)
@@ -104,7 +104,7 @@ def test_pictures_that_belong_together_are_on_one_side_of_every_cut(seed: int, o
     whole = images(120, domain=torch.arange(120) // 40, picture=torch.arange(120) % 40)
     split = split_by(whole.replace(labels=(torch.arange(120) % 40) % 3), "picture", 0.25)
     one = Task("made", split, own_tests=own, server_share=share)
-    dealt = one.deal(split, seed, validation=True)
+    dealt = one.assign(split, seed, validation=True)
 
     def shown(*sets: LabeledImages | None) -> set[int]:
         return {int(p) for data in sets if data is not None for p in data.columns["picture"]}
@@ -122,20 +122,20 @@ def test_pictures_that_belong_together_are_on_one_side_of_every_cut(seed: int, o
 def test_no_try_sees_an_image_that_clients_are_tested_on(seed: int, tried: int, share: float) -> None:
     one = task(own_tests=0.3, server_share=share)
     split = one.load()
-    tries, dealt = one.deal(split, tried, validation=True), one.deal(split, seed)
+    tries, dealt = one.assign(split, tried, validation=True), one.assign(split, seed)
     seen = [*tries.clients, *tries.own_tests, tries.test, tries.server.get("proxy")]
     tested = set().union(*(numbers(t) for t in dealt.own_tests))
     assert tested
     assert not tested & set().union(*map(numbers, seen))
-    assert tested == set().union(*(numbers(t) for t in one.deal(split, seed + 1).own_tests))
+    assert tested == set().union(*(numbers(t) for t in one.assign(split, seed + 1).own_tests))
 
 
 def test_columns_of_the_set_are_clients_by_default_and_arguments_by_name() -> None:
     train = images(12, domain=torch.arange(12) % 3)
     split = Split(train, images(4, seed=1), ("a", "b", "c"))
-    by_default = Task("domains", data=split).deal(split, 0)
+    by_default = Task("domains", data=split).assign(split, 0)
     assert [numbers(c) for c in by_default.clients] == [{0, 3, 6, 9}, {1, 4, 7, 10}, {2, 5, 8, 11}]
-    named = Task("domains", data=split, partition=partition.by_domain).deal(split, 0)
+    named = Task("domains", data=split, partition=partition.by_domain).assign(split, 0)
     assert [numbers(c) for c in named.clients] == [numbers(c) for c in by_default.clients]
 
 
@@ -143,7 +143,7 @@ def test_the_seed_of_a_run_is_the_partitions() -> None:
     one = task()
     split = one.load()
     wanted = partition.dirichlet(split.train.labels, 4, 0.5, generator=7, min_size=0)
-    assert all(torch.equal(a, b) for a, b in zip(one.deal(split, 7).owners, wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one.assign(split, 7).owners, wanted, strict=True))
 
 
 def test_a_task_says_itself_in_json_and_is_built_again(tmp_path: Path) -> None:
@@ -193,14 +193,14 @@ def test_wrong_arguments_are_named(options: dict[str, Any], error: type[Exceptio
 def test_a_set_without_owners_needs_a_partition() -> None:
     one = Task("made", data=task().data)
     with pytest.raises(ValueError, match="partition must be given"):
-        one.deal(one.load(), 0)
+        one.assign(one.load(), 0)
 
     def by_hospital(hospital: torch.Tensor) -> list[torch.Tensor]:
         return [hospital]
 
     with pytest.raises(ValueError, match="'hospital'"):
-        Task("made", data=task().data, partition=by_hospital).deal(one.load(), 0)
+        Task("made", data=task().data, partition=by_hospital).assign(one.load(), 0)
     with pytest.raises(ValueError, match="keep must be numbers"):
-        task().deal(one.load(), 0, keep=torch.tensor([60]))
+        task().assign(one.load(), 0, keep=torch.tensor([60]))
     with pytest.raises(TypeError, match="keep must be numbers"):
-        task().deal(one.load(), 0, keep=torch.ones(60, dtype=torch.bool))
+        task().assign(one.load(), 0, keep=torch.ones(60, dtype=torch.bool))

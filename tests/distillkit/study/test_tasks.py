@@ -32,7 +32,7 @@ def test_every_task_names_what_is_missing(name: str, tmp_path: Path) -> None:
 def test_digits_are_dealt_at_once() -> None:
     task = named_task("digits", clients=4, alpha=0.5, rounds=3)
     split = task.load()
-    dealt = task.deal(split, 0)
+    dealt = task.assign(split, 0)
     assert (task.name, task.rounds, len(dealt.clients)) == ("digits-dirichlet0.5-4", 3, 4)
     assert sum(p.numel() for p in task.network(split)(10).parameters()) == 14_826
 
@@ -44,7 +44,7 @@ def test_corrupted_pictures_are_dealt_as_fedlgd_has_them() -> None:
         pixels, labels, num_classes=2, normalization=Normalization([0.0], [1.0]), columns={"domain": domains}
     )
     split = Split(train, train[:2], ("a", "b"))
-    dealt = named_task("cifar10c", root="data").deal(split, 0)
+    dealt = named_task("cifar10c", root="data").assign(split, 0)
     assert len(dealt.clients) == 2 * 3
     for part in dealt.owners:
         assert len(domains[part].unique()) == 1

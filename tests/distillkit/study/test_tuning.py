@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distillkit.serialization import to_config
-from distillkit.study import RecordError, equal_tries, read_choice, tuning_table
+from distillkit.study import RecordError, equal_search_sizes, read_choice, tuning_table
 
 
 def tried(*scores: float | None, **settings: list[Any]) -> dict[str, Any]:
@@ -40,18 +40,20 @@ def write(folder: Path, ways: dict[str, Any], **others: Any) -> Path:
 
 def test_tries_are_counted_and_ways_that_take_anothers_have_its(tmp_path: Path) -> None:
     write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE})
-    assert equal_tries(tmp_path) == equal_tries(str(tmp_path / "choice.json")) == {"digits": 3, "other": 3}
+    assert (
+        equal_search_sizes(tmp_path) == equal_search_sizes(str(tmp_path / "choice.json")) == {"digits": 3, "other": 3}
+    )
     write(tmp_path, {"FedAvg": AVG, "FedProx": tried(0.4, 0.5, mu=[0.1, 1.0])})
     with pytest.raises(ValueError, match="as many tries of every way, on digits they are FedAvg 3, FedProx 2"):
-        equal_tries(tmp_path)
+        equal_search_sizes(tmp_path)
     write(tmp_path, {"FedAvg": AVG, "DM": tried()})
     with pytest.raises(ValueError, match="DM 1"):
-        equal_tries(tmp_path)
+        equal_search_sizes(tmp_path)
     write(tmp_path, {"FedAvg": tried(), "DM": tried()})
-    assert equal_tries(tmp_path) == {"digits": 1, "other": 1}
+    assert equal_search_sizes(tmp_path) == {"digits": 1, "other": 1}
     write(tmp_path, {})
     with pytest.raises(ValueError, match="has no ways"):
-        equal_tries(tmp_path)
+        equal_search_sizes(tmp_path)
 
 
 def test_the_table_says_what_was_chosen_and_where_the_grid_ended(tmp_path: Path) -> None:
@@ -81,10 +83,10 @@ def test_of_two_values_one_is_always_at_the_edge_which_says_nothing(tmp_path: Pa
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"choice\.json does not exist"):
-        equal_tries(tmp_path)
+        equal_search_sizes(tmp_path)
     (tmp_path / "choice.json").write_text("{")
     with pytest.raises(RecordError, match=r"choice\.json is damaged"):
-        equal_tries(tmp_path)
+        equal_search_sizes(tmp_path)
     write(tmp_path, {}, format="distillkit.choice/0")
     with pytest.raises(RecordError, match="of the format 'distillkit.choice/0', this version reads"):
         tuning_table(tmp_path)

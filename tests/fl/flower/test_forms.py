@@ -150,9 +150,9 @@ def test_what_loaders_of_folders_give(tmp_path: Path) -> None:
 def test_a_tasks_part() -> None:
     whole = Split(images(12, seed=1), images(4, seed=2), ("a", "b", "c"))
     task = Task("t", data=whole, partition=iid_of_three, factory=FAST["factory"], own_tests=0.25)
-    dealt = task.deal(task.load(), 5)
+    dealt = task.assign(task.load(), 5)
     for k in range(3):
-        found, _ = held(task.deal(task.load(), 5), k)
+        found, _ = held(task.assign(task.load(), 5), k)
         assert isinstance(found.train, LabeledImages)
         assert torch.equal(found.train.images, dealt.clients[k].images)
         assert found.test is not None
