@@ -8,7 +8,8 @@ from distillkit._utils.lazy_loading import lazy_submodules
 from fl.addons.fedopt import ServerAdaptive
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_replied
 from fl.batches import Batch, Phase, shuffled
-from fl.engine import CheckpointError, Holding, Loopback, Run, history, simulate
+from fl.deploy.loopback import Loopback
+from fl.engine import CheckpointError, ClientData, Run, history, simulate
 from fl.filters import Adaptive, ClientDP, Filter, Filtered
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, sums_like
@@ -28,13 +29,13 @@ __all__ = [
     "Classification",
     "Client",
     "ClientDP",
+    "ClientData",
     "Entry",
     "Factory",
     "FedAvg",
     "FedDM",
     "Filter",
     "Filtered",
-    "Holding",
     "Keyring",
     "LabelTask",
     "Like",

@@ -16,13 +16,13 @@ import fl
 from attacks.metrics import MissingWeights
 from distillkit.locking import InUse
 from distillkit.privacy import BudgetExhausted
-from fl.deploy._wire import Lacking
+from fl.deploy._wire import PayloadMissing
 
 OWN: dict[type[BaseException], Callable[[], BaseException]] = {
     MissingWeights: lambda: MissingWeights("alex", Path("hub") / "alex.pth", "https://example.org/alex.pth"),
     InUse: lambda: InUse("runs/a is another's", 7),
     BudgetExhausted: lambda: BudgetExhausted("too much", fits=3),
-    Lacking: lambda: Lacking(5),
+    PayloadMissing: lambda: PayloadMissing(5),
 }
 """One of each class that is not made of a message alone."""
 

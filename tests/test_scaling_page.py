@@ -17,7 +17,7 @@ import fl.methods
 from distillkit import LabeledImages
 from fl import FedDM, Method, Real, Run, simulate
 from fl.engine import _rounds
-from fl.engine._client_memory import Memories
+from fl.engine._client_memory import MemoryStore
 from fl.message import Entry, Message, sizes
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.reduce import Reduced, Reducer
@@ -86,16 +86,16 @@ def clients() -> list[LabeledImages]:
 def played(request: pytest.FixtureRequest) -> Played:
     """A method's name, the method, its run, the replies of the last round, and what a client then remembers."""
     method, memory = METHODS[request.param](), dict[str, int]()
-    stage = Memories.stage
+    stage = MemoryStore.stage
 
-    def watched(self: Memories, client: int, version: str, kept: Message) -> None:
+    def watched(self: MemoryStore, client: int, version: str, kept: Message) -> None:
         memory.update(sizes(kept))
         stage(self, client, version, kept)
 
     with pytest.MonkeyPatch.context() as patch:
         Recording.made = []
         patch.setattr(_rounds, "Reducer", Recording)
-        patch.setattr(Memories, "stage", watched)
+        patch.setattr(MemoryStore, "stage", watched)
         run = simulate(
             method, clients(), rounds=4 if "LGD" in request.param or request.param == "Anchors" else 2, progress=False,
             evaluate="none", server_data={"proxy": digits()[90:96], "test": digits()[90:96]},

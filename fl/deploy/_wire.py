@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from fl._codec import Parts, as_bytes, decode, to_parts
-from fl.engine._transport import Answer, Head, Letter
+from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Message, Value
 
 __all__ = [
-    "Bodies",
     "Held",
     "Job",
-    "Lacking",
+    "PayloadCache",
+    "PayloadMissing",
     "answer_parts",
     "job_parts",
     "pack_answer",
@@ -33,7 +33,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 """The fields of an answer, and what each may be."""
 
 
-class Lacking(LookupError):
+class PayloadMissing(LookupError):
     """A client was told by a digest alone what it has not, or no longer; the job must be sent again, whole."""
 
     def __init__(self, client: int) -> None:
@@ -49,18 +49,18 @@ class Job:
     """What is asked of one client.
 
     Attributes:
-        head, client, letter: see `Cohort.ask`.
+        header, client, request: see `Transport.exchange`.
         ledger: of a private run, what the client must know of its ledger (see `known_of`).
     """
 
-    head: Head
+    header: RequestHeader
     client: int
-    letter: Letter
+    request: ClientRequest
     ledger: Mapping[str, Any] | None = None
 
 
 class Held(Protocol):
-    """The bodies of kept entries that lie at a place where clients run."""
+    """The payloads of kept entries that lie at a place where clients run."""
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
         """Hold the body `value` of this `digest`, which a `client` got under the entry `key`; returns an equal one."""
@@ -70,14 +70,14 @@ class Held(Protocol):
         """The body that a `client` was told to have under the entry `key`, by its `digest`.
 
         Raises:
-            Lacking: it has not.
+            PayloadMissing: it has not.
         """
         ...
 
 
 @dataclass
-class Bodies:
-    """The bodies of kept entries that clients hold: one for each client and entry, and equal ones are kept once."""
+class PayloadCache:
+    """The payloads of kept entries that clients hold: one for each client and entry, and equal ones are kept once."""
 
     _held: dict[tuple[int, str], str] = field(default_factory=dict)
     _values: dict[str, Value] = field(default_factory=dict)
@@ -100,10 +100,10 @@ class Bodies:
         """The body that a `client` was told to have under the entry `key`, by its `digest`.
 
         Raises:
-            Lacking: it has not.
+            PayloadMissing: it has not.
         """
         if self._held.get((client, key)) != digest:
-            raise Lacking(client)
+            raise PayloadMissing(client)
         return self._values[digest]
 
 
@@ -115,34 +115,34 @@ def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool =
         facts: strings that go with it.
         whole: whether every body travels.
     """
-    letter = job.letter
-    held = frozenset[str]() if whole else letter.held
-    values = dict(letter.message.items())
+    request = job.request
+    held = frozenset[str]() if whole else request.cached
+    values = dict(request.message.items())
     said = {
-        "head": asdict(job.head), "client": job.client, "ledger": job.ledger, "memory": letter.memory,
-        "entries": list(values), "digests": dict(letter.digests), "held": sorted(held),
+        "head": asdict(job.header), "client": job.client, "ledger": job.ledger, "memory": request.memory,
+        "entries": list(values), "digests": dict(request.digests), "held": sorted(held),
     }  # fmt: skip
     message = Message.of({k: v for k, v in values.items() if k not in held})
     return to_parts(message, {**(facts or {}), "job": json.dumps(said)})
 
 
-def read_job(message: Message, facts: Mapping[str, str], bodies: Held) -> Job:
-    """Read back what `job_parts` took apart, with the bodies that the client holds put in.
+def read_job(message: Message, facts: Mapping[str, str], payloads: Held) -> Job:
+    """Read back what `job_parts` took apart, with the payloads that the client holds put in.
 
     Args:
         message, facts: what `fl._codec.from_parts` makes of it.
-        bodies: what this place holds; what came is added.
+        payloads: what this place holds; what came is added.
 
     Raises:
         ValueError: no job.
-        Lacking: a body is not there; ask for the job whole.
+        PayloadMissing: a body is not there; ask for the job whole.
     """
     said = json.loads(facts["job"])
     client, digests, came = said["client"], said["digests"], dict(message.items())
     for key, digest in digests.items():
-        came[key] = bodies.keep(client, key, digest, came[key]) if key in came else bodies.of(client, key, digest)
-    letter = Letter(Message.of({key: came[key] for key in said["entries"]}), said["memory"], digests)
-    return Job(Head(**said["head"]), client, letter, said["ledger"])
+        came[key] = payloads.keep(client, key, digest, came[key]) if key in came else payloads.of(client, key, digest)
+    request = ClientRequest(Message.of({key: came[key] for key in said["entries"]}), said["memory"], digests)
+    return Job(RequestHeader(**said["head"]), client, request, said["ledger"])
 
 
 def pack_job(job: Job, *, whole: bool = False) -> bytes:
@@ -150,28 +150,28 @@ def pack_job(job: Job, *, whole: bool = False) -> bytes:
     return as_bytes(job_parts(job, whole=whole))
 
 
-def unpack_job(data: bytes, bodies: Held) -> Job:
+def unpack_job(data: bytes, payloads: Held) -> Job:
     """Read back what `pack_job` wrote; see `read_job`.
 
     Args:
         data: the bytes.
-        bodies: what this place holds; what came is added.
+        payloads: what this place holds; what came is added.
     """
-    return read_job(*decode(data), bodies)
+    return read_job(*decode(data), payloads)
 
 
 def answer_parts(
     version: str,
-    answer: Answer,
+    answer: ClientResult,
     charged: Sequence[Mapping[str, Any]] = (),
     facts: Mapping[str, str] | None = None,
 ) -> Parts:
-    """An answer taken apart, with the version of the head that it answers, and what was charged for it.
+    """An answer taken apart, with the version of the header that it answers, and what was charged for it.
 
     One that cannot be written (a NaN among its numbers, say) is an answer with that error.
 
     Args:
-        version: of the head.
+        version: of the header.
         answer: what came of it.
         charged: lines of a ledger.
         facts: strings that go with it.
@@ -192,7 +192,7 @@ def answer_parts(
         return to_parts(Message(), {**(facts or {}), "answer": json.dumps(said)})
 
 
-def read_answer(reply: Message, facts: Mapping[str, str]) -> tuple[str, Answer, list[dict[str, Any]]]:
+def read_answer(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
     """Read back what `answer_parts` took apart: the version that it bears, the answer, and what was charged for it.
 
     Args:
@@ -203,7 +203,7 @@ def read_answer(reply: Message, facts: Mapping[str, str]) -> tuple[str, Answer, 
     """
     try:
         said = json.loads(facts["answer"])
-        answer = Answer(
+        answer = ClientResult(
             said["client"], None if said["silent"] else reply, said["error"], said["absent"], said["seconds"],
             said["notes"], said["remembers"],
         )  # fmt: skip
@@ -218,11 +218,11 @@ def read_answer(reply: Message, facts: Mapping[str, str]) -> tuple[str, Answer, 
     return version, answer, charged
 
 
-def pack_answer(version: str, answer: Answer, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """An `answer` to the head of this `version` as bytes, with what was `charged`; see `answer_parts`."""
+def pack_answer(version: str, answer: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
+    """An `answer` to the header of this `version` as bytes, with what was `charged`; see `answer_parts`."""
     return as_bytes(answer_parts(version, answer, charged))
 
 
-def unpack_answer(data: bytes) -> tuple[str, Answer, list[dict[str, Any]]]:
+def unpack_answer(data: bytes) -> tuple[str, ClientResult, list[dict[str, Any]]]:
     """Read back what `pack_answer` wrote, the bytes `data`; see `read_answer`."""
     return read_answer(*decode(data))

@@ -1,4 +1,4 @@
-"""What the server knows that each client has: the version of its memory, and which bodies of kept entries."""
+"""What the server knows that each client has: the version of its memory, and which payloads of kept entries."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fl.engine._transport import Letter
+from fl.engine._transport import ClientRequest
 
-__all__ = ["Known", "Record"]
+__all__ = ["ClientCacheIndex", "Record"]
 
 
 @dataclass(frozen=True)
 class Record:
-    """Of one client: `memory` is the version that counts, "" for none; `bodies` are digests of kept entries by key."""
+    """One client's committed memory version ("" for none), and the digests of its cached entries by key."""
 
     memory: str = ""
-    bodies: Mapping[str, str] = field(default_factory=dict)
+    payloads: Mapping[str, str] = field(default_factory=dict)
 
 
-class Known:
+class ClientCacheIndex:
     """The server's records of clients, which change with the round or not at all.
 
     It holds a record for each client that was ever drawn and has anything, and says what a round changed, so that the
@@ -34,16 +34,16 @@ class Known:
         """What the `client` has, this round included."""
         return self._pending.get(client) or self._committed.get(client, Record())
 
-    def told(self, client: int, letter: Letter | None, memory: str = "") -> None:
-        """Note that a client has got a letter, and that its answer counts.
+    def update(self, client: int, request: ClientRequest | None, memory: str = "") -> None:
+        """Note that a client has got a request, and that its answer counts.
 
         Args:
             client: its number.
-            letter: what it was told; None if nothing was written.
+            request: what it was told; None if nothing was written.
             memory: the version that it now remembers; "" if it wrote nothing.
         """
         before = self.of(client)
-        after = Record(memory or before.memory, {**before.bodies, **(letter.digests if letter is not None else {})})
+        after = Record(memory or before.memory, {**before.payloads, **(request.digests if request is not None else {})})
         if after != before:
             self._pending[client] = after
 
@@ -51,14 +51,14 @@ class Known:
         """This round's new records, by client, for the checkpoint."""
         return {str(client): asdict(record) for client, record in self._pending.items()}
 
-    def settle(self) -> dict[int, str]:
+    def commit(self) -> dict[int, str]:
         """The round is committed; returns the memories that count from now on, by client."""
         self._committed |= self._pending
         versions = {client: record.memory for client, record in self._pending.items() if record.memory}
         self._pending.clear()
         return versions
 
-    def drop(self) -> None:
+    def rollback(self) -> None:
         """The round has failed: nothing that was noted in it counts."""
         self._pending.clear()
 

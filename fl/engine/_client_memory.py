@@ -9,14 +9,14 @@ from fl._codec import encode
 from fl.engine.store import CheckpointError, read_message, write_atomically
 from fl.message import Message
 
-__all__ = ["Memories"]
+__all__ = ["MemoryStore"]
 
 
-class Memories:
-    """Each client's memory, in versions: what an exchange writes is pending until a letter or `settle` names it.
+class MemoryStore:
+    """Each client's memory, in versions: what an exchange writes is pending until a request or `settle` names it.
 
     Nobody here decides which version counts: the server knows which rounds are committed, and names the version in
-    every letter. So a lost `settle` does no harm, and what a failed or killed round wrote is never read.
+    every request. So a lost `settle` does no harm, and what a failed or killed round wrote is never read.
 
     Args:
         folder: where each client gets a folder of its own; None keeps all in RAM.
@@ -81,7 +81,7 @@ class Memories:
 
         Args:
             client: whose it is.
-            version: its name, which a later letter or `settle` gives.
+            version: its name, which a later request or `settle` gives.
             memory: what the client remembers.
         """
         self._pending.append((client, version))
@@ -90,13 +90,13 @@ class Memories:
         else:
             write_atomically(self._file(client, version), encode(memory, {"client": str(client)}))
 
-    def settle(self, versions: Mapping[int, str]) -> None:
+    def commit(self, versions: Mapping[int, str]) -> None:
         """The round is committed, and these versions count, by client; a client that is not named is left alone."""
         for client, version in versions.items():
             self._keep(client, version)
         self._pending = [(client, version) for client, version in self._pending if client not in versions]
 
-    def drop(self) -> None:
+    def rollback(self) -> None:
         """What is pending never counts: the round has failed."""
         for client, version in self._pending:
             self._delete(client, version)

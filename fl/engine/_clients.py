@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from distillkit._utils import conversion
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
-from fl.engine.client_data import Holding
+from fl.engine.client_data import ClientData
 
-__all__ = ["Roster", "grown", "read_or_stored", "read_set", "require_like"]
+__all__ = ["ClientRegistry", "grown", "read_or_stored", "read_set", "require_like"]
 
 Either = TypeVar("Either", bound=LabeledImages | StoredImages)
 
@@ -97,7 +97,7 @@ def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | Sto
     return given if isinstance(given, StoredImages) else read_set(given, name, progress)
 
 
-class Roster(Sequence[Holding]):
+class ClientRegistry(Sequence[ClientData]):
     """The clients of a run, each checked against the first: all at the door, or one by one as they are looked at.
 
     Datasets, loaders and pairs of images and labels are read into memory; a stored set stays in its file. A set that
@@ -121,7 +121,7 @@ class Roster(Sequence[Holding]):
 
     def __init__(
         self,
-        clients: Sequence[Images | StoredImages | Holding],
+        clients: Sequence[Images | StoredImages | ClientData],
         classes: int | None = None,
         progress: bool = True,
     ) -> None:
@@ -133,7 +133,7 @@ class Roster(Sequence[Holding]):
             raise ValueError("clients must hold at least one client, a set each, got none")
         self.whole = isinstance(clients, list | tuple)
         self._clients, self._progress = clients, progress
-        self._checked: list[Holding] = []
+        self._checked: list[ClientData] = []
         read = [self._read(k) for k in range(len(clients) if self.whole else 1)]
         said = [h.train.num_classes for h in read if h.train.classes_given]
         self._said = classes is not None or bool(said)
@@ -145,27 +145,27 @@ class Roster(Sequence[Holding]):
     def __len__(self) -> int:
         return len(self._clients)
 
-    def _read(self, number: int) -> Holding:
+    def _read(self, number: int) -> ClientData:
         given, name = self._clients[number], f"clients[{number}]"
-        if not isinstance(given, Holding):
-            return Holding(read_or_stored(given, name, self._progress))
+        if not isinstance(given, ClientData):
+            return ClientData(read_or_stored(given, name, self._progress))
         test = None if given.test is None else read_or_stored(given.test, f"{name}.test", self._progress)
-        return Holding(read_or_stored(given.train, f"{name}.train", self._progress), test)
+        return ClientData(read_or_stored(given.train, f"{name}.train", self._progress), test)
 
-    def _fitting(self, held: Holding) -> Holding:
+    def _fitting(self, held: ClientData) -> ClientData:
         test = None if held.test is None else grown(held.test, self._classes, self._said)
-        return Holding(grown(held.train, self._classes, self._said), test)
+        return ClientData(grown(held.train, self._classes, self._said), test)
 
     @overload
-    def __getitem__(self, number: int) -> Holding: ...
+    def __getitem__(self, number: int) -> ClientData: ...
     @overload
-    def __getitem__(self, number: slice) -> Sequence[Holding]: ...
-    def __getitem__(self, number: int | slice) -> Holding | Sequence[Holding]:
+    def __getitem__(self, number: slice) -> Sequence[ClientData]: ...
+    def __getitem__(self, number: int | slice) -> ClientData | Sequence[ClientData]:
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]
         return self._checked[number] if self.whole else self._fit(number, self._read(number))
 
-    def _fit(self, number: int, held: Holding) -> Holding:
+    def _fit(self, number: int, held: ClientData) -> ClientData:
         held = self._fitting(held)
         require_like(self.first, held.train, f"clients[{number}]")
         if held.test is not None:

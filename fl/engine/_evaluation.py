@@ -11,8 +11,8 @@ from torch import Tensor
 from distillkit.sets import LabeledImages, StoredImages
 from fl.engine import history
 from fl.engine._devices import placed
-from fl.engine._dispatch import Post
-from fl.engine._transport import Answer, Letter, Riding
+from fl.engine._dispatch import Dispatcher
+from fl.engine._transport import BundledExchange, ClientRequest, ClientResult
 from fl.message import Message, sizes
 from fl.method import at_once
 from fl.participants import Server
@@ -22,14 +22,14 @@ from fl.task import clients_accuracy
 __all__ = ["Tests", "on_server"]
 
 
-def on_server(post: Post, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
+def on_server(dispatcher: Dispatcher, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
     """Metrics of the global models on the global test set, for the round's row of the history.
 
     Args:
-        post: knows the method, the server and where its work runs.
+        dispatcher: knows the method, the server and where its work runs.
         test: the test set, of which a stored one is read piece by piece; `accuracy` and `loss` are None without one.
     """
-    method, server = post.method, post.server
+    method, server = dispatcher.method, dispatcher.server
 
     def work() -> dict[str, Tensor]:
         if test is None:
@@ -38,7 +38,7 @@ def on_server(post: Post, test: LabeledImages | StoredImages | None) -> dict[str
         found = [{name: p.sums(part, server.task) for name, p in models.items()} for part in _parts(test, server)]
         return {name: sum((sums[name] for sums in found[1:]), found[0][name]) for name in models}
 
-    return {"accuracy": None, "loss": None, **history.global_metrics(post.thread.run(work), server.task)}
+    return {"accuracy": None, "loss": None, **history.global_metrics(dispatcher.thread.run(work), server.task)}
 
 
 def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
@@ -55,7 +55,7 @@ class Tests:
     """The tests of clients on their own images after one round, asked for at its end or with the next round's messages.
 
     Args:
-        post: asks them.
+        dispatcher: asks them.
         server: as it was after the round.
         evaluate: which clients: "drawn", "all", "none" or numbers.
         row: of that round in the history, if it is still open.
@@ -68,31 +68,35 @@ class Tests:
     """
 
     def __init__(
-        self, post: Post, server: Server, evaluate: str | Sequence[int], row: Mapping[str, Any] | None = None
+        self,
+        dispatcher: Dispatcher,
+        server: Server,
+        evaluate: str | Sequence[int],
+        row: Mapping[str, Any] | None = None,
     ) -> None:
         panel = {"drawn": server.drawn, "all": range(server.clients), "none": []}
         self.server, self.numbers = server, panel[evaluate] if isinstance(evaluate, str) else evaluate
-        self.resent, self.over, self._post, self._row = 0, False, post, row or {}
+        self.resent, self.over, self._post, self._row = 0, False, dispatcher, row or {}
         self._accuracies: dict[int, list[tuple[str, float]]] = {}
         self._failed: dict[int, str] = {}
         self._down = self._up = self._spared = 0
 
     @classmethod
-    def after(cls, post: Post, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> Tests:
-        """Those that belong to a `row` of the history that is still open; `post` and `evaluate` as above."""
-        return cls(post, replace(post.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
+    def after(cls, dispatcher: Dispatcher, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> Tests:
+        """Those that belong to a `row` of the history that is still open; `dispatcher` and `evaluate` as above."""
+        return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 
-    def riding(self) -> Riding:
+    def bundled(self) -> BundledExchange:
         """The exchange in which they are asked for."""
-        return self._post.riding(self.server, self.numbers, self.take)
+        return self._post.bundled(self.server, self.numbers, self.take)
 
-    def ask(self) -> None:
+    def exchange(self) -> None:
         """Ask for them now."""
         if self.numbers:
-            self.riding().go_ahead(self._post.cohort)
+            self.bundled().run_first(self._post.transport)
 
-    def take(self, answer: Answer, letter: Letter | None) -> None:
-        """Check and count one client's `answer` to its `letter`."""
+    def take(self, answer: ClientResult, request: ClientRequest | None) -> None:
+        """Check and count one client's `answer` to its `request`."""
         self.resent += answer.resent
         if answer.absent:
             return
@@ -105,10 +109,10 @@ class Tests:
         groups = [group for _, group in found.items() if isinstance(group, dict)]
         sums = [pair for group in groups for pair in group.items()]
         self._accuracies[answer.client] = [(name, self.server.task.metrics(s)["accuracy"]) for name, s in sums]
-        self._down += sum(self._post.weight(letter, answer.client).values())
+        self._down += sum(self._post.weight(request, answer.client).values())
         self._up += sum(sizes(found).values())
         self._spared += answer.spared
-        self._post.known.told(answer.client, letter)
+        self._post.known.update(answer.client, request)
 
     def completed(self) -> dict[str, Any]:
         """The row that was open, with what came of them."""
@@ -139,14 +143,14 @@ class Tests:
 
     def _checked(self, number: int, answer: Message | None) -> tuple[str | None, Message]:
         """Why a client's answer cannot be used, if so; and the answer, empty if there was nothing to test."""
-        post, server = self._post, self.server
+        dispatcher, server = self._post, self.server
 
         def work() -> tuple[str | None, Message]:
-            schema = post.method.expect_evaluation(server, number)
+            schema = dispatcher.method.expect_evaluation(server, number)
             try:
                 if answer is None or (isinstance(answer, Message) and not len(answer)):
                     return None, Message()
-                found = check_reply(placed(answer, server.device), post.entries, schema)
+                found = check_reply(placed(answer, server.device), dispatcher.entries, schema)
                 for _, group in found.items():
                     if not isinstance(group, dict):
                         raise BadReply(
@@ -159,4 +163,4 @@ class Tests:
                 return str(error)[:300], Message()
             return None, found
 
-        return post.thread.run(work)
+        return dispatcher.thread.run(work)

@@ -10,7 +10,7 @@ import torch
 
 import distillkit
 
-__all__ = ["Unsent", "reason_of"]
+__all__ = ["RequestError", "reason_of"]
 
 _ENGINE = Path(__file__).parent
 _LIBRARIES = (
@@ -21,7 +21,7 @@ _LIBRARIES = (
 )
 
 
-class Unsent(RuntimeError):
+class RequestError(RuntimeError):
     """The method could not say what a client is to be told; the error is its cause."""
 
 
@@ -31,7 +31,7 @@ def reason_of(error: Exception) -> str:
     Args:
         error: what came up while the client was told something or worked.
     """
-    if isinstance(error, Unsent) and isinstance(error.__cause__, Exception):
+    if isinstance(error, RequestError) and isinstance(error.__cause__, Exception):
         return f"was told nothing, for the server's send {reason_of(error.__cause__)}"
     return f"raised {type(error).__name__}: {error}{_where(error)}"
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from distillkit.privacy import Ledger
 from distillkit.privacy.validation._arguments import FRESH
 from distillkit.sets import StoredImages
-from fl.engine._clients import Roster
-from fl.engine.client_data import Holding
+from fl.engine._clients import ClientRegistry
+from fl.engine.client_data import ClientData
 
 __all__ = ["EXACT_TESTS", "open_ledger", "remark_on"]
 
@@ -23,7 +23,7 @@ EXACT_TESTS = (
 )
 
 
-def open_ledger(clients: Roster, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
+def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
     """Note in the ledger what this run's epsilon leaves out, before anything is charged.
 
     Args:
@@ -58,7 +58,7 @@ def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
         ledger.remark(EXACT_TESTS)
 
 
-def _content(held: Holding) -> Tensor:
+def _content(held: ClientData) -> Tensor:
     return held.train.digests if isinstance(held.train, StoredImages) else held.train.images
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Tally"]
+__all__ = ["RoundStats"]
 
 
 @dataclass
-class Tally:
+class RoundStats:
     """The counts of one round, over all its exchanges.
 
     Attributes:
@@ -41,7 +41,7 @@ class Tally:
 
         Args:
             client: its number.
-            sent, told: bytes of its reply, and of its letter, by entry's key.
+            sent, told: bytes of its reply, and of its request, by entry's key.
         """
         for total, part in ((self.up, sent), (self.down, told)):
             for key, size in part.items():

@@ -15,28 +15,28 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 from fl.engine import _evaluation, history
 from fl.engine._devices import placed
-from fl.engine._dispatch import Post
+from fl.engine._dispatch import Dispatcher
 from fl.engine._evaluation import Tests
-from fl.engine._round_stats import Tally
-from fl.engine._transport import Answer, Letter
+from fl.engine._round_stats import RoundStats
+from fl.engine._transport import ClientRequest, ClientResult
 from fl.engine.store import Store
 from fl.message import Entry, Message, Tensors, sizes
 from fl.method import Method, NoUsableReply
 from fl.participants import Interrupted
 from fl.reduce import BadReply, Like, Reduced, Reducer, Schema, check_reply
 
-__all__ = ["Engine"]
+__all__ = ["RoundRunner"]
 
 
 class _Model:
     state = Entry[Tensors]("first")
 
 
-class Engine:
-    """Plays rounds between one server and its clients, of whom it sees letters and answers.
+class RoundRunner:
+    """Plays rounds between one server and its clients, of whom it sees requests and answers.
 
     Args:
-        post: delivers the letters, and knows the method and the server.
+        dispatcher: delivers the requests, and knows the method and the server.
         store: the run's folder, if it has one.
         test: the global test set, if there is one.
         run_id: the run's fingerprint, for its checkpoints.
@@ -51,14 +51,19 @@ class Engine:
 
     def __init__(
         self,
-        post: Post,
+        dispatcher: Dispatcher,
         store: Store | None,
         test: LabeledImages | StoredImages | None,
         *,
         run_id: str,
         transcript: bool = False,
     ) -> None:
-        self.post, self.method, self.server, self.thread = post, post.method, post.server, post.thread
+        self.dispatcher, self.method, self.server, self.thread = (
+            dispatcher,
+            dispatcher.method,
+            dispatcher.server,
+            dispatcher.thread,
+        )
         for verb, schema in (("answer", "expect_answer"), ("evaluate", "expect_evaluation")):
             kind = type(self.method.inner)
             if getattr(kind, verb) is not getattr(Method, verb) and getattr(kind, schema) is getattr(Method, schema):
@@ -90,31 +95,33 @@ class Engine:
         """
         if not self.method.asks:
             return
-        reducer, tally = Reducer(self.post.entries), Tally()
-        for answer, letter, _ in self.post.exchange("answer", numbers, keeps=False):
+        reducer, stats = Reducer(self.dispatcher.entries), RoundStats()
+        for answer, request, _ in self.dispatcher.exchange("answer", numbers, keeps=False):
             if answer.absent:
                 continue
-            reason = self._take(reducer, tally, answer, letter, "answer")
+            reason = self._take(reducer, stats, answer, request, "answer")
             if reason is not None:
-                tally.failed[str(answer.client)] = reason
-        self._enough(reducer, tally.reasons(), min_replies)
+                stats.failed[str(answer.client)] = reason
+        self._enough(reducer, stats.reasons(), min_replies)
         self._act(lambda: self.method.answered(self.server, reducer.result()))
         counted = ("bytes_up", "bytes_down", "up", "down", "failed")
-        self.server.notes["setup"] = {key: value for key, value in tally.row([]).items() if key in counted}
+        self.server.notes["setup"] = {key: value for key, value in stats.row([]).items() if key in counted}
 
-    def _take(self, reducer: Reducer, tally: Tally, answer: Answer, letter: Letter | None, verb: str) -> str | None:
-        """Check and fold one reply, count it and its letter, and keep both in a transcript; why not, if unusable."""
+    def _take(
+        self, reducer: Reducer, stats: RoundStats, answer: ClientResult, request: ClientRequest | None, verb: str
+    ) -> str | None:
+        """Check and fold one reply, count it and its request, and keep both in a transcript; why not, if unusable."""
         number = answer.client
-        if self.transcript is not None and letter is not None:
-            self.transcript.record(self.server.round, number, "down", letter.message, verb)
+        if self.transcript is not None and request is not None:
+            self.transcript.record(self.server.round, number, "down", request.message, verb)
         reason = answer.error or self._fold(reducer, answer, verb)
         sent = sizes(answer.reply) if reason is None and answer.reply is not None else {}
-        tally.count(number, sent, self.post.weight(letter, number))
+        stats.count(number, sent, self.dispatcher.weight(request, number))
         if self.transcript is not None and reason is None and answer.reply is not None:
             self.transcript.record(self.server.round, number, "up", answer.reply, verb)
         return reason
 
-    def _fold(self, reducer: Reducer, answer: Answer, verb: str) -> str | None:
+    def _fold(self, reducer: Reducer, answer: ClientResult, verb: str) -> str | None:
         """Check and fold one reply; return why it cannot be used, if so. Nothing of such a reply counts."""
 
         def work() -> str | None:
@@ -138,9 +145,9 @@ class Engine:
 
         return self.thread.run(work)
 
-    def _usable(self, answer: Answer, schema: Schema, verb: str) -> Message:
+    def _usable(self, answer: ClientResult, schema: Schema, verb: str) -> Message:
         """The reply, and what the server derives from it, once all of it is checked."""
-        entries = self.post.entries
+        entries = self.dispatcher.entries
         wrong = [k for k, n in answer.notes.items() if not isinstance(n, int | float) or not math.isfinite(n)]
         if wrong:
             raise BadReply(f"its note {wrong[0]!r} is no finite number")
@@ -189,25 +196,25 @@ class Engine:
         """
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
-        server.secret, self.post.resent = self.post.secret(), 0
+        server.secret, self.dispatcher.resent = self.dispatcher.secret(), 0
         before = server.state.copy()
-        tests = Tests.after(self.post, self.open, evaluate) if self.open is not None else None
+        tests = Tests.after(self.dispatcher, self.open, evaluate) if self.open is not None else None
         try:
             hidden = self.method.draws_clients
             server.drawn = self.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
             replies, row = self._exchanges(0 if hidden else min_replies, tests)
             row["server_seconds"] += self._act(partial(self.method.receive, server, replies))
             del replies
-            row |= _evaluation.on_server(self.post, self.test)
-            mine = Tests(self.post, server, "none" if defer else evaluate)
-            mine.ask()
+            row |= _evaluation.on_server(self.dispatcher, self.test)
+            mine = Tests(self.dispatcher, server, "none" if defer else evaluate)
+            mine.exchange()
             row |= mine.found() | self._spent()
-            resent = self.post.resent + mine.resent
+            resent = self.dispatcher.resent + mine.resent
             row |= {"bytes_resent": resent} if resent else {}
             row = history.masked(row) if hidden else row
         except BaseException as error:
             server.state, server.round = before, self.committed
-            self.post.drop()
+            self.dispatcher.rollback()
             if tests is not None and tests.over and isinstance(error, Exception):
                 self._close(tests.completed())
             if isinstance(error, BudgetExhausted):
@@ -226,8 +233,8 @@ class Engine:
     def close(self, evaluate: Any) -> None:
         """Have clients tested (`evaluate`, as in `round`) whose tests were to come with a round that is not played."""
         if self.open is not None:
-            tests = Tests.after(self.post, self.open, evaluate)
-            tests.ask()
+            tests = Tests.after(self.dispatcher, self.open, evaluate)
+            tests.exchange()
             self._close(tests.completed())
 
     def _close(self, row: dict[str, Any]) -> None:
@@ -253,63 +260,63 @@ class Engine:
             states = {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
             for row in rows:
                 self.store.append(row)
-            facts, changes = self.post.cohort.facts(), self.post.known.changes()
+            facts, changes = self.dispatcher.transport.metadata(), self.dispatcher.known.changes()
             self.store.commit(number, self.run_id, self.server.state, states, facts, changes, open_row)
-        self.post.settle()
+        self.dispatcher.commit()
         self.committed, self.open = number, open_row
 
     def _exchanges(self, min_replies: int, tests: Tests | None) -> tuple[Reduced, dict[str, Any]]:
         """Play the round's exchanges with the drawn clients: the reduced replies of `local`, and the round's row."""
-        method, server, tally = self.method, self.server, Tally()
+        method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
-            reducer = self._ask(verb, tally, tests, folded=replies is not None)
+            reducer = self._ask(verb, stats, tests, folded=replies is not None)
             if tests is not None:
                 tests.over, tests = True, None
             server.present, found = list(reducer.clients), reducer.result()
             if verb == "local":
-                self._enough(reducer, tally.reasons(), min_replies)
+                self._enough(reducer, stats.reasons(), min_replies)
                 replies = found
             if len(method.exchanges) > 1:
-                self._receive_in(verb, found, tally, folded=replies is not None)
+                self._receive_in(verb, found, stats, folded=replies is not None)
         if replies is None:
             raise ValueError(f"{type(method).__name__}.exchanges must hold 'local', got {method.exchanges}")
-        return replies, tally.row(server.drawn)
+        return replies, stats.row(server.drawn)
 
-    def _receive_in(self, verb: str, found: Reduced, tally: Tally, *, folded: bool) -> None:
+    def _receive_in(self, verb: str, found: Reduced, stats: RoundStats, *, folded: bool) -> None:
         """Let the method take the answers of one exchange; whom it rejects is asked nothing more."""
         rejected: dict[int, str] = {}
         try:
             work = partial(self.method.receive_in, self.server, verb, found)
-            tally.server_seconds += self._act(lambda: rejected.update(work()))
+            stats.server_seconds += self._act(lambda: rejected.update(work()))
         except NoUsableReply as error:
-            why = f" ({tally.reasons()})" if tally.reasons() else ""
+            why = f" ({stats.reasons()})" if stats.reasons() else ""
             raise NoUsableReply(
                 f"round {self.server.round}: {error}{why}; the state after round {self.committed} is kept"
             ) from error
         for client, reason in rejected.items():
-            tally.fail(verb, client, reason, folded=folded)
+            stats.fail(verb, client, reason, folded=folded)
         self.server.present = [client for client in self.server.present if client not in rejected]
 
-    def _ask(self, verb: str, tally: Tally, tests: Tests | None, *, folded: bool) -> Reducer:
+    def _ask(self, verb: str, stats: RoundStats, tests: Tests | None, *, folded: bool) -> Reducer:
         """Ask the clients that are present, check and fold their replies in order, and count what it cost."""
-        server, post, reducer = self.server, self.post, Reducer(self.post.entries)
+        server, dispatcher, reducer = self.server, self.dispatcher, Reducer(self.dispatcher.entries)
         asked = list(server.present)
-        exchange = post.exchange(verb, asked, keeps=verb == "local", riding=tests.riding() if tests else None)
-        for i, (answer, letter, memory) in enumerate(exchange, start=1):
+        exchange = dispatcher.exchange(verb, asked, keeps=verb == "local", bundled=tests.bundled() if tests else None)
+        for i, (answer, request, memory) in enumerate(exchange, start=1):
             number = answer.client
             if not self.method.draws_clients:
                 self.say(f"client {i} of {len(asked)}" + ("" if verb == "local" else f", {verb}"))
             if answer.absent:
-                tally.empty.append(number)
+                stats.empty.append(number)
                 continue
-            tally.seconds += answer.seconds
-            reason = self._take(reducer, tally, answer, letter, verb)
+            stats.seconds += answer.seconds
+            reason = self._take(reducer, stats, answer, request, verb)
             if reason is not None:
-                tally.fail(verb, number, reason, folded=folded)
+                stats.fail(verb, number, reason, folded=folded)
                 continue
-            tally.note(answer.notes)
-            post.known.told(number, letter, memory)
+            stats.note(answer.notes)
+            dispatcher.known.update(number, request, memory)
         return reducer
 
     def _spent(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from distillkit.privacy import Ledger
 from distillkit.serialization import ConfigError, SerializationError, from_config, referenced_objects, to_config
 from distillkit.sets import LabeledImages, StoredImages
 from fl._parts import identity
-from fl.engine._clients import Roster
+from fl.engine._clients import ClientRegistry
 from fl.engine.store import CheckpointError
 from fl.method import Method
 from fl.participants import Server
@@ -51,7 +51,7 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
         )
 
 
-def data_fingerprint(clients: Roster, key: bytes = b"") -> str:
+def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
     """What `config.json` says of the clients' images: of all, or of the first client's where they are read when drawn.
 
     Args:

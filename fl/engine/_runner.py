@@ -19,23 +19,23 @@ from distillkit.fingerprint import tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.sets import Images, LabeledImages, StoredImages
 from fl.engine import _validation
+from fl.engine._backends import RunContext, ServerThread
 from fl.engine._devices import placed
-from fl.engine._dispatch import Post
-from fl.engine._rounds import Engine
+from fl.engine._dispatch import Dispatcher
+from fl.engine._rounds import RoundRunner
 from fl.engine._run_record import FREE, config_of, read_config, repetition, require_whole_ledger, warn_if_not_resumable
-from fl.engine._server_thread import ServerThread
-from fl.engine._transport import Cohort
+from fl.engine._transport import Transport
 from fl.engine.run import Run
 from fl.engine.store import Store
 from fl.method import Method
 from fl.participants import Server
 from fl.task import LabelTask
 
-__all__ = ["Place", "Plan", "play"]
+__all__ = ["RunConfig", "play"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunConfig:
     """What is to be run: the arguments of `simulate`, as they were given, but for the clients and where they are.
 
     Attributes:
@@ -74,29 +74,10 @@ class Plan:
     defer_tests: bool = False
 
 
-@dataclass(frozen=True)
-class Place:
-    """What a cohort is opened with, once the plan is checked.
-
-    Attributes:
-        task: what the labels mean.
-        device: where the run computes.
-        memories: a folder for what clients remember, if they are on this machine; None if the run keeps no files.
-        stop: is set when the run is being stopped.
-        ledger: of a private run.
-    """
-
-    task: LabelTask
-    device: torch.device
-    memories: Path | None
-    stop: threading.Event
-    ledger: Ledger | None
-
-
 def play(
-    plan: Plan,
+    plan: RunConfig,
     data: Callable[[bytes], str],
-    cohort: Callable[[Place], Cohort],
+    transport: Callable[[RunContext], Transport],
     begun: Callable[[Ledger, bool, str | list[int]], None],
 ) -> Run:
     """Check a plan whole, then play its rounds, or those that are left.
@@ -104,7 +85,7 @@ def play(
     Args:
         plan: what is to be run.
         data: the fingerprint of all clients' images, under a key; called for a run that keeps files.
-        cohort: opens the clients of the run.
+        transport: opens the clients of the run.
         begun: notes in a private run's ledger what its epsilon leaves out; told whether the ledger is new, and the
             panel of clients that are tested.
 
@@ -147,7 +128,7 @@ def play(
         thread = stack.enter_context(ServerThread(server_threads))
         stop = threading.Event()
         memories = store.memories if store is not None else None
-        opened = stack.enter_context(cohort(Place(task, device, memories, stop, ledger)))
+        opened = stack.enter_context(transport(RunContext(task, device, memories, stop, ledger)))
         stack.callback(stop.set)
         server = Server(
             task, first.shape, first.normalization, clients, seed,
@@ -174,8 +155,8 @@ def play(
             if ledger is not None:
                 config["privacy"] = {"delta": ledger.delta, "secret": plan.secret, "disjoint": ledger.disjoint}
         run_id = tensor_fingerprint([json.dumps({k: v for k, v in config.items() if k not in FREE})])
-        post = Post(method, server, opened, thread, plan.secret)
-        engine = Engine(post, store, test, run_id=run_id, transcript=plan.transcript)
+        dispatcher = Dispatcher(method, server, opened, thread, plan.secret)
+        engine = RoundRunner(dispatcher, store, test, run_id=run_id, transcript=plan.transcript)
         rows: list[dict[str, Any]] = []
         restored = None
         if store is not None and store.exists():
@@ -184,7 +165,7 @@ def play(
             read_config(store.out)
             store.require_same(config, free=FREE)
             restored = store.restore(run_id)
-            post.restore(restored)
+            dispatcher.restore(restored)
             if restored is not None:
                 server.round, server.state = restored.round, placed(restored.state, device)
                 engine.open = restored.open

@@ -1,4 +1,4 @@
-"""The seam between the rounds and where clients run: what the server asks, and what it may know of the answer."""
+"""The transport interface: requests to clients, their results, and where clients run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from distillkit.privacy import Secret
 from distillkit.rng import derive
 from fl.message import Message
 
-__all__ = ["Answer", "Cohort", "Head", "Letter", "Riding", "Tell", "noise_of"]
+__all__ = [
+    "BundledExchange",
+    "ClientRequest",
+    "ClientResult",
+    "RequestBuilder",
+    "RequestHeader",
+    "Transport",
+    "noise_of",
+]
 
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
@@ -29,8 +37,8 @@ def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
 
 
 @dataclass(frozen=True)
-class Head:
-    """What every client is told in one exchange, beside its own letter.
+class RequestHeader:
+    """What every client is told in one exchange, beside its own request.
 
     Attributes:
         verb: the method's verb that is called there, by name: "answer", "local", "evaluate", or one of a method's own.
@@ -55,7 +63,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Letter:
+class ClientRequest:
     """What one client is told.
 
     Attributes:
@@ -63,21 +71,21 @@ class Letter:
         memory: the version of its memory that counts, "" for none: the committed one, or what it wrote earlier in this
             round. All others are of rounds that failed, and the client deletes them.
         digests: the fingerprint of every kept entry in the message, by key.
-        held: the kept entries whose body the client has already, so that only the digest need travel.
+        cached: the kept entries whose body the client has already, so that only the digest need travel.
     """
 
     message: Message
     memory: str = ""
     digests: Mapping[str, str] = field(default_factory=dict)
-    held: frozenset[str] = frozenset()
+    cached: frozenset[str] = frozenset()
 
 
-Tell = Callable[[int], Letter]
-"""Writes the letter to a client; called once for each that is asked, when its turn comes, from any thread."""
+RequestBuilder = Callable[[int], ClientRequest]
+"""Writes the request to a client; called once for each that is asked, when its turn comes, from any thread."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClientResult:
     """What came of asking one client: all that the server's side may know of it.
 
     Attributes:
@@ -87,9 +95,9 @@ class Answer:
         absent: it has nothing to be asked about: no images, or nothing to test on.
         seconds: what it cost there, in CPU seconds.
         notes: its counts for the round's line of the history.
-        remembers: whether the exchange left a memory with it, under the head's version.
+        remembers: whether the exchange left a memory with it, under the header's version.
         resent: bytes of kept entries that it had lost, against what the server knew, and that travelled once more.
-        spared: bytes of its letter that did not travel, because another letter in the same message had them.
+        spared: bytes of its request that did not travel, because another request in the same message had them.
     """
 
     client: int
@@ -104,26 +112,27 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Riding:
+class BundledExchange:
     """An exchange that has no trip of its own: it rides with another, where clients are reached by messages.
 
     Attributes:
-        head, numbers, tell: as of `Cohort.ask`.
-        take: gets its answers, each before that of the same client in the other exchange is yielded; in any order.
+        header, clients, build_request: as of `Transport.exchange`.
+        on_result: called with each result, in any order, before the result of the same client in the other exchange is
+            yielded.
     """
 
-    head: Head
-    numbers: Sequence[int]
-    tell: Tell
-    take: Callable[[Answer], None]
+    header: RequestHeader
+    clients: Sequence[int]
+    build_request: RequestBuilder
+    on_result: Callable[[ClientResult], None]
 
-    def go_ahead(self, cohort: Cohort) -> None:
-        """Take place before the other exchange, in a `cohort` where a trip costs nothing."""
-        for answer in cohort.ask(self.head, self.numbers, self.tell):
-            self.take(answer)
+    def run_first(self, transport: Transport) -> None:
+        """Take place before the other exchange, in a `transport` where a trip costs nothing."""
+        for answer in transport.exchange(self.header, self.clients, self.build_request):
+            self.on_result(answer)
 
 
-class Cohort(Protocol):
+class Transport(Protocol):
     """Where clients run: threads of this process, other processes, other machines.
 
     The rounds see no more of the clients than this. A client that fails in any way is an answer with an error; what
@@ -131,23 +140,29 @@ class Cohort(Protocol):
     """
 
     def __enter__(self) -> Self:
-        """Begin; the cohort itself is what `with` gives."""
+        """Begin; the transport itself is what `with` gives."""
         ...
 
     def __exit__(self, *_: Any) -> None:
         """Stop what is under way, and wait for it."""
         ...
 
-    def ask(self, head: Head, numbers: Sequence[int], tell: Tell, riding: Riding | None = None) -> Iterator[Answer]:
+    def exchange(
+        self,
+        header: RequestHeader,
+        clients: Sequence[int],
+        build_request: RequestBuilder,
+        bundled: BundledExchange | None = None,
+    ) -> Iterator[ClientResult]:
         """Ask clients, and yield their answers in order; few more are under way than were yielded.
 
         Whatever the clients charged for privacy stands in the run's ledger before the answer is yielded.
 
         Args:
-            head: what all of them are told.
-            numbers: which clients.
-            tell: writes each one's letter, when its turn comes.
-            riding: an exchange that rides with this one; it is over when the iterator ends.
+            header: what all of them are told.
+            clients: their numbers.
+            build_request: writes each one's request, when its turn comes.
+            bundled: an exchange that rides with this one; it is over when the iterator ends.
 
         Raises:
             BudgetExhausted: a client's release would exceed the ledger's budget.
@@ -155,18 +170,18 @@ class Cohort(Protocol):
         """
         ...
 
-    def settle(self, versions: Mapping[int, str]) -> None:
+    def commit(self, versions: Mapping[int, str]) -> None:
         """The round is committed; these clients' memories are now of these versions, and older ones may go.
 
-        Called after the commit, so it may be lost: the next letter says the same.
+        Called after the commit, so it may be lost: the next request says the same.
         """
         ...
 
-    def drop(self) -> None:
+    def rollback(self) -> None:
         """The round has failed; whatever it left in memories will never be named again."""
         ...
 
-    def facts(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         """What must stand in the checkpoint for a later `restore`, such as which machine is which client."""
         ...
 

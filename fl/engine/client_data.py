@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["Holding"]
+__all__ = ["ClientData"]
 
 
 @dataclass(frozen=True)
-class Holding:
-    """What one client holds, for `simulate(method, [Holding(train, test), ...])`.
+class ClientData:
+    """What one client holds, for `simulate(method, [ClientData(train, test), ...])`.
 
     Attributes:
         train: its training images. Those of a `StoredImages` are read when the client is asked, and then let go.

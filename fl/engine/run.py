@@ -99,6 +99,6 @@ def _rows(rows: Sequence[dict[str, Any]]) -> str:
     lines = [shown(row) for row in rows[-_SHOWN:]]
     if not lines:
         return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in lines[0])
+    header = "".join(f"<th>{escape(name)}</th>" for name in lines[0])
     body = "".join(f"<tr>{''.join(f'<td>{escape(v)}</td>' for v in line.values())}</tr>" for line in lines)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"

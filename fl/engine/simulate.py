@@ -12,23 +12,23 @@ import torch
 from distillkit._utils import check
 from distillkit.privacy import Ledger
 from distillkit.sets import Images, StoredImages
-from fl.engine._backends import Where, loopback_of, open_cohort
-from fl.engine._clients import Roster
+from fl.engine._backends import Backend, RunContext, backend_of
+from fl.engine._clients import ClientRegistry
 from fl.engine._privacy_validation import open_ledger
 from fl.engine._run_record import data_fingerprint
-from fl.engine._runner import Place, Plan, play
-from fl.engine._transport import Cohort
-from fl.engine.client_data import Holding
+from fl.engine._runner import RunConfig, play
+from fl.engine._transport import Transport
+from fl.engine.client_data import ClientData
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
 
-__all__ = ["Holding", "Run", "simulate"]
+__all__ = ["ClientData", "Run", "simulate"]
 
 
 def simulate(
     method: Method,
-    clients: Sequence[Images | StoredImages | Holding],
+    clients: Sequence[Images | StoredImages | ClientData],
     *,
     rounds: int,
     test: Images | StoredImages | None = None,
@@ -40,7 +40,7 @@ def simulate(
     seed: int = 0,
     ledger: Ledger | None = None,
     secret: int | None = None,
-    where: Where = "threads",
+    backend: Backend | Literal["threads"] = "threads",
     workers: int = 1,
     server_threads: int = 1,
     device: torch.device | str = "cpu",
@@ -56,12 +56,12 @@ def simulate(
     Every argument is checked, and the networks are tried on noise, before the first round. Returns a `Run`: the
     history, the server's state and the global models.
 
-    The result is a function of the arguments above `where` alone: any number of workers, and any number of kills
+    The result is a function of the arguments above `backend` alone: any number of workers, and any number of kills
     and resumptions, give the same bits. Only the noise of a private method is the operating system's.
 
     Args:
         method: what to run, as `FedAvg(factory=...)`.
-        clients: one set (or `Holding`) a client; a `Dataset` or a pair of images and labels is read into one (see
+        clients: one set (or `ClientData`) a client; a `Dataset` or a pair of images and labels is read into one (see
             `distillkit.sets.as_set`); a `StoredImages` is read whenever the client is asked, and let go then. A list is
             checked whole; of another sequence only drawn clients are looked at. A client without images is
             recorded as `empty` and not asked.
@@ -79,9 +79,9 @@ def simulate(
         ledger: what a private method charges, with its delta and budget. Default: `out`'s ledger.jsonl (in memory
             without `out`), delta 1e-5, no budget. It is never rolled back: a round that is run again is charged again.
         secret: a seed for the noise of a private method, so that the run repeats; recorded as no guarantee.
-        where: "threads" of this process, or a "loopback": other processes that are reached by bytes alone, with
-            `fl.Loopback` for faults on demand (then it is part of the result). For debugging a method of one's own.
-        workers: threads, or processes of the loopback, that run clients, each with one intra-op thread.
+        backend: where clients run: "threads" of this process, or `fl.Loopback()`, processes that are reached by bytes
+            alone, for debugging a method of your own. Its faults, if any, are part of the result.
+        workers: number of clients that run in parallel, each with one intra-op thread.
         server_threads: intra-op threads of the server's work; part of the result (rounding), so it is recorded.
         device: where clients and server compute.
         out: a folder for config.json, history.jsonl and checkpoint/; without it nothing is written.
@@ -103,20 +103,17 @@ def simulate(
         KeyboardInterrupt: after the running clients have stopped; `resume=True` goes on from the last round.
     """
     method = require_method(method)
-    roster = Roster(clients, getattr(task, "num_classes", None), progress)
-    workers, loopback = check.positive_int(workers, "workers"), loopback_of(where)
-    plan = Plan(
-        method=method, first=roster.first, clients=len(roster), rounds=rounds, test=test, task=task,
+    registry = ClientRegistry(clients, getattr(task, "num_classes", None), progress)
+    workers, opened = check.positive_int(workers, "workers"), backend_of(backend)
+    plan = RunConfig(
+        method=method, first=registry.first, clients=len(registry), rounds=rounds, test=test, task=task,
         server_data=server_data, participation=participation, min_replies=min_replies, evaluate=evaluate, seed=seed,
         ledger=ledger, secret=secret, server_threads=server_threads, device=device, out=out, resume=resume,
         transcript=transcript, notes=notes, on_round=on_round, progress=progress,
-        faults=repr(loopback) if loopback is not None and loopback.faulty else None,
+        faults=opened.faults,
     )  # fmt: skip
 
-    def cohort(place: Place) -> Cohort:
-        return open_cohort(
-            loopback, method, place.task, roster, workers,
-            device=place.device, memories=place.memories, stop=place.stop, ledger=place.ledger,
-        )  # fmt: skip
+    def transport(context: RunContext) -> Transport:
+        return opened.open(method, registry, workers, context)
 
-    return play(plan, partial(data_fingerprint, roster), cohort, partial(open_ledger, roster))
+    return play(plan, partial(data_fingerprint, registry), transport, partial(open_ledger, registry))

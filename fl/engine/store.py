@@ -83,7 +83,7 @@ class Restored:
     Attributes:
         round: the last completed one.
         state: the server's after it.
-        facts: the cohort's, see `Cohort.facts`.
+        facts: the transport's, see `Transport.metadata`.
         changes: what the server learned of its clients, in the order of the rounds.
         open: the round's row of the history, if its clients' tests were still to come.
     """
@@ -211,7 +211,7 @@ class Store:
             run: the run's fingerprint, which `restore` compares.
             state: the server's after the round.
             models: the global models by name.
-            facts: the cohort's, see `Cohort.facts`.
+            facts: the transport's, see `Transport.metadata`.
             changes: what the server learned in this round of what its clients have.
             open_row: its row, if that is not in the history yet because its clients' tests are still to come.
         """
@@ -280,7 +280,7 @@ class Store:
     def _adopt(self, upto: int) -> None:
         """A run of the first format, whose memories' files were named by their rounds alone, gets the records it lacks.
 
-        Which bodies its clients hold is not in them, so these travel once more.
+        Which payloads its clients hold is not in them, so these travel once more.
         """
         found: dict[str, int] = {}
         for path in self.memories.glob("*/*.safetensors"):

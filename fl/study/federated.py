@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from distillkit.privacy import Ledger
 from distillkit.study.candidate import Candidate, Cost, Job, privacy_columns
 from distillkit.study.task import Allocation
+from fl.deploy.loopback import Loopback
 from fl.engine import history
-from fl.engine._backends import Where
-from fl.engine.client_data import Holding
+from fl.engine._backends import Backend
+from fl.engine.client_data import ClientData
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.method import Method, NoUsableReply, require_method
 from fl.study._outcome_hash import outcome_hash
 from fl.task import Classification, MultiLabel
 
-__all__ = ["Federated", "holdings"]
+__all__ = ["Federated", "client_data"]
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,20 @@ class Federated(Candidate):
         make, search, settings, like: see `Candidate`.
         transcript: keep the rounds' messages, for the attacks; see `fl.simulate`.
         delta: of the ledger of a private method (`ledger.jsonl` in the run's folder).
-        where: where clients run, see `fl.simulate`.
+        backend: where clients run, see `fl.simulate`.
     """
 
     transcript: bool = False
     delta: float = 1e-5
-    where: Where = "threads"
+    backend: Backend | Literal["threads"] = "threads"
 
+    old_options: ClassVar[Mapping[str, str]] = {**Candidate.old_options, "backend": "where"}
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError, NoUsableReply)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend == "loopback":  # in records of studies; `fl.Loopback()` today
+            object.__setattr__(self, "backend", Loopback())
 
     def passes_to_make(self, name: str) -> bool:
         """Whether the setting of this `name` is handed to `make`: all but `rounds`, unless `make` knows it."""
@@ -81,14 +89,14 @@ class Federated(Candidate):
         train = job.split.train
         return simulate(
             made,
-            holdings(dealt),
+            client_data(dealt),
             task=MultiLabel(train.num_classes) if train.labels.ndim == 2 else Classification(train.num_classes),
             test=dealt.test,
             server_data=dealt.server,
             participation=job.task.participation,
             evaluate=job.task.evaluate,
             seed=job.seed,
-            where=self.where,
+            backend=self.backend,
             workers=job.workers,
             device=job.device,
             progress=job.progress,
@@ -96,10 +104,10 @@ class Federated(Candidate):
         )
 
 
-def holdings(dealt: Allocation) -> list[Holding]:
+def client_data(dealt: Allocation) -> list[ClientData]:
     """What `simulate` takes as its clients; images that lie in a file are read when their client is asked.
 
     Args:
         dealt: as a task deals.
     """
-    return [Holding(*sets) for sets in zip(dealt.clients, dealt.own_tests, strict=True)]
+    return [ClientData(*sets) for sets in zip(dealt.clients, dealt.own_tests, strict=True)]

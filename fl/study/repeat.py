@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,14 +22,14 @@ from distillkit.privacy import Ledger
 from distillkit.sets import Images
 from distillkit.study._execution import Order, perform
 from distillkit.study.task import Task
-from fl.engine._backends import Where
-from fl.engine._clients import Roster
+from fl.engine._backends import Backend
+from fl.engine._clients import ClientRegistry
 from fl.engine._run_record import data_fingerprint
-from fl.engine.client_data import Holding
+from fl.engine.client_data import ClientData
 from fl.engine.simulate import simulate
 from fl.engine.store import OtherSettings, Store, write_atomically
 from fl.method import Method
-from fl.study.federated import Federated, holdings
+from fl.study.federated import Federated, client_data
 from fl.study.saved_run import Loaded, NotRepeatable, load
 
 __all__ = ["repeat"]
@@ -43,10 +43,10 @@ def repeat(
     seed: int | None = None,
     data: Callable[[], Split] | Split | None = None,
     method: Method | None = None,
-    clients: Sequence[Images | Holding] | None = None,
+    clients: Sequence[Images | ClientData] | None = None,
     test: Images | None = None,
     server_data: Mapping[str, Images] | None = None,
-    where: Where | None = None,
+    backend: Backend | Literal["threads"] | None = None,
     workers: int = 1,
     device: str | None = None,
     names: Mapping[str, Any] | None = None,
@@ -71,7 +71,7 @@ def repeat(
         method: see `load`.
         clients, test, server_data: the images of a run that was begun by `simulate`, which does not know where they
             came from.
-        where, workers: as for `simulate`; default: where the run was.
+        backend, workers: as for `simulate`; default: the run's.
         device: default: the run's. Another one rounds otherwise, so that the hash may be another.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
         progress: show a bar.
@@ -90,9 +90,9 @@ def repeat(
     """
     known = load(folder, method=method, names=names, trust=trust)
     seed = known.seed if seed is None else check.positive_int(seed, "seed", least=0)
-    if where is not None and "faults" in known.config:
+    if backend is not None and "faults" in known.config:
         raise NotRepeatable(
-            f"where cannot be chosen: faults were part of the run in {folder}, {known.config['faults']}"
+            f"backend cannot be chosen: faults were part of the run in {folder}, {known.config['faults']}"
         )
     given = {"clients": clients, "test": test, "server_data": server_data}
     with ExitStack() as stack:
@@ -106,11 +106,11 @@ def repeat(
             if clients is None:
                 if wrong := [name for name, value in given.items() if value is not None]:
                     raise ValueError(f"{wrong[0]} goes with clients: give both, or neither")
-                whole = _of_task(known, target, keep, seed, data, where, options)
+                whole = _of_task(known, target, keep, seed, data, backend, options)
             else:
                 if keep is not None or data is not None:
                     raise ValueError("keep and data are for the run of a task; leave out of clients what is not kept")
-                whole = _of_images(known, target, seed, clients, test, server_data, where, options)
+                whole = _of_images(known, target, seed, clients, test, server_data, backend, options)
         except OtherSettings as error:
             raise NotRepeatable(f"the run in {folder} was another one: {error}") from error
         again = load(target, method=method, names=names, trust=trust)
@@ -133,7 +133,13 @@ def repeat(
 
 
 def _of_task(
-    known: Loaded, out: Path, keep: Any, seed: int, data: Any, where: Where | None, options: dict[str, Any]
+    known: Loaded,
+    out: Path,
+    keep: Any,
+    seed: int,
+    data: Any,
+    backend: Backend | Literal["threads"] | None,
+    options: dict[str, Any],
 ) -> bool:
     """Repeat the run of a study; returns whether it is on all the records that the run had."""
     task, way, notes = known.task, known.way, known.config["notes"]
@@ -143,8 +149,8 @@ def _of_task(
     if keep is not None and not isinstance(keep, Tensor):
         keep = torch.as_tensor(check.several(keep, "keep", "numbers of training records"))
     keep = known.kept if keep is None else keep
-    if where is not None and isinstance(way, Federated):
-        way = replace(way, where=where)
+    if backend is not None and isinstance(way, Federated):
+        way = replace(way, backend=backend)
     whole = keep is None or (known.kept is not None and torch.equal(keep, known.kept))
     if "clients" in known.config and not whole:
         _require_same_images(known, task, split)
@@ -159,8 +165,8 @@ def _of_task(
 
 
 def _of_images(
-    known: Loaded, out: Path, seed: int, clients: Any, test: Any, server_data: Any, where: Where | None,
-    options: dict[str, Any],
+    known: Loaded, out: Path, seed: int, clients: Any, test: Any, server_data: Any,
+    backend: Backend | Literal["threads"] | None, options: dict[str, Any],
 ) -> bool:  # fmt: skip
     """Repeat a run of `simulate` on the images that are given."""
     config, ledger = known.config, None
@@ -175,7 +181,7 @@ def _of_images(
         known.method, clients, rounds=max(config["rounds"], len(known.rows)), test=test, server_data=server_data,
         task=known.labels, participation=config["participation"], min_replies=config["min_replies"],
         evaluate=config["evaluate"], seed=seed, ledger=ledger, secret=privacy and privacy["secret"],
-        where=where or "threads", server_threads=config["threads"]["server"], out=out, resume=True,
+        backend=backend or "threads", server_threads=config["threads"]["server"], out=out, resume=True,
         notes=config.get("notes"), **options,
     )  # fmt: skip
     return True
@@ -199,7 +205,7 @@ def _require_same_images(known: Loaded, task: Task, split: Split) -> None:
     validation = bool(known.config["notes"]["validation"])
     dealt = task.assign(split, known.partition_seed, validation=validation, keep=known.kept)
     key = Store(known.folder).key() if "privacy" in known.config else b""
-    found = data_fingerprint(Roster(holdings(dealt), split.train.num_classes, False), key)
+    found = data_fingerprint(ClientRegistry(client_data(dealt), split.train.num_classes, False), key)
     if found != known.config["data"]:
         raise NotRepeatable(
             f"the images that {task.name} reads now are not those of the run in {known.folder}: data was "

@@ -11,6 +11,7 @@ import warnings
 
 import torch
 
+from fl import Loopback
 from tests.fl.test_grid import PAIRS, REFUSED, addon, plain
 from tests.fl.test_loopback import assert_equal, play
 
@@ -22,7 +23,7 @@ def main() -> int:
     wanted = [pair for pair in PAIRS if pair not in REFUSED]
     different = []
     for number, pair in enumerate(wanted, start=1):
-        runs = [play(plain(*map(addon, pair)), where=where) for where in ("threads", "loopback")]
+        runs = [play(plain(*map(addon, pair)), backend=backend) for backend in ("threads", Loopback())]
         try:
             assert_equal(*runs)
         except AssertionError as error:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl import FedAvg, Holding, simulate
+from fl import ClientData, FedAvg, simulate
 from fl.addons import MOON, Ditto, FineTune
 from fl.averaging.addon import AddOn
 from tests.fl import linear
@@ -56,8 +56,8 @@ def test_personal_models_follow_algorithm_1(momentum: float, participation: floa
     assert linear.weights(result) == pytest.approx(w, abs=2e-6)
 
 
-def held() -> list[Holding]:
-    return [Holding(c, images(20, 50 + k)) for k, c in enumerate(federation())]
+def held() -> list[ClientData]:
+    return [ClientData(c, images(20, 50 + k)) for k, c in enumerate(federation())]
 
 
 def test_the_global_model_is_left_alone_bit_by_bit() -> None:
@@ -106,7 +106,7 @@ def test_personal_models_beat_the_global_one_where_labels_differ() -> None:
     for k in range(3):
         train, test = images(40, k), images(60, 70 + k)
         clients.append(
-            Holding(*(s.replace(labels=(s.labels + k) % 3) for s in (train, test)))
+            ClientData(*(s.replace(labels=(s.labels + k) % 3) for s in (train, test)))
         )  # fmt: skip
     run = simulate(FedAvg(Ditto(0.01, epochs=3), factory=Tiny, lr=0.1), clients, rounds=6, progress=False)
     last = run.rows[-1]

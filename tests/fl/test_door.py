@@ -13,7 +13,7 @@ from torch import nn
 from distillkit import LabeledImages, Normalization
 from distillkit.networks import AsMade
 from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
-from fl import AddOn, Classification, ClientDP, FedAvg, FedDM, Filtered, Holding, MultiLabel, Real, simulate
+from fl import AddOn, Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
 from fl.batches import Phase
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
@@ -170,7 +170,7 @@ def test_every_set_must_be_in_the_first_clients_space(kind: str, method: Any) ->
     fine = federation()
     places: dict[str, dict[str, Any]] = {
         "clients[4]": {"clients": [*fine[:4], odd]},
-        "clients[2].test": {"clients": [*fine[:2], Holding(fine[2], odd)]},
+        "clients[2].test": {"clients": [*fine[:2], ClientData(fine[2], odd)]},
         "test": {"test": odd},
         "server_data['validation']": {"server_data": {"validation": odd}},
     }
@@ -204,7 +204,7 @@ def test_a_client_that_is_made_on_demand_is_checked_when_it_is_drawn() -> None:
             {"clients": [images(9, 0), None]},
             r"clients\[1\] must be a LabeledImages, a Dataset, or a pair .* got NoneType",
         ),
-        ({"clients": [Holding(images(9, 0), 3)]}, r"clients\[0\].test must be a LabeledImages, .* got int"),  # type: ignore[arg-type]
+        ({"clients": [ClientData(images(9, 0), 3)]}, r"clients\[0\].test must be a LabeledImages, .* got int"),  # type: ignore[arg-type]
         ({"test": 3}, "test must be a LabeledImages, .* got int"),
         ({"server_data": images(9, 0)}, "server_data must map names to sets"),
         ({"server_data": {"proxy": 3}}, r"server_data\['proxy'\] must be a LabeledImages"),
@@ -497,7 +497,7 @@ def test_a_set_that_does_not_say_how_many_classes_there_are_has_as_many_as_the_o
     full = images(9, 3)
     few = LabeledImages(full.images[full.labels < 2], full.labels[full.labels < 2])
     assert few.num_classes == 2
-    run = play(clients=[few, full, Holding(few, few)])
+    run = play(clients=[few, full, ClientData(few, few)])
     assert run.server.task == Classification(3)
     assert run.rows[0]["failed"] == {}
     with pytest.raises(ValueError, match=r"clients\[1\] does not fit clients\[0\]: .*class counts: 2 and 3"):

@@ -31,7 +31,7 @@ from distillkit.privacy import (
     without_batch_norm,
 )
 from distillkit.rng import derive
-from fl import Entry, FedAvg, Holding, Run, simulate
+from fl import ClientData, Entry, FedAvg, Run, simulate
 from fl.addons import (
     DPSGD,
     MOON,
@@ -392,7 +392,7 @@ def test_fedrep_runs_under_it() -> None:
 
 @pytest.mark.parametrize("addon", [Ditto(0.1), FineTune()])
 def test_a_personal_model_without_noise_costs_the_claim_only_if_its_test_is_sent(addon: AddOn) -> None:
-    held = [Holding(c, images(4, seed=9)) for c in CLIENTS]
+    held = [ClientData(c, images(4, seed=9)) for c in CLIENTS]
     quiet = play(noisy(), addon, clients=held)
     assert quiet.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 6)], DELTA).epsilon)
     asked = play(noisy(), addon, clients=held, how={"evaluate": [1]})

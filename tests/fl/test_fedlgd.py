@@ -16,7 +16,7 @@ from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
-from fl import FedAvg, Holding, MultiLabel, simulate
+from fl import ClientData, FedAvg, MultiLabel, simulate
 from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM, FedNova, FedProx
 from fl.averaging.addon import AddOn
 from fl.message import Entry
@@ -290,7 +290,7 @@ def test_the_composition_has_the_papers_defaults() -> None:
 def test_bytes_by_entry(joined: Any) -> None:
     """Rounds 1 and 3 distil. G goes down in the first round that uses it and after each change, and nothing else."""
     method = FedLGD(factory=Tiny, selected=(1, 3), joined=joined, **SMALL)
-    held = [Holding(c) for c in federation()]
+    held = [ClientData(c) for c in federation()]
     run = simulate(method, held, rounds=5, progress=False)
     weights, body = 5 * 4 * (3 * 9 + 3 + 48 * 3 + 3), 5 * 6 * 16 * 4
     bodies = {"unselected": [None, 1, None, 1, 0], "always": [1, 1, 0, 1, 0]}[joined]

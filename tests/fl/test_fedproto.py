@@ -15,7 +15,7 @@ from distillkit.augment import DSA
 from distillkit.condense import distribution_matching
 from distillkit.networks import RandomNetworks, build
 from distillkit.rng import derive
-from fl import FedAvg, Holding, MultiLabel, simulate
+from fl import ClientData, FedAvg, MultiLabel, simulate
 from fl.addons import Condensed
 from fl.methods import FedProto
 from tests.fl import linear
@@ -83,7 +83,7 @@ def test_rounds_follow_algorithm_1(weights: Any) -> None:
 
 
 def play(rounds: int = 4, predict: Any = "prototype", lam: float = 1.0, **how: Any) -> Any:
-    held = [Holding(c, images(24, 50 + k)) for k, c in enumerate(federation())]
+    held = [ClientData(c, images(24, 50 + k)) for k, c in enumerate(federation())]
     method = FedProto(factory=lambda k: Tiny(k, norm=True), lam=lam, lr=0.05, batch=6, predict=predict)
     return simulate(method, held, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
 
@@ -112,7 +112,7 @@ def test_clients_learn(predict: Any) -> None:
 
 def test_without_the_distance_networks_are_trained_locally() -> None:
     """Then it is FedAvg with nothing shared: the classifier's accuracy is that of training alone."""
-    held = [Holding(images(24, 3), images(60, 9))]
+    held = [ClientData(images(24, 3), images(60, 9))]
     drawn = build(lambda: Tiny(3), derive(0, 0, "server", "init "))
     proto = FedProto(factory=Tiny, lam=0.0, lr=0.1, momentum=0.0, batch=24, predict="classifier")
     alone = FedAvg(factory=Tiny, initial=drawn.state_dict(), lr=0.1, batch=24)

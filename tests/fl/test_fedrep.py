@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from distillkit.rng import derive
-from fl import FedAvg, Holding, simulate
+from fl import ClientData, FedAvg, simulate
 from fl.addons import FedProx
 from fl.methods import FedRep
 from tests.fl.laws import assert_same
@@ -60,7 +60,7 @@ def test_rounds_follow_algorithm_1(weights: Any, momentum: float) -> None:
 
 
 def play(*addons: Any, rounds: int = 4, **how: Any) -> Any:
-    clients = [Holding(c, images(20, 50 + k)) for k, c in enumerate(federation())]
+    clients = [ClientData(c, images(20, 50 + k)) for k, c in enumerate(federation())]
     method = FedRep(*addons, factory=lambda k: Tiny(k, norm=True), head_epochs=2, lr=0.1, batch=6)
     return simulate(method, clients, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
 

@@ -14,12 +14,12 @@ from distillkit.privacy import PrivacyError
 from fl import (
     CheckpointError,
     Client,
+    ClientData,
     ClientDP,
     Entry,
     FedAvg,
     Filter,
     Filtered,
-    Holding,
     Message,
     Method,
     Run,
@@ -135,7 +135,7 @@ def method(*addons: AddOn, **options: Any) -> FedAvg:
 
 
 def play(what: Method, rounds: int = 3, **how: Any) -> Run:
-    held = [Holding(c, images(6, seed=60 + k)) for k, c in enumerate(federation())]
+    held = [ClientData(c, images(6, seed=60 + k)) for k, c in enumerate(federation())]
     return simulate(what, held, **{"rounds": rounds, "seed": 5, "progress": False, "test": images(20, 9), **how})
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl import FedAvg, Holding, simulate
+from fl import ClientData, FedAvg, simulate
 from fl.addons import FineTune
 from fl.averaging.addon import AddOn
 from tests.fl import linear
@@ -32,7 +32,7 @@ class Seen(FineTune):
 )
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_new_global_model_is_trained_on_before_the_test(momentum: float) -> None:
-    clients = [Holding(c, c) for c in linear.clients()]
+    clients = [ClientData(c, c) for c in linear.clients()]
     start = {"w.weight": torch.tensor(linear.START, dtype=torch.float32)}
     options: dict[str, Any] = {"factory": linear.FourWeights, "objective": linear.squares, "initial": start}
     method = FedAvg(Seen(steps=3), lr=0.1, batch=8, momentum=momentum, epochs=2, **options)
@@ -47,7 +47,7 @@ def test_the_new_global_model_is_trained_on_before_the_test(momentum: float) -> 
 
 
 def test_training_is_the_bases_bit_by_bit_and_other_layers_stay() -> None:
-    clients = [Holding(c, images(20, 50 + k)) for k, c in enumerate(federation())]
+    clients = [ClientData(c, images(20, 50 + k)) for k, c in enumerate(federation())]
 
     def play(*addons: AddOn) -> Any:
         return simulate(FedAvg(*addons, factory=Tiny, lr=0.1), clients, rounds=2, progress=False)
@@ -63,7 +63,7 @@ def test_training_is_the_bases_bit_by_bit_and_other_layers_stay() -> None:
 
 def test_a_client_with_test_images_only_is_tested_with_the_global_model() -> None:
     empty = images(4, 0)[:0]
-    clients = [Holding(images(20, 1)), Holding(empty, images(20, 2))]
+    clients = [ClientData(images(20, 1)), ClientData(empty, images(20, 2))]
     run = simulate(FedAvg(FineTune(), factory=Tiny), clients, rounds=1, evaluate="all", progress=False)
     assert run.rows[0]["accuracy_personal"] == run.rows[0]["accuracy_clients"]
 

@@ -15,7 +15,7 @@ from torch import nn
 import fl.addons
 from distillkit import LabeledImages
 from distillkit.data import load
-from fl import FedAvg, Holding, Run, simulate
+from fl import ClientData, FedAvg, Run, simulate
 from fl.averaging.addon import AddOn
 from fl.methods import FedLGD, FedRep, SingleImage
 from fl.task import MultiLabel
@@ -110,13 +110,13 @@ def digits() -> LabeledImages:
 
 
 @cache
-def federation(kind: str = "even") -> tuple[Holding, ...]:
+def federation(kind: str = "even") -> tuple[ClientData, ...]:
     """Three clients with their own tests; "uneven": one class only, one image, no image, and the rest."""
     data = digits()
     if kind == "even":
-        return tuple(Holding(data[10 * k : 10 * k + 10], data[60 + k : 64 + k]) for k in range(3))
+        return tuple(ClientData(data[10 * k : 10 * k + 10], data[60 + k : 64 + k]) for k in range(3))
     ones = data[(data.labels == 1).nonzero().flatten()[:6]]
-    return (Holding(ones), Holding(data[:1]), Holding(data[:0]), Holding(data[20:30], data[60:64]))
+    return (ClientData(ones), ClientData(data[:1]), ClientData(data[:0]), ClientData(data[20:30], data[60:64]))
 
 
 @cache
@@ -136,7 +136,7 @@ def plain(*addons: AddOn, **options: Any) -> FedAvg:
     return FedAvg(*addons, **{"factory": Net, "lr": 0.05, "steps": 2, "batch": 4, **uniform(addons), **options})
 
 
-def play(method: FedAvg, clients: tuple[Holding, ...] | None = None, **options: Any) -> Run:
+def play(method: FedAvg, clients: tuple[ClientData, ...] | None = None, **options: Any) -> Run:
     """Two rounds, in which nothing fails and everything stays finite."""
     server_data = {"proxy": digits()[90:96], "test": digits()[100:110]}
     run = simulate(

@@ -12,7 +12,7 @@ from torch import nn
 
 from distillkit import LabeledImages
 from distillkit.fingerprint import set_fingerprint
-from fl import FedAvg, FedDM, Filtered, Holding, simulate
+from fl import ClientData, FedAvg, FedDM, Filtered, simulate
 from fl.engine.store import CheckpointError
 from fl.filters.client_dp import ClientDP
 from fl.methods import FedProto
@@ -35,8 +35,8 @@ class Wide(Tiny):
         self.classifier = nn.Linear(96, outputs)
 
 
-def held() -> list[Holding]:
-    return [Holding(data, images(8, seed=50 + k)) for k, data in enumerate(federation())]
+def held() -> list[ClientData]:
+    return [ClientData(data, images(8, seed=50 + k)) for k, data in enumerate(federation())]
 
 
 def play(out: Path | None = None, method: Any = None, clients: Any = None, **how: Any) -> Any:
@@ -53,12 +53,12 @@ def swapped(data: LabeledImages) -> LabeledImages:
 
 def other_train() -> dict[str, Any]:
     clients = held()
-    return {"clients": [*clients[:4], Holding(swapped(clients[4].train), clients[4].test)]}
+    return {"clients": [*clients[:4], ClientData(swapped(clients[4].train), clients[4].test)]}
 
 
 def other_own_test() -> dict[str, Any]:
     clients = held()
-    return {"clients": [*clients[:4], Holding(clients[4].train, swapped(clients[4].test or clients[4].train))]}
+    return {"clients": [*clients[:4], ClientData(clients[4].train, swapped(clients[4].test or clients[4].train))]}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from distillkit.rng import derive
-from fl import FedAvg, Holding, simulate
+from fl import ClientData, FedAvg, simulate
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from fl.message import Tensors
@@ -53,7 +53,7 @@ def test_fit_is_plain_training_with_a_term_and_leaves_the_base_alone() -> None:
 
 
 def test_the_personal_slot_is_tested_beside_the_global_model() -> None:
-    clients = [Holding(c, images(30, 40 + k)) for k, c in enumerate(federation())]
+    clients = [ClientData(c, images(30, 40 + k)) for k, c in enumerate(federation())]
     run = simulate(FedAvg(Second(), factory=Tiny, lr=0.2, epochs=3), clients, rounds=2, progress=False)
     zeros = [float((c.test.labels == 0).double().mean()) for c in clients if c.test is not None]
     assert run.rows[-1]["accuracy_personal"]["mean"] == pytest.approx(sum(zeros) / len(zeros))

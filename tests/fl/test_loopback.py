@@ -41,9 +41,9 @@ from fl import (
 )
 from fl._codec import from_parts
 from fl.deploy._wire import (
-    Bodies,
     Job,
-    Lacking,
+    PayloadCache,
+    PayloadMissing,
     answer_parts,
     pack_answer,
     pack_job,
@@ -52,13 +52,12 @@ from fl.deploy._wire import (
     unpack_job,
 )
 from fl.deploy.loopback import _worker
-from fl.deploy.loopback._transport import Processes
+from fl.deploy.loopback._transport import ProcessTransport
 from fl.engine import _transport
-from fl.engine._backends import loopback_of, open_cohort
-from fl.engine._clients import Roster
-from fl.engine._dispatch import Post
-from fl.engine._server_thread import ServerThread
-from fl.engine._transport import Answer, Head, Letter
+from fl.engine._backends import Backend, RunContext, ServerThread, Threads
+from fl.engine._clients import ClientRegistry
+from fl.engine._dispatch import Dispatcher
+from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.engine.store import Store
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.study import outcome_hash
@@ -109,12 +108,12 @@ def assert_equal(one: Run, other: Run) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_addon_gives_the_same_bits_as_with_threads(name: str) -> None:
-    assert_equal(play(plain(addon(name)), where="loopback"), play(plain(addon(name))))
+    assert_equal(play(plain(addon(name)), backend=Loopback()), play(plain(addon(name))))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_gives_the_same_bits_as_with_threads(name: str) -> None:
-    assert_equal(play(METHODS[name](), where="loopback"), play(METHODS[name]()))
+    assert_equal(play(METHODS[name](), backend=Loopback()), play(METHODS[name]()))
 
 
 # Answers that are lost, come twice, or come too late.
@@ -166,13 +165,13 @@ def without_reasons(run: Run) -> list[dict[str, Any]]:
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many answers each cohort has dropped, because they came twice or too late."""
     found: list[int] = []
-    leave = Processes._leave
+    leave = ProcessTransport._leave
 
-    def spy(self: Processes) -> None:
+    def spy(self: ProcessTransport) -> None:
         leave(self)
         found.append(self.dropped)
 
-    monkeypatch.setattr(Processes, "_leave", spy)
+    monkeypatch.setattr(ProcessTransport, "_leave", spy)
     return found
 
 
@@ -193,7 +192,7 @@ def test_lost_repeated_and_late_answers_and_restarts_of_either_side(
 
     for rounds in (3, 6):
         run = play(
-            REMEMBER[name](), rounds=rounds, where=FAULTS, out=tmp_path, resume=True, on_round=kill, evaluate="drawn"
+            REMEMBER[name](), rounds=rounds, backend=FAULTS, out=tmp_path, resume=True, on_round=kill, evaluate="drawn"
         )
     wanted = play(Struck(REMEMBER[name](), FAULTS), rounds=6, evaluate="drawn")
     assert_same(run, wanted)
@@ -211,12 +210,12 @@ def process_of_the_loopback() -> BaseProcess:
 
 def test_threads_and_loopback_go_on_with_each_others_folders(tmp_path: Path) -> None:
     method = REMEMBER["Ditto and MOON"]
-    for rounds, where in ((2, "threads"), (4, "loopback"), (6, "threads")):
-        run = play(method(), rounds=rounds, where=where, out=tmp_path, resume=True)
+    for rounds, backend in ((2, "threads"), (4, Loopback()), (6, "threads")):
+        run = play(method(), rounds=rounds, backend=backend, out=tmp_path, resume=True)
     assert_equal(run, play(method(), rounds=6))
     assert not any("bytes_resent" in row for row in run.rows[4:])
     with pytest.raises(CheckpointError, match="faults"):
-        play(method(), rounds=8, where=FAULTS, out=tmp_path, resume=True)
+        play(method(), rounds=8, backend=FAULTS, out=tmp_path, resume=True)
 
 
 def test_faults_are_drawn_from_their_seed_in_the_shares_that_were_asked_for() -> None:
@@ -229,20 +228,23 @@ def test_faults_are_drawn_from_their_seed_in_the_shares_that_were_asked_for() ->
         Loopback(lose=0.5, repeat=0.4, delay=0.2)
     with pytest.raises(ValueError, match=r"lose must be in \[0, 1\], got 2"):
         Loopback(lose=2)
-    with pytest.raises(ValueError, match="where must be 'threads', 'loopback' or a Loopback"):
-        play(plain(), where="cloud")
-    with pytest.raises(TypeError, match="where must be 'threads', 'loopback' or a Loopback"):
-        play(plain(), where=3)
+    with pytest.raises(ValueError, match="backend must be 'threads' or a backend such as fl.Loopback.*got 'cloud'"):
+        play(plain(), backend="cloud")
+    for wrong in (3, Loopback):
+        with pytest.raises(
+            TypeError, match="backend must be 'threads' or a backend such as fl.Loopback.*got (int|type)"
+        ):
+            play(plain(), backend=wrong)
 
 
 # Private runs: what clients charge reaches the run's ledger before anything of theirs counts.
 
 
-@pytest.mark.parametrize("where", ["loopback", Loopback(lose=0.3, repeat=0.2, delay=0.2)])
-def test_whatever_becomes_of_an_answer_its_client_has_paid(where: Any) -> None:
+@pytest.mark.parametrize("backend", [Loopback(), Loopback(lose=0.3, repeat=0.2, delay=0.2)])
+def test_whatever_becomes_of_an_answer_its_client_has_paid(backend: Any) -> None:
     books = [Ledger(delta=1e-5) for _ in range(2)]
-    for book, how in zip(books, (where, "threads")):
-        simulate(NoisySum(), holders(), rounds=3, where=how, ledger=book, secret=1, progress=False)
+    for book, how in zip(books, (backend, "threads")):
+        simulate(NoisySum(), holders(), rounds=3, backend=how, ledger=book, secret=1, progress=False)
     charged = [sorted((e.client, e.round, e.mechanism, e.sigma, e.seeded) for e in book.events) for book in books]
     assert len(charged[0]) == 9
     assert charged[0] == charged[1]
@@ -251,17 +253,17 @@ def test_whatever_becomes_of_an_answer_its_client_has_paid(where: Any) -> None:
 def test_the_budget_ends_a_run_of_the_loopback_as_it_ends_one_of_threads(tmp_path: Path) -> None:
     """Client 1 has spent before; in round 3 it may not release, and its process is told what it had spent."""
     said, states = [], []
-    for where in ("threads", "loopback"):
-        book = Ledger(tmp_path / where / "ledger.jsonl", delta=1e-5, budget=compose([(SIGMA, 1.0, 4)], 1e-5).epsilon)
+    for name, backend in {"threads": "threads", "loopback": Loopback()}.items():
+        book = Ledger(tmp_path / name / "ledger.jsonl", delta=1e-5, budget=compose([(SIGMA, 1.0, 4)], 1e-5).epsilon)
         book.spend(Event("earlier", SIGMA, count=2, client=1))
         rows: list[Any] = []
         with pytest.raises(BudgetExhausted) as caught:
             simulate(
-                NoisySum(), holders(), rounds=9, where=where, ledger=book, secret=1, out=tmp_path / where,
+                NoisySum(), holders(), rounds=9, backend=backend, ledger=book, secret=1, out=tmp_path / name,
                 on_round=rows.append, progress=False,
             )  # fmt: skip
         said.append((str(caught.value), caught.value.fits, [row["round"] for row in rows]))
-        states.append(Store(tmp_path / where).state()[NoisySum.total])
+        states.append(Store(tmp_path / name).state()[NoisySum.total])
         assert sum(e.count for e in book.events if e.client == "1") == 4
     assert said[0] == said[1]
     assert said[0][2] == [1, 2]
@@ -307,7 +309,7 @@ class Mortal(FedAvg):
 
 
 def test_a_process_that_dies_is_an_error_of_the_clients_that_it_ran_by_name() -> None:
-    run = play(Mortal(factory=Net), rounds=3, where="loopback", evaluate="none")
+    run = play(Mortal(factory=Net), rounds=3, backend=Loopback(), evaluate="none")
     assert [sorted(row["failed"]) for row in run.rows] == [[], ["1", "2"], []]
     assert set(run.rows[1]["failed"].values()) == {"lost: the process in which it ran died (exit code 3)"}
 
@@ -326,16 +328,16 @@ def test_an_interrupt_stops_the_process_too_and_it_serves_the_next_run(tmp_path:
     def interrupt(row: dict[str, Any]) -> None:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    play(plain(), where="loopback")
+    play(plain(), backend=Loopback())
     before = process_of_the_loopback()
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            play(Slow(factory=Net), rounds=3, where="loopback", out=tmp_path, on_round=interrupt, evaluate="none")
+            play(Slow(factory=Net), rounds=3, backend=Loopback(), out=tmp_path, on_round=interrupt, evaluate="none")
     finally:
         signal.signal(signal.SIGINT, usual)
     assert process_of_the_loopback() is before
-    assert_equal(play(plain(), where="loopback"), play(plain()))
+    assert_equal(play(plain(), backend=Loopback()), play(plain()))
     assert process_of_the_loopback() is before
 
 
@@ -349,7 +351,7 @@ def test_an_interrupt_stops_the_process_too_and_it_serves_the_next_run(tmp_path:
 )
 def test_what_cannot_travel_is_named_with_the_remedy(make: Callable[[], Method], why: str) -> None:
     with pytest.raises(TypeError, match=rf"{why}(.|\n)*at the top of a file, with functools\.partial"):
-        play(make(), where="loopback")
+        play(make(), backend=Loopback())
 
 
 class Shy:
@@ -368,8 +370,8 @@ def test_a_method_that_cannot_be_built_on_the_other_side_is_refused_before_the_f
     class_ = plain()
     class_.shy = Shy()  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"cannot be built in another process \(ValueError: not here\)"):
-        play(class_, where="loopback")
-    assert_equal(play(plain(), where="loopback"), play(plain()))
+        play(class_, backend=Loopback())
+    assert_equal(play(plain(), backend=Loopback()), play(plain()))
 
 
 def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +397,16 @@ def test_the_servers_side_never_touches_a_client() -> None:
         words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
             a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
         }
-        assert not words & {"Client", "Holding", "Memories", "Site", "respond", "Threads", "Processes", "Ledger"}, name
+        assert not words & {
+            "Client",
+            "ClientData",
+            "MemoryStore",
+            "ClientRuntime",
+            "respond",
+            "ThreadTransport",
+            "ProcessTransport",
+            "Ledger",
+        }, name
 
 
 class Dealing(FedAvg):
@@ -409,19 +420,17 @@ class Dealing(FedAvg):
         return Message({self.times: client.memory[self.times]})
 
 
-@pytest.mark.parametrize("where", ["threads", "loopback"])
-def test_a_round_may_have_several_exchanges_and_a_later_one_reads_what_counted_of_an_earlier(where: str) -> None:
+@pytest.mark.parametrize("backend", [Threads(), Loopback()])
+def test_a_round_may_have_several_exchanges_and_a_later_one_reads_what_counted_of_an_earlier(backend: Backend) -> None:
     """Client 1's first answer does not count; what a failed round has written is never read when it is run again."""
-    method, clients = Dealing(factory=Net), Roster(list(federation()))
+    method, clients = Dealing(factory=Net), ClientRegistry(list(federation()))
     server = Server(Classification(3), clients.first.shape, clients.first.normalization, len(clients), seed=3, round=1)
+    context = RunContext(server.task, torch.device("cpu"), None, threading.Event(), None)
     with (
         ServerThread() as thread,
-        open_cohort(
-            loopback_of(where), method, server.task, clients, 1,
-            device=torch.device("cpu"), memories=None, stop=threading.Event(), ledger=None,
-        ) as cohort,
-    ):  # fmt: skip
-        post = Post(method, server, cohort, thread)
+        backend.open(method, clients, 1, context) as transport,
+    ):
+        post = Dispatcher(method, server, transport, thread)
         thread.run(lambda: method.start(server))
 
         def ask(*counting: int) -> list[float]:
@@ -430,17 +439,17 @@ def test_a_round_may_have_several_exchanges_and_a_later_one_reads_what_counted_o
                 assert answer.reply is not None, answer.error
                 found.append(answer.reply[Dealing.times])
                 if answer.client in counting:
-                    post.known.told(answer.client, letter, memory)
+                    post.known.update(answer.client, letter, memory)
             return found
 
         assert ask(0, 2) == [1, 1, 1]
         assert ask(0, 1, 2) == [2, 1, 2]
-        post.drop()
+        post.rollback()
         assert ask(0, 1) == [1, 1, 1]
-        post.settle()
+        post.commit()
         server.round = 2
         assert ask(0, 1, 2) == [2, 2, 1]
-        post.known.settle()  # the word of it never reaches the clients
+        post.known.commit()  # the word of it never reaches the clients
         server.round = 3
         assert ask() == [3, 3, 2]
 
@@ -456,22 +465,22 @@ class Data:
 
 
 def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -> None:
-    head = Head("local", 3, "a-1", seed=5, secret=None)
-    letter = Letter(wide(), "2-a-0", {Data.kept.key: "d"})
-    bodies = Bodies()
+    head = RequestHeader("local", 3, "a-1", seed=5, secret=None)
+    letter = ClientRequest(wide(), "2-a-0", {Data.kept.key: "d"})
+    bodies = PayloadCache()
     first = pack_job(Job(head, 4, letter))
     job = unpack_job(first, bodies)
-    assert (job.head, job.client, job.letter.memory, job.ledger) == (head, 4, "2-a-0", None)
-    assert [k for k, _ in job.letter.message.items()] == [Data.kept.key, Data.other.key]
-    assert list(job.letter.message[Data.other]) == ["b", "a"]
+    assert (job.header, job.client, job.request.memory, job.ledger) == (head, 4, "2-a-0", None)
+    assert [k for k, _ in job.request.message.items()] == [Data.kept.key, Data.other.key]
+    assert list(job.request.message[Data.other]) == ["b", "a"]
     again = pack_job(Job(head, 4, replace(letter, held=frozenset({Data.kept.key}))))
     assert len(again) < len(first)
-    assert unpack_job(again, bodies).letter.message[Data.kept] is job.letter.message[Data.kept]
-    for stranger in (Bodies(), bodies):
-        with pytest.raises(Lacking):
+    assert unpack_job(again, bodies).request.message[Data.kept] is job.request.message[Data.kept]
+    for stranger in (PayloadCache(), bodies):
+        with pytest.raises(PayloadMissing):
             unpack_job(pack_job(Job(head, 5, replace(letter, held=frozenset({Data.kept.key})))), stranger)
     bodies.keep(4, Data.kept.key, "new", torch.zeros(1))
-    with pytest.raises(Lacking):
+    with pytest.raises(PayloadMissing):
         unpack_job(again, bodies)
     assert list(bodies._values) == ["new"]
 
@@ -485,7 +494,7 @@ def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -
     ids=["seconds", "client", "absent", "charged"],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused_by_its_field(change: dict[str, Any], said: str) -> None:
-    reply, facts = from_parts(*answer_parts("3-a", Answer(4, Message.of({"x": 1.0}), seconds=1.0)))
+    reply, facts = from_parts(*answer_parts("3-a", ClientResult(4, Message.of({"x": 1.0}), seconds=1.0)))
     assert read_answer(reply, facts)[1].client == 4
     other = json.dumps({**json.loads(facts["answer"]), **change})
     with pytest.raises(ValueError, match=f"not an answer: {said}"):
@@ -494,7 +503,9 @@ def test_what_is_no_answer_is_refused_by_its_field(change: dict[str, Any], said:
 
 @pytest.mark.parametrize("reply", [[1], Message.of({"x": float("nan")}), Message.of({"x": None})])
 def test_an_answer_that_cannot_travel_is_an_error_of_its_client(reply: Any) -> None:
-    version, answer, charged = unpack_answer(pack_answer("3-a", Answer(4, reply, remembers=True), [{"void": "x"}]))
+    version, answer, charged = unpack_answer(
+        pack_answer("3-a", ClientResult(4, reply, remembers=True), [{"void": "x"}])
+    )
     assert (version, answer.client, answer.reply, answer.remembers, charged) == ("3-a", 4, None, False, [{"void": "x"}])
     assert answer.error is not None
     assert answer.error.startswith("sent what cannot travel")

@@ -15,11 +15,11 @@ import torch
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
 from fl.averaging.addon import AddOn
-from fl.engine._client_cache_index import Known, Record
-from fl.engine._client_memory import Memories
-from fl.engine._round_stats import Tally
-from fl.engine._rounds import Engine
-from fl.engine._transport import Letter
+from fl.engine._client_cache_index import ClientCacheIndex, Record
+from fl.engine._client_memory import MemoryStore
+from fl.engine._round_stats import RoundStats
+from fl.engine._rounds import RoundRunner
+from fl.engine._transport import ClientRequest
 from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
 from fl.participants import Client
@@ -148,7 +148,7 @@ def draws(count: int, wanted: int, rounds: int) -> list[list[int]]:
     found = []
     for number in range(rounds):
         engine.server.round = number
-        found.append(Engine._draw(engine, wanted))
+        found.append(RoundRunner._draw(engine, wanted))
     return found
 
 
@@ -162,7 +162,7 @@ def test_draws_are_distinct_sorted_and_fair() -> None:
     assert draws(5, 5, 1) == [[0, 1, 2, 3, 4]]
 
 
-# Memories: pending until the server says that they count.
+# MemoryStore: pending until the server says that they count.
 
 
 def memory(value: float) -> Message:
@@ -170,57 +170,57 @@ def memory(value: float) -> Message:
 
 
 @pytest.fixture(params=["disk", "RAM"])
-def memories(request: pytest.FixtureRequest, tmp_path: Path) -> Memories:
-    return Memories(tmp_path if request.param == "disk" else None)
+def memories(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryStore:
+    return MemoryStore(tmp_path if request.param == "disk" else None)
 
 
-def held(memories: Memories, client: int, *versions: str) -> list[str]:
+def held(memories: MemoryStore, client: int, *versions: str) -> list[str]:
     return [v for v in versions if v in memories._versions(client)]
 
 
-def test_a_pending_memory_is_read_by_name_in_its_round_and_gone_when_the_round_fails(memories: Memories) -> None:
+def test_a_pending_memory_is_read_by_name_in_its_round_and_gone_when_the_round_fails(memories: MemoryStore) -> None:
     memories.stage(4, "1-a", memory(1.0))
-    memories.settle({4: "1-a"})
+    memories.commit({4: "1-a"})
     memories.stage(4, "2-a", memory(2.0))
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0  # another letter, which does not know of the pending one
     memories.stage(4, "2-b", memory(2.0))
     assert held(memories, 4, "1-a", "2-a", "2-b") == ["1-a", "2-b"]
-    memories.drop()
+    memories.rollback()
     assert held(memories, 4, "1-a", "2-b") == ["1-a"]
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
 
 
-def test_a_later_exchange_of_a_round_reads_what_an_earlier_one_wrote(memories: Memories) -> None:
+def test_a_later_exchange_of_a_round_reads_what_an_earlier_one_wrote(memories: MemoryStore) -> None:
     memories.stage(4, "1-a-0", memory(1.0))
     memories.stage(5, "1-a-0", memory(7.0))
     assert memories.load(4, "1-a-0")[FedAvg.samples] == 1.0
     memories.stage(4, "1-a-1", memory(2.0))
-    memories.settle({4: "1-a-1"})  # the reply of client 5 was not folded
+    memories.commit({4: "1-a-1"})  # the reply of client 5 was not folded
     assert held(memories, 4, "1-a-0", "1-a-1") == ["1-a-1"]
     assert not len(memories.load(5, ""))
     assert held(memories, 5, "1-a-0") == []
 
 
-def test_a_lost_settle_does_no_harm(memories: Memories) -> None:
+def test_a_lost_settle_does_no_harm(memories: MemoryStore) -> None:
     memories.stage(4, "1-a", memory(1.0))
     memories.stage(4, "2-a", memory(2.0))
     assert memories.load(4, "2-a")[FedAvg.samples] == 2.0  # the letter of round 3 names it
     assert held(memories, 4, "1-a", "2-a") == ["2-a"]
 
 
-def test_what_a_killed_round_left_is_never_taken_for_the_rerun_rounds(memories: Memories) -> None:
+def test_what_a_killed_round_left_is_never_taken_for_the_rerun_rounds(memories: MemoryStore) -> None:
     """Client 4 answered in the attempt of round 2 that was killed; in the one that was committed it did not."""
     memories.stage(4, "1-a", memory(1.0))
-    memories.settle({4: "1-a"})
+    memories.commit({4: "1-a"})
     memories.stage(4, "2-a", memory(2.0))
     memories.stage(5, "2-b", memory(3.0))
-    memories.settle({5: "2-b"})
+    memories.commit({5: "2-b"})
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
     assert memories.load(5, "2-b")[FedAvg.samples] == 3.0
     assert not len(memories.load(7, ""))
 
 
-def test_a_run_that_goes_on_keeps_what_counts_and_nothing_else(memories: Memories) -> None:
+def test_a_run_that_goes_on_keeps_what_counts_and_nothing_else(memories: MemoryStore) -> None:
     for client, version in ((4, "1-a"), (4, "2-a"), (5, "2-a")):
         memories.stage(client, version, memory(1.0))
     memories.cut({4: "1-a"})
@@ -228,7 +228,7 @@ def test_a_run_that_goes_on_keeps_what_counts_and_nothing_else(memories: Memorie
     assert held(memories, 5, "2-a") == []
 
 
-def test_a_lost_memory_does_not_look_like_a_client_that_remembers_nothing(memories: Memories) -> None:
+def test_a_lost_memory_does_not_look_like_a_client_that_remembers_nothing(memories: MemoryStore) -> None:
     with pytest.raises(CheckpointError, match="1-a"):
         memories.load(4, "1-a")
     memories.stage(4, "1-a", memory(1.0))
@@ -240,25 +240,25 @@ def test_a_lost_memory_does_not_look_like_a_client_that_remembers_nothing(memori
 # What the server knows of clients: in the checkpoint, a line a round.
 
 
-def letter(**digests: str) -> Letter:
-    return Letter(Message(), digests=digests)
+def letter(**digests: str) -> ClientRequest:
+    return ClientRequest(Message(), digests=digests)
 
 
 def test_what_the_server_knows_changes_with_the_round_or_not_at_all() -> None:
-    known = Known()
-    known.told(4, letter(poster="x"), "1-a")
+    known = ClientCacheIndex()
+    known.update(4, letter(poster="x"), "1-a")
     assert known.of(4) == Record("1-a", {"poster": "x"})  # in the same round already
-    known.drop()
+    known.rollback()
     assert known.of(4) == Record()
-    known.told(4, letter(poster="x"), "1-b")
-    assert known.settle() == {4: "1-b"}
-    known.told(4, letter(poster="y"))
+    known.update(4, letter(poster="x"), "1-b")
+    assert known.commit() == {4: "1-b"}
+    known.update(4, letter(poster="y"))
     changes = known.changes()
     assert changes == {"4": {"memory": "1-b", "bodies": {"poster": "y"}}}
-    assert known.settle() == {4: "1-b"}
-    known.told(4, letter(poster="y"))
+    assert known.commit() == {4: "1-b"}
+    known.update(4, letter(poster="y"))
     assert known.changes() == {}
-    again = Known()
+    again = ClientCacheIndex()
     again.restore(changes)
     assert again.versions() == known.versions() == {4: "1-b"}
     assert again.of(4) == known.of(4)
@@ -305,7 +305,7 @@ def test_whatever_stands_in_a_file_of_a_run_it_is_refused_by_the_files_name(dama
 def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
     """Memories' files were named by their rounds; those of rounds that were not committed stay out."""
     store = Store(tmp_path)
-    first = Memories(store.memories)
+    first = MemoryStore(store.memories)
     for client, number in ((4, "9"), (4, "10"), (4, "11"), (5, "11")):
         first.stage(client, number, memory(float(number)))
     store.commit(10, "run", memory(0.0), {})
@@ -313,7 +313,7 @@ def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
         found = Store(tmp_path).restore("run")
         assert found is not None
         assert found.changes == [{"4": {"memory": "10"}}]
-    known = Known()
+    known = ClientCacheIndex()
     known.restore(found.changes[0])
     first.cut(known.versions())
     assert first.load(4, known.of(4).memory)[FedAvg.samples] == 10.0
@@ -325,7 +325,7 @@ def test_a_long_history_holds_each_name_and_equal_numbers_once() -> None:
     """With thousands of clients a round, what they sent is most of what a run's rows take."""
     rows = []
     for _ in range(2):
-        tally = Tally()
+        tally = RoundStats()
         for client in (1000, 1001, 1002):
             tally.count(client, {"a": 70_000}, {"b": 80_000})
             tally.count(client, {"a": 70_000}, {"b": 80_000})

@@ -19,12 +19,12 @@ from distillkit.privacy import Ledger
 from distillkit.rng import derive
 from fl import (
     Classification,
+    ClientData,
     ClientDP,
     Entry,
     FedAvg,
     FedDM,
     Filtered,
-    Holding,
     Keyring,
     Loopback,
     Message,
@@ -327,8 +327,8 @@ CALLS: dict[str, Call] = {
     "Keyring": Call(Keyring, lambda: {"folder": Path("keys")}),
     "Adaptive": Call(Adaptive, lambda: {"sigma": 2.0}, lambda adaptive: played(private(adaptive=adaptive))),
     "Filtered": Call(filtered, lambda: {"method": plain(weights="uniform"), "one": ClientDP(1.0, 1.0, 1.0)}, played),
-    "Holding": Call(
-        Holding, lambda: {"train": clients()[0], "test": data()}, lambda h: played(plain(), [*clients(), h])
+    "ClientData": Call(
+        ClientData, lambda: {"train": clients()[0], "test": data()}, lambda h: played(plain(), [*clients(), h])
     ),
     "Classification": Call(Classification, lambda: {"num_classes": 3}, lambda task: played(plain(), task=task)),
     "MultiLabel": Call(
@@ -417,9 +417,9 @@ ACCEPTED: Listed = {
     ("SharedPool", "pool", "negative"): ANY,
     ("SharedPool", "pool", "huge"): ANY,
     ("simulate*", "clients", "one of them: empty"): "a client without images is recorded as `empty` and not asked",
-    ("Holding", "*", "empty"): "a client may have no images, and no test images",
+    ("ClientData", "*", "empty"): "a client may have no images, and no test images",
     ("simulate*", "*", "*one row"): ONE,
-    ("Holding", "*", "one row"): ONE,
+    ("ClientData", "*", "one row"): ONE,
     ("simulate privately", "*", "None"): DEFAULT,
     ("FedAvg ?*", "*", "None"): DEFAULT,
     ("SummedFedDM", "least", "None"): DEFAULT,
@@ -446,7 +446,7 @@ OTHERWISE: Listed = {
     ("FedAvg several", "factory", "class"): "`assign`: a class is one factory, and needs none",
     ("FedAvg addons", "addon", "class"): "the class; add-ons are given by position",
     ("FedRep", "head", "unknown"): "`personal`, the option of `FedAvg` that the head is, and the pattern",
-    ("Holding", "train", "*"): "the client, by its number",
+    ("ClientData", "train", "*"): "the client, by its number",
 }
 """(name, argument, corruption) -> what such a call's refusal names instead of the argument."""
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from distillkit.privacy import BudgetExhausted
-from fl import AddOn, CheckpointError, FedAvg, NoUsableReply, simulate
+from fl import AddOn, CheckpointError, FedAvg, Loopback, NoUsableReply, simulate
 from fl.message import Message
 from fl.method import Method
 from fl.methods import FedProto
@@ -135,7 +135,7 @@ class Ends(AddOn):
         raise BudgetExhausted("nothing is left", fits=0)
 
 
-@pytest.mark.parametrize("where", ["threads", "loopback"])
-def test_a_budget_that_ends_in_send_ends_the_run(where: Any) -> None:
+@pytest.mark.parametrize("backend", ["threads", Loopback()])
+def test_a_budget_that_ends_in_send_ends_the_run(backend: Any) -> None:
     with pytest.raises(BudgetExhausted, match="nothing is left; round 1 was not finished"):
-        play(FedAvg(Ends(), factory=Tiny), where=where)
+        play(FedAvg(Ends(), factory=Tiny), backend=backend)

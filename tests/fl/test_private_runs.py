@@ -22,11 +22,11 @@ from distillkit.rng import derive
 from fl import (
     CheckpointError,
     Client,
+    ClientData,
     ClientDP,
     Entry,
     FedAvg,
     Filtered,
-    Holding,
     Message,
     Method,
     NoUsableReply,
@@ -141,7 +141,7 @@ def test_private_clients_are_not_measured_unless_asked() -> None:
 
         tested = Entry[Any]("sum")
 
-    held = [Holding(h, images(3, seed=7)) for h in holders()]
+    held = [ClientData(h, images(3, seed=7)) for h in holders()]
     rows = [simulate(Tested(), held, rounds=1, progress=False, evaluate=who).rows[0] for who in (None, "drawn", [1])]
     assert ["accuracy_clients" in row for row in rows] == [False, True, True]
     assert [EXACT_TESTS in row["privacy"].get("remarks", ()) for row in rows] == [False, True, True]
@@ -293,7 +293,7 @@ def test_a_class_count_that_was_read_off_the_labels_is_refused_before_anything_i
     told = holders()
     derived = LabeledImages(told[1].images, told[1].labels)
     ledger = Ledger(delta=DELTA)
-    for held in ([derived, derived[:5]], (Holding(derived),), Lazy([derived, told[0]])):
+    for held in ([derived, derived[:5]], (ClientData(derived),), Lazy([derived, told[0]])):
         with pytest.raises(PrivacyError, match=r"num_classes must be given.*data\.replace\(num_classes=K\)"):
             simulate(NoisySum(), held, rounds=1, progress=False, ledger=ledger)  # type: ignore[arg-type]
     assert ledger.events == ()

@@ -83,7 +83,7 @@ def test_a_run_is_read_back(run: Path) -> None:
     assert "2 rounds of FedAvg" in repr(found)
 
 
-@pytest.mark.parametrize("how", [{}, {"where": "loopback"}, {"workers": 2}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"backend": Loopback()}, {"workers": 2}], ids=str)
 def test_a_run_comes_to_the_same_hash_from_its_config_alone(run: Path, how: dict[str, Any], tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     for name in ("history.jsonl", "summary.json", "checkpoint"):  # nothing else of the folder is used
@@ -219,9 +219,9 @@ def test_a_seeded_private_run_comes_to_the_same_hash_too(tmp_path: Path) -> None
 
 
 def test_faults_are_part_of_a_run(tmp_path: Path) -> None:
-    simulate(FedAvg(factory=Tiny, steps=1), federation(), out=tmp_path, where=Loopback(lose=0.2), **HOW)
+    simulate(FedAvg(factory=Tiny, steps=1), federation(), out=tmp_path, backend=Loopback(lose=0.2), **HOW)
     with pytest.raises(NotRepeatable, match=r"faults were part of the run .*Loopback\(lose=0.2"):
-        again(tmp_path, clients=federation(), test=HOW["test"], where="threads")
+        again(tmp_path, clients=federation(), test=HOW["test"], backend="threads")
 
 
 # What a folder does not say.

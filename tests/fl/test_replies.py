@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from distillkit.rng import derive
-from fl import FedAvg, FedDM, Filter, Filtered, Holding, Run, simulate
+from fl import ClientData, FedAvg, FedDM, Filter, Filtered, Run, simulate
 from fl._codec import decode, encode
 from fl.addons import SCAFFOLD, FedDF, FedExP, FedGen, FedNova, FineTune
 from fl.averaging.addon import AddOn
@@ -77,7 +77,7 @@ class Hostile(Filtered):
 
 
 def play(method: Method, rounds: int, **options: Any) -> Run:
-    held = [Holding(c, images(6, seed=60 + k)) for k, c in enumerate(federation()[:3])]
+    held = [ClientData(c, images(6, seed=60 + k)) for k, c in enumerate(federation()[:3])]
     return simulate(
         method, held, rounds=rounds, seed=5, progress=False, secret=1 if method.private else None, test=images(9, 9),
         evaluate="all", server_data={"proxy": images(8, 3)}, **options,

@@ -17,7 +17,7 @@ import pytest
 
 from distillkit import plot
 from distillkit.privacy import Event, Ledger
-from fl import ClientDP, FedAvg, Filtered, Holding, Run, history, simulate
+from fl import ClientData, ClientDP, FedAvg, Filtered, Run, history, simulate
 from fl.addons import FedProx
 from fl.participants import Interrupted
 from tests.fl.small import Tiny, federation, images
@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
 
 
 def play(method: Any = None, **options: Any) -> Run:
-    held = [Holding(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
+    held = [ClientData(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
     method = method or FedAvg(FedProx(0.1), factory=Tiny, lr=0.1)
     return simulate(method, held, **{"rounds": 7, "test": images(30, 77), "progress": False, **options})
 

@@ -17,14 +17,15 @@ from attacks import transcript
 from distillkit.privacy import PrivacyError
 from fl import (
     Client,
+    ClientData,
     ClientDP,
     Entry,
     FedAvg,
     FedDM,
     Filter,
     Filtered,
-    Holding,
     Keyring,
+    Loopback,
     Message,
     Method,
     NoUsableReply,
@@ -60,8 +61,8 @@ def sealed(method: Method, ring: Keyring, kind: type[SecureSums] = SecureSums, *
     return Filtered(method, kind(ring.registry(4), most=most, **{"threshold": 3, "keyring": ring, **options}))
 
 
-def held() -> list[Holding]:
-    return [Holding(data, images(6, seed=20 + k)) for k, data in enumerate(federation()[:4])]
+def held() -> list[ClientData]:
+    return [ClientData(data, images(6, seed=20 + k)) for k, data in enumerate(federation()[:4])]
 
 
 def play(method: Method, **how: Any) -> Run:
@@ -213,8 +214,8 @@ def test_runs_have_other_masks_and_the_same_bits(tmp_path: Path) -> None:
     """Over bytes too; and what the server saw was not the same twice."""
     ring = Keyring(tmp_path / "ring")
     method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, most={SCAFFOLD.drift: 40.0}), [], []
-    for i, place in enumerate(("threads", "loopback")):
-        runs.append(play(method, where=place, out=tmp_path / str(i), transcript=True))
+    for i, backend in enumerate(("threads", Loopback())):
+        runs.append(play(method, backend=backend, out=tmp_path / str(i), transcript=True))
         ups = [m for m in transcript.read(tmp_path / str(i)) if (m.direction, m.exchange) == ("up", "local")]
         seen.append({(m.round, m.client): m.values for m in ups})
     assert_same(*runs)
@@ -607,9 +608,9 @@ class Twice(FedAvg):
         return {1: "was not polite"} if verb == "greet" else {}
 
 
-@pytest.mark.parametrize("where", ["threads", "loopback"])
-def test_a_round_has_the_exchanges_that_a_method_asks_for(where: Any) -> None:
-    (row,) = play(Twice(**FAST), rounds=1, where=where).rows
+@pytest.mark.parametrize("backend", ["threads", Loopback()])
+def test_a_round_has_the_exchanges_that_a_method_asks_for(backend: Any) -> None:
+    (row,) = play(Twice(**FAST), rounds=1, backend=backend).rows
     assert row["greet"] == [[0, 1, 2, 3], 40.0 * 4 + 6]
     assert row["local"] == [[0, 2, 3], None]
     assert row["part"] == [[0, 3], 2.0]
@@ -632,19 +633,19 @@ def test_a_run_killed_after_its_tests_still_has_the_memories_that_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What clients read in a test is the pending memory; the committed one is needed if the round is not committed."""
-    from fl.engine._rounds import Engine
+    from fl.engine._rounds import RoundRunner
 
-    method, commit = FedAvg(SCAFFOLD(), **FAST), Engine._commit
+    method, commit = FedAvg(SCAFFOLD(), **FAST), RoundRunner._commit
     whole = play(method, rounds=3)
 
-    def killed(self: Engine, number: int, *rest: Any) -> None:
+    def killed(self: RoundRunner, number: int, *rest: Any) -> None:
         if number == 2:
             raise Killed
         commit(self, number, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Engine, "_commit", killed)
-        patch.setattr("fl.engine._client_memory.Memories.drop", lambda self: None)  # a kill drops nothing
+        patch.setattr(RoundRunner, "_commit", killed)
+        patch.setattr("fl.engine._client_memory.MemoryStore.rollback", lambda self: None)  # a kill drops nothing
         with pytest.raises(Killed):
             play(method, rounds=3, out=tmp_path)
     assert_same(whole, play(method, rounds=3, out=tmp_path, resume=True))

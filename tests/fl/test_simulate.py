@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from distillkit import LabeledImages
-from fl import CheckpointError, FedAvg, FedDM, Holding, NoUsableReply, Real, simulate
+from fl import CheckpointError, ClientData, FedAvg, FedDM, NoUsableReply, Real, simulate
 from fl.addons import FedProx
 from fl.averaging.addon import AddOn
 from fl.engine.store import Store
@@ -50,7 +50,7 @@ METHODS = {
 
 
 def play(name: str, out: Path, rounds: int = 3, **options: Any) -> Any:
-    held = [Holding(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
+    held = [ClientData(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
     options = {"participation": 3, "test": images(30, 77), "seed": 4, "progress": False, **options}
     return simulate(METHODS[name](), held, rounds=rounds, out=out, **options)
 
@@ -300,7 +300,7 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
         play("feddm", tmp_path, resume=True)
     with pytest.raises(CheckpointError, match="data: was"):
         simulate(
-            METHODS["fedavg"](), [Holding(images(9, 123))] * 5, rounds=3, out=tmp_path, resume=True,
+            METHODS["fedavg"](), [ClientData(images(9, 123))] * 5, rounds=3, out=tmp_path, resume=True,
             participation=3, test=images(30, 77), seed=4, progress=False,
         )  # fmt: skip
 

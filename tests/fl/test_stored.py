@@ -21,8 +21,8 @@ from distillkit.sets import StoredImages
 from distillkit.sets.stored import PixelFile
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
-from fl import ClientDP, FedAvg, Filtered, Holding, Run, simulate
-from fl.deploy.loopback._transport import Processes
+from fl import ClientData, ClientDP, FedAvg, Filtered, Loopback, Run, simulate
+from fl.deploy.loopback._transport import ProcessTransport
 from fl.method import at_once
 from fl.study import Federated
 from tests.fl.small import Tiny
@@ -42,15 +42,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def stored(source: Path, tmp_path: Path) -> tuple[list[Holding], StoredImages]:
+def stored(source: Path, tmp_path: Path) -> tuple[list[ClientData], StoredImages]:
     """Four clients with tests of their own, and the test set."""
     train, test = open_folder(source, cache=tmp_path / "cache", normalization=HALF)
     held = clients(train, partition.iid(train.labels, 4))
-    return [Holding(data[:8], data[8:]) for data in held], test
+    return [ClientData(data[:8], data[8:]) for data in held], test
 
 
-def in_memory(held: list[Holding]) -> list[Holding]:
-    return [Holding(*client.read()) for client in held]
+def in_memory(held: list[ClientData]) -> list[ClientData]:
+    return [ClientData(*client.read()) for client in held]
 
 
 def told(run: Run) -> list[Any]:
@@ -62,11 +62,11 @@ def weights(run: Run) -> torch.Tensor:
     return torch.cat([p.flatten() for p in run.models[""].parameters()])
 
 
-@pytest.mark.parametrize("where", ["threads", "loopback"])
-def test_a_run_is_that_of_the_same_pictures_in_memory(source: Path, tmp_path: Path, where: Any) -> None:
+@pytest.mark.parametrize("backend", ["threads", Loopback()])
+def test_a_run_is_that_of_the_same_pictures_in_memory(source: Path, tmp_path: Path, backend: Any) -> None:
     held, test = stored(source, tmp_path)
     options: dict[str, Any] = {"rounds": 2, "participation": 0.5, "evaluate": "all", "progress": False}
-    run = simulate(METHOD, held, test=test, where=where, workers=2 if where == "threads" else 1, **options)
+    run = simulate(METHOD, held, test=test, backend=backend, workers=2 if backend == "threads" else 1, **options)
     other = simulate(METHOD, in_memory(held), test=test.read(), **options)
     assert told(run) == told(other)
     assert run.rows[-1]["accuracy_clients"] is not None
@@ -113,14 +113,14 @@ def test_a_test_of_large_images_keeps_few_of_them() -> None:
 
 
 def test_a_run_says_which_pictures_it_was_of(source: Path, tmp_path: Path) -> None:
-    def config(name: str, change: Callable[[list[Holding]], Any]) -> dict[str, Any]:
+    def config(name: str, change: Callable[[list[ClientData]], Any]) -> dict[str, Any]:
         held, test = stored(source, tmp_path / name)  # each with a cache of its own
         simulate(METHOD, change(held), test=test, rounds=1, progress=False, out=tmp_path / name / "run")
         return json.loads((tmp_path / name / "run" / "config.json").read_text())
 
     whole = config("one", list)
     assert config("two", list) == whole
-    other = config("three", lambda held: [Holding(held[0].train[1:], held[0].test), *held[1:]])
+    other = config("three", lambda held: [ClientData(held[0].train[1:], held[0].test), *held[1:]])
     assert other["data"] != whole["data"]
     assert other["test"] == whole["test"] == [12, whole["test"][1]]
 
@@ -129,18 +129,18 @@ def test_a_process_forgets_what_it_can_read_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
-    send = Processes._send
+    send = ProcessTransport._send
 
-    def noted(cohort: Processes, index: int, *frames: Any) -> None:
+    def noted(cohort: ProcessTransport, index: int, *frames: Any) -> None:
         sent.extend(frame[0] for frame in frames if frame[0] in ("data", "job", "forget"))
         send(cohort, index, *frames)
 
-    monkeypatch.setattr(Processes, "_send", noted)
+    monkeypatch.setattr(ProcessTransport, "_send", noted)
     held, _ = stored(source, tmp_path)
-    simulate(METHOD, held[:2], rounds=2, evaluate="none", where="loopback", progress=False)
+    simulate(METHOD, held[:2], rounds=2, evaluate="none", backend=Loopback(), progress=False)
     assert sent == ["data", "job", "forget"] * 4
     sent.clear()
-    simulate(METHOD, in_memory(held[:2]), rounds=2, evaluate="none", where="loopback", progress=False)
+    simulate(METHOD, in_memory(held[:2]), rounds=2, evaluate="none", backend=Loopback(), progress=False)
     assert sent == ["data", "job"] * 2 + ["job"] * 2
 
 

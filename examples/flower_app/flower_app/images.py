@@ -9,13 +9,13 @@ import torch
 
 from distillkit import LabeledImages, Normalization
 from distillkit.data import load, load_folder
-from fl import Holding
+from fl import ClientData
 
 HALF = 0.5
 """Mean and standard deviation of every channel of a folder: public, and the same on all nodes."""
 
 
-def load_client(partition: int, here: Mapping[str, Any], config: Mapping[str, Any]) -> Holding:
+def load_client(partition: int, here: Mapping[str, Any], config: Mapping[str, Any]) -> ClientData:
     """The images of one node, four fifths to train on and one to test on.
 
     Args:
@@ -25,9 +25,9 @@ def load_client(partition: int, here: Mapping[str, Any], config: Mapping[str, An
     """
     if "images" in here:
         train, test = folder(here["images"], config, 0.2)
-        return Holding(train, test if len(test) else None)
+        return ClientData(train, test if len(test) else None)
     whole, count = load("digits"), int(here["num-partitions"])
-    return Holding(whole.train[torch.arange(len(whole.train))[partition::count]])
+    return ClientData(whole.train[torch.arange(len(whole.train))[partition::count]])
 
 
 def test_set(config: Mapping[str, Any]) -> LabeledImages | None:

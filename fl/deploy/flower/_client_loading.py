@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from distillkit.data import Split, StoredSplit, load_folder
 from distillkit.normalization import IDENTITY
 from distillkit.study import Allocation
-from fl.engine.client_data import Holding
+from fl.engine.client_data import ClientData
 
 __all__ = ["holding_of"]
 
@@ -37,11 +37,11 @@ def holding_of(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
     if isinstance(given, str | Path):
         given = load_folder(given, normalization=IDENTITY, progress=False)
     if isinstance(given, Split | StoredSplit):
-        return Holding(given.train, given.test if len(given.test) else None), given.classes
+        return ClientData(given.train, given.test if len(given.test) else None), given.classes
     if isinstance(given, Allocation):
         if partition >= len(given.clients):
             raise ValueError(f"the task deals to {len(given.clients)} clients, and this node is partition {partition}")
-        return Holding(given.clients[partition], given.own_tests[partition]), ()
+        return ClientData(given.clients[partition], given.own_tests[partition]), ()
     if isinstance(given, Mapping):
         return _of_map(given, partition)
     if hasattr(given, "column_names") and hasattr(given, "features"):
@@ -50,13 +50,13 @@ def holding_of(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
     return given, ()
 
 
-def _of_map(given: Mapping[str, Any], partition: int) -> tuple[Holding, tuple[str, ...]]:
+def _of_map(given: Mapping[str, Any], partition: int) -> tuple[ClientData, tuple[str, ...]]:
     if "train" not in given or set(given) - {"train", "test"}:
         raise ValueError(f"a client's map must hold train, and may hold test; got {', '.join(map(str, given))}")
     sets = [holding_of(given[name], partition) for name in ("train", "test") if name in given]
     if len({names for _, names in sets}) > 1:
         raise ValueError("a client's training and test set must have the same classes, in the same order")
-    return Holding(*(found for found, _ in sets)), sets[0][1]
+    return ClientData(*(found for found, _ in sets)), sets[0][1]
 
 
 class _Rows(Dataset[Any]):

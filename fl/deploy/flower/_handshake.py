@@ -16,7 +16,7 @@ from distillkit.fingerprint import tensor_fingerprint
 from distillkit.sets import LabeledImages
 from fl._codec import Parts, from_parts, to_parts
 from fl._parts import identity
-from fl.engine._clients import Roster, grown, require_like
+from fl.engine._clients import ClientRegistry, grown, require_like
 from fl.engine._validation import require_public
 from fl.message import Entry, Message
 from fl.method import Method
@@ -132,7 +132,7 @@ def said_of(
     count: int,
     method: Method,
     task: LabelTask | None,
-    roster: Roster,
+    roster: ClientRegistry,
     fingerprint: str,
     ledger: str,
     names: Sequence[str] = (),

@@ -31,21 +31,21 @@ from distillkit._utils import check
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.privacy import BudgetExhausted, PrivacyError
 from fl._codec import Parts, from_parts, to_parts
-from fl.deploy._wire import Job, Lacking, read_job
+from fl.deploy._wire import Job, PayloadMissing, read_job
 from fl.deploy.flower._client_loading import holding_of
 from fl.deploy.flower._handshake import require_partition, said_of
 from fl.deploy.flower._message_pairs import join, split
-from fl.deploy.flower._node_folder import Bodies, key_of, remove_orphans
+from fl.deploy.flower._node_folder import PayloadCache, key_of, remove_orphans
 from fl.deploy.flower._node_ledger import Account
 from fl.deploy.flower._records import LARGEST, from_records
 from fl.deploy.flower._release_guard import WITHHELD, Guard
 from fl.deploy.flower.policy import ANY, PolicyRefusal, app_hash, read_policy
 from fl.engine import _validation
-from fl.engine._client_memory import Memories
-from fl.engine._client_runtime import Site, respond
-from fl.engine._clients import Roster
+from fl.engine._client_memory import MemoryStore
+from fl.engine._client_runtime import ClientRuntime, respond
+from fl.engine._clients import ClientRegistry
 from fl.engine._failures import reason_of
-from fl.engine._transport import Answer
+from fl.engine._transport import ClientResult
 from fl.message import Message
 from fl.method import Method
 from fl.participants import Interrupted
@@ -99,11 +99,11 @@ class Node:
     def _held(self, number: int, classes: int | None) -> _Held:
         """The data of a client, with so many classes at least."""
         given, names = holding_of(self.load_client(number), number)
-        roster, key = Roster([given], None, False), key_of(self.folder)
+        roster, key = ClientRegistry([given], None, False), key_of(self.folder)
         held = roster[0]
         train, test = ("" if d is None else set_fingerprint(d, key=key) for d in (held.train, held.test))
         return _Held(
-            roster if classes is None else Roster([held], classes, False),
+            roster if classes is None else ClientRegistry([held], classes, False),
             tensor_fingerprint([str(number), train, test], key=key),
             tensor_fingerprint(["ledger", train], key=key),
             names,
@@ -188,18 +188,18 @@ class Node:
                 raise ValueError(f"a run's name is 16 hex digits, got {place['run']!r:.40}")
             held = self._held(number, place["classes"])
             folder = self.folder / held.fingerprint / place["run"]
-            job = read_job(message, facts, Bodies(folder))
+            job = read_job(message, facts, PayloadCache(folder))
             if job.client != number:
                 raise ValueError(f"this node is partition {number}, and was asked as {job.client}")
             guard = self._guard(number, held)
             guard.require_request(job, self.app)
-            remove_orphans(folder, job.letter.memory, job.head.round)
-            site = Site(
+            remove_orphans(folder, job.request.memory, job.header.round)
+            site = ClientRuntime(
                 self.method, _validation.task_at(self.task, held.roster.first), {number: held.roster[0]},
-                Memories(folder / "memory"), self.device, ledger=guard.branch(job),
+                MemoryStore(folder / "memory"), self.device, ledger=guard.branch(job),
             )  # fmt: skip
             left, seen = place["deadline"] - (time.time() - created), place["ledger"]
-        except Lacking:
+        except PayloadMissing:
             return to_parts(Message(), {"lacking": "a body"})
         except PolicyRefusal as error:
             return _refused(str(error))
@@ -212,7 +212,7 @@ class Node:
 class _Held:
     """What a node holds, as the only client of a roster; what its key makes of it; the names of classes, if told."""
 
-    roster: Roster
+    roster: ClientRegistry
     fingerprint: str
     ledger: str
     names: tuple[str, ...]
@@ -222,16 +222,16 @@ def _refused(why: str) -> Parts:
     return to_parts(Message(), {"refused": why[:500]})
 
 
-def _within(seconds: float, site: Site, job: Job) -> Answer | BudgetExhausted:
+def _within(seconds: float, site: ClientRuntime, job: Job) -> ClientResult | BudgetExhausted:
     """The answer, if there is one in so many seconds; then the client is told to stop, and is not waited for."""
-    late = Answer(job.client, error="did not answer before its deadline, and was stopped")
-    found: list[Answer | BudgetExhausted] = []
+    late = ClientResult(job.client, error="did not answer before its deadline, and was stopped")
+    found: list[ClientResult | BudgetExhausted] = []
 
     def work() -> None:
         torch.set_num_threads(1)
         with contextlib.suppress(Interrupted):
             try:
-                found.append(respond(site, job.head, job.client, lambda: job.letter))
+                found.append(respond(site, job.header, job.client, lambda: job.request))
             except BudgetExhausted as error:  # of the run
                 found.append(error)
 
@@ -245,4 +245,6 @@ def _within(seconds: float, site: Site, job: Job) -> Answer | BudgetExhausted:
         site.stop.set()
         thread.join(_GRACE)
         return late
-    return found[0] if found else Answer(job.client, error="was ended by an error of the engine; see the node's log")
+    return (
+        found[0] if found else ClientResult(job.client, error="was ended by an error of the engine; see the node's log")
+    )

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from fl._codec import encode
-from fl.deploy._wire import Lacking
+from fl.deploy._wire import PayloadMissing
 from fl.engine.store import CheckpointError, read_message, write_atomically
 from fl.message import Message, Value
 
-__all__ = ["Bodies", "key_of", "remove_orphans"]
+__all__ = ["PayloadCache", "key_of", "remove_orphans"]
 
 _MONTH = 30 * 24 * 3600.0
 """Seconds after which a run that has committed nothing is taken to have ended."""
@@ -38,7 +38,7 @@ def key_of(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-class Bodies:
+class PayloadCache:
     """The bodies of kept entries, one file a client and entry.
 
     Args:
@@ -60,14 +60,14 @@ class Bodies:
         """The body that lies here; see `fl.deploy._wire.Held` for `client`, `key` and `digest`.
 
         Raises:
-            Lacking: it does not.
+            PayloadMissing: it does not.
         """
         try:
             message, facts = read_message(self._file(client, key))
         except CheckpointError as error:  # the server sends it once more
-            raise Lacking(client) from error
+            raise PayloadMissing(client) from error
         if facts.get("digest") != digest:
-            raise Lacking(client)
+            raise PayloadMissing(client)
         return dict(message.items())[key]
 
 

@@ -14,7 +14,7 @@ from fl._codec import Parts, to_parts
 from fl.deploy._wire import Job, answer_parts
 from fl.deploy.flower._node_ledger import Account
 from fl.deploy.flower.policy import Policy, PolicyRefusal
-from fl.engine._transport import Answer
+from fl.engine._transport import ClientResult
 from fl.message import Message
 from fl.method import Method
 
@@ -50,7 +50,7 @@ class Guard:
             PolicyRefusal: naming the key of the policy's file.
         """
         if self._policy is not None:
-            self._policy.require_request(self._method, job.head.verb, app)
+            self._policy.require_request(self._method, job.header.verb, app)
 
     def branch(self, job: Job) -> Branch | None:
         """The ledger that the client charges for a `job`: the node's own before the run's.
@@ -77,7 +77,7 @@ class Guard:
             raise ValueError("this node runs no private method, and keeps no ledger")
         return self._account.said(asked)
 
-    def parts(self, job: Job, found: Answer | BudgetExhausted, asked: Any) -> Parts:
+    def parts(self, job: Job, found: ClientResult | BudgetExhausted, asked: Any) -> Parts:
         """What leaves the node.
 
         Args:
@@ -88,7 +88,9 @@ class Guard:
         """
         account = self._account
         if account is None:
-            return answer_parts(job.head.version, found) if isinstance(found, Answer) else _refused(str(found), {})
+            return (
+                answer_parts(job.header.version, found) if isinstance(found, ClientResult) else _refused(str(found), {})
+            )
         try:
             facts = account.said(asked)
         except ValueError as error:
@@ -102,15 +104,15 @@ class Guard:
                 found = self._covered(job, found, account)
             except PolicyRefusal as error:
                 return _refused(str(error), facts)
-        return answer_parts(job.head.version, found, facts=facts)
+        return answer_parts(job.header.version, found, facts=facts)
 
-    def _covered(self, job: Job, found: Answer, account: Account) -> Answer:
+    def _covered(self, job: Job, found: ClientResult, account: Account) -> ClientResult:
         """The answer without what no epsilon covers: its reply was charged for, or does not leave."""
         if found.error is not None:
             logging.getLogger(__name__).warning("client %d %s", job.client, found.error)
             kind = found.error.split(":")[0]
             found = replace(found, error=f"{kind} ({WITHHELD})")
-        elif found.reply is not None and job.head.verb in _RELEASING and not account.charged:
+        elif found.reply is not None and job.header.verb in _RELEASING and not account.charged:
             raise PolicyRefusal(
                 "its policy has a finite epsilon, and the method charged nothing for what it would send"
             )

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from fl._codec import Parts, entry_key
 from fl.deploy._wire import Job, job_parts
 from fl.deploy.flower._message_pairs import join, split
-from fl.engine._transport import Answer
+from fl.engine._transport import ClientResult
 from fl.message import sizes
 
 __all__ = ["Question", "Take", "pack", "unpack"]
 
-Take = Callable[[Answer], None]
+Take = Callable[[ClientResult], None]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Question:
 
     def again(self) -> Question:
         """The same question, for a client that lacks a body."""
-        costs = sizes(self.job.letter.message).items()
-        return replace(self, resent=sum(n for key, n in costs if key.split(":")[0] in self.job.letter.held))
+        costs = sizes(self.job.request.message).items()
+        return replace(self, resent=sum(n for key, n in costs if key.split(":")[0] in self.job.request.cached))
 
 
 def pack(
@@ -55,7 +55,7 @@ def pack(
     parts, *rest = [job_parts(one.job, facts, whole=whole) for one in questions]
     if not rest:
         return list(questions), parts
-    tensors, kept = parts[0], questions[0].job.letter.digests
+    tensors, kept = parts[0], questions[0].job.request.digests
     parts, common = join(parts, rest[0])
     size = sum(tensors[name].nbytes for name in common if entry_key(name) not in kept)
     return [replace(questions[0], common=size), questions[1]], parts

@@ -22,13 +22,13 @@ from fl.deploy.flower._messages_in_flight import Mail, unanswered
 from fl.deploy.flower._node_discovery import Met, call_roll
 from fl.deploy.flower._requests import Question, Take, pack, unpack
 from fl.engine._failures import reason_of
-from fl.engine._transport import Answer, Head, Riding, Tell
+from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader
 from fl.engine.store import write_atomically
 from fl.message import Message
 from fl.method import NoUsableReply
 from fl.participants import Interrupted
 
-__all__ = ["GridCohort", "Terms"]
+__all__ = ["GridTransport", "Terms"]
 
 _GRACE = 30.0
 """Seconds that an answer may take on its way after its client's deadline."""
@@ -54,8 +54,8 @@ class Terms:
     wait: float
 
 
-class GridCohort:
-    """A cohort of Flower's nodes. See `Cohort` for what the rounds see of it.
+class GridTransport:
+    """A cohort of Flower's nodes. See `Transport` for what the rounds see of it.
 
     A node that was restarted is found again before the next exchange, by the partition that it says it is. Nothing is
     told to nodes between the rounds: every letter names the version of the memory that counts.
@@ -82,24 +82,34 @@ class GridCohort:
         self._unsaid: set[int] = set()
         self._run = _name(out)
         self._asked: dict[int, list[Question]] = {}
-        self._done: dict[int, Answer | BudgetExhausted] = {}
+        self._done: dict[int, ClientResult | BudgetExhausted] = {}
 
-    def ask(self, head: Head, numbers: Sequence[int], tell: Tell, riding: Riding | None = None) -> Iterator[Answer]:
-        """Ask the clients `numbers`, each told `head` and what `tell` writes; see `Cohort.ask`.
+    def exchange(
+        self,
+        head: RequestHeader,
+        clients: Sequence[int],
+        build_request: RequestBuilder,
+        bundled: BundledExchange | None = None,
+    ) -> Iterator[ClientResult]:
+        """Ask the `clients`, each told `head` and what `build_request` writes; see `Transport.exchange`.
 
-        Who is asked something in the exchange that is `riding`, too, gets both in one message; who is asked there alone
-        has a message of its own beside the others.
+        A client that is in the `bundled` exchange too gets both requests in one message; a client that is only in the
+        bundled exchange gets a message of its own.
         """
         for misfit in call_roll(self._mail, self._roll, self._met, min(self._terms.deadline, _GRACE)):
             warn(f"{misfit}; the run goes on without it")
-        here, there = set(numbers), set(riding.numbers) if riding is not None else set[int]()
+        here, there = set(clients), set(bundled.clients) if bundled is not None else set[int]()
         waiting: deque[int] = deque()
-        rest = iter(sorted(here | there) if there else numbers)
+        rest = iter(sorted(here | there) if there else clients)
         while True:
             while len(waiting) < self._terms.at_once and (number := next(rest, None)) is not None:
                 waiting.append(number)
-                rides = [(riding.head, riding.tell, riding.take)] if riding is not None and number in there else []
-                self._begin(number, [*rides, *([(head, tell, None)] if number in here else [])])
+                rides = (
+                    [(bundled.header, bundled.build_request, bundled.on_result)]
+                    if bundled is not None and number in there
+                    else []
+                )
+                self._begin(number, [*rides, *([(head, build_request, None)] if number in here else [])])
             if not waiting:
                 break
             while waiting[0] in self._asked:
@@ -113,16 +123,16 @@ class GridCohort:
         self._read_ledgers(self._unsaid, _READING)
         self._unsaid.clear()  # who still does not say will with the next answer
 
-    def _begin(self, client: int, questions: Sequence[tuple[Head, Tell, Take | None]]) -> None:
+    def _begin(self, client: int, questions: Sequence[tuple[RequestHeader, RequestBuilder, Take | None]]) -> None:
         asked = []
-        for head, tell, take in questions:
+        for head, build_request, take in questions:
             try:
                 known = None if self._ledger is None else known_of(self._ledger, client)
-                asked.append(Question(Job(head, client, tell(client), known), take))
+                asked.append(Question(Job(head, client, build_request(client), known), take))
             except (Interrupted, BudgetExhausted):
                 raise
             except Exception as error:  # as where clients are threads: what fails for a client is its failure
-                self._give(take, client, Answer(client, error=reason_of(error)))
+                self._give(take, client, ClientResult(client, error=reason_of(error)))
         if asked:
             self._send(client, asked)
 
@@ -135,14 +145,14 @@ class GridCohort:
         self._unsaid.add(client)
         self._asked[client], parts = pack(asked, {"place": json.dumps(place)}, whole=whole)
         job = asked[-1].job
-        kind = "train.job" if job.head.keeps else "query.job"
-        if self._mail.send(kind, {client: (hello.node, parts)}, str(job.head.round), self._patience(asked)):
+        kind = "train.job" if job.header.keeps else "query.job"
+        if self._mail.send(kind, {client: (hello.node, parts)}, str(job.header.round), self._patience(asked)):
             self._end(client, f"could not be told anything: Flower did not take the message to node {hello.node}")
 
     def _patience(self, asked: Sequence[Question]) -> float:
         return len(asked) * self._terms.deadline + _GRACE
 
-    def _give(self, take: Take | None, client: int, found: Answer | BudgetExhausted) -> None:
+    def _give(self, take: Take | None, client: int, found: ClientResult | BudgetExhausted) -> None:
         if take is None:
             self._done[client] = found
         elif isinstance(found, BudgetExhausted):
@@ -152,7 +162,7 @@ class GridCohort:
 
     def _end(self, client: int, why: str) -> None:
         for one in self._asked.pop(client):
-            self._give(one.take, client, Answer(client, error=why[:500]))
+            self._give(one.take, client, ClientResult(client, error=why[:500]))
 
     def _listen(self) -> None:
         for client, message in self._mail.collect():
@@ -168,12 +178,14 @@ class GridCohort:
             del self._asked[client]
             self._hear(client, asked, [self._read(one, parts) for one, parts in zip(asked, found, strict=True)])
 
-    def _hear(self, client: int, asked: Sequence[Question], found: Sequence[Answer | BudgetExhausted | None]) -> None:
+    def _hear(
+        self, client: int, asked: Sequence[Question], found: Sequence[ClientResult | BudgetExhausted | None]
+    ) -> None:
         """Hand on what was answered; whoever lacks a body is sent it, with what it was asked."""
         last = found[-1]
-        both = len(found) > 1 and not (isinstance(last, Answer) and last.absent)
+        both = len(found) > 1 and not (isinstance(last, ClientResult) and last.absent)
         for one, answer in zip(asked, found, strict=True):
-            if isinstance(answer, Answer):
+            if isinstance(answer, ClientResult):
                 answer = replace(answer, resent=one.resent or 0, spared=one.common if both else 0)
             if answer is not None:
                 self._give(one.take, client, answer)
@@ -181,7 +193,7 @@ class GridCohort:
         if lacking:
             self._send(client, [one.again() for one in lacking], whole=True)
 
-    def _read(self, asked: Question, parts: Parts) -> Answer | BudgetExhausted | None:
+    def _read(self, asked: Question, parts: Parts) -> ClientResult | BudgetExhausted | None:
         """What the client answered; None if it lacks a body."""
         job = asked.job
         try:
@@ -190,7 +202,7 @@ class GridCohort:
                 enter(self._ledger, self._roll.guests[job.client], facts)
                 self._unsaid.discard(job.client)
             if "refused" in facts:
-                return Answer(job.client, error=f"refused: {facts['refused']}"[:500])
+                return ClientResult(job.client, error=f"refused: {facts['refused']}"[:500])
             if "exhausted" in facts and self._ledger is not None and self._ledger.budget is not None:
                 return exhausted(facts)
             if "lacking" in facts:
@@ -200,10 +212,10 @@ class GridCohort:
             if self._ledger is not None and "account" not in facts:
                 raise ValueError("it does not say what it charged")
             version, answer, _ = read_answer(reply, facts)
-            if (version, answer.client) != (job.head.version, job.client):
-                raise ValueError(f"it answers {version} of client {answer.client}, and was asked {job.head.version}")
+            if (version, answer.client) != (job.header.version, job.client):
+                raise ValueError(f"it answers {version} of client {answer.client}, and was asked {job.header.version}")
         except ValueError as error:
-            return Answer(job.client, error=f"sent what cannot be read: {error}"[:500])
+            return ClientResult(job.client, error=f"sent what cannot be read: {error}"[:500])
         return answer
 
     def _read_ledgers(self, clients: Collection[int], seconds: float) -> None:
@@ -227,21 +239,21 @@ class GridCohort:
 
     # Between the rounds, and the end.
 
-    def settle(self, versions: Mapping[int, str]) -> None:
-        """Nothing: the next letter names the `versions`. See `Cohort.settle`."""
+    def commit(self, versions: Mapping[int, str]) -> None:
+        """Nothing: the next letter names the `versions`. See `Transport.commit`."""
 
-    def drop(self) -> None:
-        """Wait for nothing of the failed round; what it left on nodes is never named. See `Cohort.drop`."""
+    def rollback(self) -> None:
+        """Wait for nothing of the failed round; what it left on nodes is never named. See `Transport.rollback`."""
         self._mail.forget()
         self._asked.clear()
         self._done.clear()
 
-    def facts(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         """The name under which nodes keep what belongs to this run; Flower's own number changes when it goes on."""
         return {"run": self._run}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Go on under the name in `facts`; the `versions` stand in the next letters. See `Cohort.restore`."""
+        """Go on under the name in `facts`; the `versions` stand in the next letters. See `Transport.restore`."""
         self._run = facts.get("run", self._run)
 
     def __enter__(self) -> Self:
@@ -261,7 +273,7 @@ class GridCohort:
 
     def __exit__(self, *_: Any) -> None:
         """Wait for nothing any more."""
-        self.drop()
+        self.rollback()
 
 
 def _name(out: Path | None) -> str:

@@ -15,9 +15,9 @@ from fl.deploy.flower._messages_in_flight import Mail
 from fl.deploy.flower._node import LoadClient, Node
 from fl.deploy.flower._node_discovery import Met, gather
 from fl.deploy.flower._records import LARGEST, to_records
-from fl.deploy.flower._transport import GridCohort, Terms
+from fl.deploy.flower._transport import GridTransport, Terms
 from fl.engine._privacy_validation import remark_on
-from fl.engine._runner import Place, Plan, play
+from fl.engine._runner import RunConfig, RunContext, play
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
@@ -66,7 +66,7 @@ def client_app(
     Args:
         method: as the server app has it; nodes with another are refused when they say hello.
         load_client: called with the partition's number; gives what `fl.simulate` takes as one client: a
-            `LabeledImages`, a `Holding` of training and test images, a `Dataset`, a pair of images and labels, a
+            `LabeledImages`, a `ClientData` of training and test images, a `Dataset`, a pair of images and labels, a
             `StoredImages`. Or the path of a folder of pictures, a `Split`, what a study's task deals, a table of
             flwr-datasets; docs/flower.md has them all. Called for every message, because on a real node every message
             is a new process.
@@ -198,12 +198,12 @@ def serve(
     gather(mail, roll, met, clients, wait)
     first = roll.first(task)
     terms = Terms(first.num_classes, deadline, at_once, wait)
-    plan = Plan(
+    plan = RunConfig(
         method=method, first=first, clients=len(roll.guests), progress=False, defer_tests=defer_tests, **options
     )
 
-    def cohort(place: Place) -> GridCohort:
-        return GridCohort(mail, roll, met, terms, place.ledger, place.memories)
+    def cohort(place: RunContext) -> GridTransport:
+        return GridTransport(mail, roll, met, terms, place.ledger, place.memories)
 
     return play(plan, roll.fingerprint, cohort, remark_on)
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fl._parts import described
-from fl.deploy.loopback._worker import Opening, serve
+from fl.deploy.loopback._worker import WorkerConfig, serve
 
 __all__ = ["PATIENCE", "Ended", "Process", "give_back", "pickled", "take"]
 
@@ -153,7 +153,7 @@ def _dumped(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def pickled(opening: Opening) -> bytes:
+def pickled(opening: WorkerConfig) -> bytes:
     """What a run is begun with, the `opening`, as bytes.
 
     Raises:

@@ -21,18 +21,18 @@ from distillkit.privacy import BudgetExhausted
 from distillkit.privacy.ledger._child_ledger import Branch
 from distillkit.sets import LabeledImages
 from fl._codec import decode, encode
-from fl.deploy._wire import Bodies, Job, Lacking, pack_answer, unpack_job
-from fl.deploy.loopback.faults import Loopback
-from fl.engine._client_memory import Memories
-from fl.engine._client_runtime import Site, respond
-from fl.engine._transport import Answer
-from fl.engine.client_data import Holding
+from fl.deploy._wire import Job, PayloadCache, PayloadMissing, pack_answer, unpack_job
+from fl.deploy.loopback._faults import Faults
+from fl.engine._client_memory import MemoryStore
+from fl.engine._client_runtime import ClientRuntime, respond
+from fl.engine._transport import ClientResult
+from fl.engine.client_data import ClientData
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.participants import Interrupted
 from fl.task import LabelTask
 
-__all__ = ["Opening", "pack_holding", "serve"]
+__all__ = ["WorkerConfig", "pack_client_data", "serve"]
 
 Frame = tuple[Any, ...]
 
@@ -42,7 +42,7 @@ class _Data:
     test = Entry[LabeledImages]("first")
 
 
-def pack_holding(held: Holding) -> bytes:
+def pack_client_data(held: ClientData) -> bytes:
     """What one client holds, `held`, as bytes; the far side reads them back."""
     train, test = held.read()
     sets = {_Data.train: train} | ({} if test is None else {_Data.test: test})
@@ -50,55 +50,60 @@ def pack_holding(held: Holding) -> bytes:
 
 
 @dataclass(frozen=True)
-class Opening:
+class WorkerConfig:
     """What a run is begun with; the data follow, a client's before its first job.
 
     Attributes:
         method, task: built anew there.
         device: where clients compute.
         memories: the folder of what clients remember; None keeps it in RAM.
-        loopback: which answers go astray.
+        faults: which results go astray.
     """
 
     method: Method
     task: LabelTask
     device: str
     memories: Path | None
-    loopback: Loopback
+    faults: Faults
 
 
 class _Run:
     """One run, as far as it lies here."""
 
-    def __init__(self, opening: Opening, stop: threading.Event) -> None:
-        self.holdings: dict[int, Holding] = {}
-        self.site = Site(
-            opening.method, opening.task, self.holdings, Memories(opening.memories), torch.device(opening.device), stop
+    def __init__(self, opening: WorkerConfig, stop: threading.Event) -> None:
+        self.client_data: dict[int, ClientData] = {}
+        self.runtime = ClientRuntime(
+            opening.method,
+            opening.task,
+            self.client_data,
+            MemoryStore(opening.memories),
+            torch.device(opening.device),
+            stop,
         )
-        self.loopback, self.bodies = opening.loopback, Bodies()
+        self.faults, self.payloads = opening.faults, PayloadCache()
         self.charged: dict[int, list[dict[str, Any]]] = {}  # for which no answer has gone out
         self.late: list[bytes] = []
 
     def data(self, client: int, data: bytes) -> None:
         """A client's data have come."""
         message = decode(data)[0]
-        self.holdings[client] = Holding(message[_Data.train], message.get(_Data.test))
+        self.client_data[client] = ClientData(message[_Data.train], message.get(_Data.test))
 
     def forget(self, client: int) -> None:
         """A client that is made on demand will be made again."""
-        self.holdings.pop(client, None)
+        self.client_data.pop(client, None)
 
     def job(self, data: bytes) -> list[Frame]:
         """Do a job; what is sent back for it, and what was held back from earlier ones."""
         try:
-            job = unpack_job(data, self.bodies)
-        except Lacking as error:
+            job = unpack_job(data, self.payloads)
+        except PayloadMissing as error:
             return [("lacking", error.client)]
         branch = Branch(job.ledger) if job.ledger is not None else None
         frames: list[Frame] = [("answer", held) for held in self.late]
         self.late.clear()
         try:
-            answer = respond(replace(self.site, ledger=branch), job.head, job.client, lambda: job.letter)
+            answer = respond(replace(self.runtime, ledger=branch), job.header, job.client, lambda: job.request)
         except BudgetExhausted as error:
             self._owe(job, branch)
             return [*frames, ("exhausted", job.client, str(error), error.fits)]
@@ -111,24 +116,24 @@ class _Run:
         if branch is not None and branch.charged:
             self.charged.setdefault(job.client, []).extend(branch.charged)
 
-    def _sent(self, job: Job, branch: Branch | None, answer: Answer) -> list[Frame]:
-        fate = self.loopback.fate(job.head.verb, job.head.round, job.client)
+    def _sent(self, job: Job, branch: Branch | None, answer: ClientResult) -> list[Frame]:
+        fate = self.faults.fate(job.header.verb, job.header.round, job.client)
         if fate in ("lost", "late"):
             self._owe(job, branch)
             if fate == "late":
-                self.late.append(pack_answer(job.head.version, answer))
+                self.late.append(pack_answer(job.header.version, answer))
             return [("lost", job.client, fate)]
-        data = pack_answer(job.head.version, answer, branch.charged if branch is not None else ())
+        data = pack_answer(job.header.version, answer, branch.charged if branch is not None else ())
         return [("answer", data)] * (2 if fate == "twice" else 1)
 
-    def settle(self, versions: Mapping[int, str]) -> None:
+    def commit(self, versions: Mapping[int, str]) -> None:
         """These memories count; unless the word of it is lost, too."""
         heard = {
             client: version
             for client, version in versions.items()
-            if self.loopback.fate("settle", int(version.split("-")[0]), client) != "lost"
+            if self.faults.fate("settle", int(version.split("-")[0]), client) != "lost"
         }
-        self.site.memories.settle(heard)
+        self.runtime.memories.commit(heard)
 
 
 def _work(connection: Connection, frames: queue.SimpleQueue[Frame], stop: threading.Event) -> None:
@@ -159,11 +164,11 @@ def _work(connection: Connection, frames: queue.SimpleQueue[Frame], stop: thread
         elif kind == "forget":
             run.forget(*rest)
         elif kind == "settle":
-            run.settle(*rest)
+            run.commit(*rest)
         elif kind == "drop":
-            run.site.memories.drop()
+            run.runtime.memories.rollback()
         elif kind == "restore":
-            run.site.memories.cut(*rest)
+            run.runtime.memories.cut(*rest)
 
 
 def serve(connection: Connection) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fl import Client, FedAvg, Holding, Loopback, Message, Method, NoUsableReply, Run, simulate
+from fl import Client, ClientData, FedAvg, Loopback, Message, Method, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, VHL, Anchors, FineTune
-from fl.engine._runner import Plan
+from fl.engine._runner import RunConfig
 from fl.engine.store import Store
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import (
@@ -53,7 +53,7 @@ def deferred(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 
     def run(method: Method, **options: Any) -> Run:
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["fl.engine.simulate"], "Plan", partial(Plan, defer_tests=True))
+            patch.setattr(sys.modules["fl.engine.simulate"], "RunConfig", partial(RunConfig, defer_tests=True))
             return beside(method, **options)
 
     return run
@@ -89,10 +89,10 @@ class Odd(FedAvg):
         return super().local(client, message)
 
 
-def odd(number: int) -> Holding:
+def odd(number: int) -> ClientData:
     """Client 4 has no images, client 0 none to test on."""
     train = federation()[number]
-    return Holding(train[:0] if number == 4 else train, None if number == 0 else images(6, seed=20 + number))
+    return ClientData(train[:0] if number == 4 else train, None if number == 0 else images(6, seed=20 + number))
 
 
 def test_who_fails_in_one_of_both_fails_in_that_one(deferred: Callable[..., Run], tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_who_fails_in_one_of_both_fails_in_that_one(deferred: Callable[..., Run]
 
 def test_answers_that_go_astray_over_the_loopback_stand_in_their_own_rounds(deferred: Callable[..., Run]) -> None:
     faults = Loopback(lose=0.2, repeat=0.2, delay=0.2, seed=2)
-    how: dict[str, Any] = {"evaluate": "all", "rounds": ROUNDS, "where": faults, "workers": 1}
+    how: dict[str, Any] = {"evaluate": "all", "rounds": ROUNDS, "backend": faults, "workers": 1}
     wanted = beside(METHODS["SCAFFOLD"](), **how)
     assert all("failed_evaluation" in row for row in wanted.rows)
     assert_equal(deferred(METHODS["SCAFFOLD"](), **how), wanted)

@@ -16,10 +16,10 @@ from distillkit.data import Split, load_folder, open_folder
 from distillkit.data.partition import iid
 from distillkit.normalization import IDENTITY
 from distillkit.study import Task
-from fl import FedAvg, Holding
+from fl import ClientData, FedAvg
 from fl.deploy.flower import Misfit, client_app
 from fl.deploy.flower._client_loading import holding_of
-from fl.engine._clients import Roster
+from fl.engine._clients import ClientRegistry
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import FAST, OPTIONS, over
 from tests.fl.small import images
@@ -68,9 +68,9 @@ def table(kind: str | None = None, **more: Any) -> Table:
     return Table(rows, {"id": None, "img": Image(), "animal": ClassLabel(NAMES), **more}, kind)
 
 
-def held(given: Any, partition: int = 0) -> tuple[Holding, tuple[str, ...]]:
+def held(given: Any, partition: int = 0) -> tuple[ClientData, tuple[str, ...]]:
     found, names = holding_of(given, partition)
-    return Roster([found], None, False)[0], names
+    return ClientRegistry([found], None, False)[0], names
 
 
 def assert_pixels(data: Any, which: list[int] | None = None) -> None:

@@ -13,8 +13,8 @@ from fl import FedAvg, Run
 from fl.addons import SCAFFOLD, Anchors
 from fl.engine import _evaluation
 from fl.engine import store as stores
-from fl.engine._dispatch import Post
-from fl.engine._rounds import Engine
+from fl.engine._dispatch import Dispatcher
+from fl.engine._rounds import RoundRunner
 from fl.engine.store import Store
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import FAST, assert_equal, beside, grid, over
@@ -94,13 +94,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
         for listener in listeners:
             listener(f"{at[0]} {said}")
 
-    def begins(engine: Engine, number: int, *more: Any, **options: Any) -> Any:
+    def begins(engine: RoundRunner, number: int, *more: Any, **options: Any) -> Any:
         at[0], tested[0] = number, False
         told("began")
         return plays(engine, number, *more, **options)
 
-    plays = Engine.round
-    monkeypatch.setattr(Engine, "round", begins)
+    plays = RoundRunner.round
+    monkeypatch.setattr(RoundRunner, "round", begins)
     after(
         stores,
         "write_atomically",
@@ -110,7 +110,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     after(FedAvg, "answered", lambda *_: "answered")
     after(FedAvg, "receive", lambda *_: "received")
     after(_evaluation, "on_server", lambda *_: "tested")
-    after(Post, "settle", lambda *_: "settled")
+    after(Dispatcher, "settle", lambda *_: "settled")
 
     def run(listener: Callable[[str], None]) -> Run:
         listeners[:], at[0], tested[0] = [listener], 0, False

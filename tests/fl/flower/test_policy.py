@@ -19,7 +19,7 @@ from fl.deploy._wire import Job
 from fl.deploy.flower import app_hash, client_app, read_policy
 from fl.deploy.flower._node_ledger import Account
 from fl.deploy.flower._release_guard import Guard
-from fl.engine._transport import Answer, Head, Letter
+from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.methods import PrivateFedDM
 from tests.fl.flower import double
 from tests.fl.flower.test_private import METHODS, SUM, events_of
@@ -225,8 +225,11 @@ def test_a_server_that_does_not_say_what_it_has_seen_of_the_ledger_gets_a_refusa
     """Else it would be told what the policy withholds, and of a release that nobody paid for."""
     policy = read_policy(written(tmp_path / "policy.toml"))
     guard = Guard(NoisySum(), policy, Account(tmp_path / "ledgers", 1, "a", policy))
-    job = Job(Head("local", 1, "x", 0), 1, Letter(Message()))
-    told = (Answer(1, error="raised KeyError: 6 images"), Answer(1, Message({NoisySum.total: torch.ones(1)})))
+    job = Job(RequestHeader("local", 1, "x", 0), 1, ClientRequest(Message()))
+    told = (
+        ClientResult(1, error="raised KeyError: 6 images"),
+        ClientResult(1, Message({NoisySum.total: torch.ones(1)})),
+    )
     for found in (*told, BudgetExhausted("6 images", fits=0)):
         reply, facts = from_parts(*guard.parts(job, found, asked))
         assert not len(reply)

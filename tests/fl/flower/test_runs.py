@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fl import CheckpointError, Client, FedAvg, FedDM, Holding, Message, Method, NoUsableReply, Real, Run, simulate
+from fl import CheckpointError, Client, ClientData, FedAvg, FedDM, Message, Method, NoUsableReply, Real, Run, simulate
 from fl.addons import SCAFFOLD, VHL, SharedImage
 from fl.deploy.flower import Misfit, client_app, reply_to, serve, server_app
 from fl.deploy.flower._handshake import identity_of
@@ -36,8 +36,8 @@ def flower() -> Iterator[None]:
         yield
 
 
-def held(number: int) -> Holding:
-    return Holding(federation()[number], images(6, seed=20 + number))
+def held(number: int) -> ClientData:
+    return ClientData(federation()[number], images(6, seed=20 + number))
 
 
 def grid(method: Method, folder: Path, fault: double.Fault = lambda *_: None, seed: int = 0, **app: Any) -> double.Grid:
@@ -233,7 +233,7 @@ def test_a_killed_server_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
     over(grid(METHODS["FedAvg"](), tmp_path / "nodes"), METHODS["FedAvg"](), out=tmp_path / "run", rounds=1)
-    others = grid(METHODS["FedAvg"](), tmp_path / "nodes", load_client=lambda k: Holding(images(12, seed=50 + k)))
+    others = grid(METHODS["FedAvg"](), tmp_path / "nodes", load_client=lambda k: ClientData(images(12, seed=50 + k)))
     with pytest.raises(CheckpointError, match="data"):
         over(others, METHODS["FedAvg"](), out=tmp_path / "run", resume=True)
 

@@ -21,8 +21,8 @@ from fl.deploy.flower._message_pairs import join
 from fl.deploy.flower._node_discovery import Met
 from fl.deploy.flower._records import from_records, to_records
 from fl.deploy.flower._requests import Question, unpack
-from fl.deploy.flower._transport import GridCohort, Terms
-from fl.engine._transport import Answer, Head, Letter
+from fl.deploy.flower._transport import GridTransport, Terms
+from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from tests.fl.flower import double
 from tests.fl.flower.test_runs import FAST, METHODS, grid, over
 
@@ -95,11 +95,13 @@ def test_a_node_that_comes_later_and_does_not_fit_is_warned_of_and_left_out(tmp_
 
 
 def asked(resent: int | None = None) -> Question:
-    return Question(Job(Head("local", 3, "a", seed=5, secret=None), 1, Letter(Message(), "")), None, resent)
+    return Question(
+        Job(RequestHeader("local", 3, "a", seed=5, secret=None), 1, ClientRequest(Message(), "")), None, resent
+    )
 
 
-def cohort(ledger: Ledger | None = None) -> GridCohort:
-    return GridCohort(None, Roll(FedAvg(**FAST), None), Met(), Terms(3, 1.0, 1, 1.0), ledger)  # type: ignore[arg-type]
+def cohort(ledger: Ledger | None = None) -> GridTransport:
+    return GridTransport(None, Roll(FedAvg(**FAST), None), Met(), Terms(3, 1.0, 1, 1.0), ledger)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -108,12 +110,12 @@ def cohort(ledger: Ledger | None = None) -> GridCohort:
     ids=["another round", "another client"],
 )
 def test_an_answer_to_something_else_is_no_answer(version: str, client: int, said: str) -> None:
-    found = cohort()._read(asked(), answer_parts(version, Answer(client, Message())))
-    assert isinstance(found, Answer)
+    found = cohort()._read(asked(), answer_parts(version, ClientResult(client, Message())))
+    assert isinstance(found, ClientResult)
     assert (found.client, found.reply) == (1, None)
     assert said in str(found.error)
-    good = cohort()._read(asked(), answer_parts("3-a", Answer(1, Message())))
-    assert isinstance(good, Answer)
+    good = cohort()._read(asked(), answer_parts("3-a", ClientResult(1, Message())))
+    assert isinstance(good, ClientResult)
     assert good.error is None
 
 
@@ -121,18 +123,18 @@ def test_a_body_is_sent_again_once() -> None:
     lacking = to_parts(Message(), {"lacking": "a body"})
     assert cohort()._read(asked(), lacking) is None
     found = cohort()._read(asked(resent=100), lacking)
-    assert isinstance(found, Answer)
+    assert isinstance(found, ClientResult)
     assert found.error == "sent what cannot be read: it lacks a body that was sent whole"
 
 
 def test_a_private_answer_must_say_what_it_charged(tmp_path: Path) -> None:
-    found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), answer_parts("3-a", Answer(1, Message())))
-    assert isinstance(found, Answer)
+    found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), answer_parts("3-a", ClientResult(1, Message())))
+    assert isinstance(found, ClientResult)
     assert (found.reply, found.error) == (None, "sent what cannot be read: it does not say what it charged")
 
 
 def test_two_answers_to_one_question_are_refused() -> None:
-    one = answer_parts("3-a", Answer(1, Message()))
+    one = answer_parts("3-a", ClientResult(1, Message()))
     both, _ = join(one, one)
     with pytest.raises(ValueError, match="it answers two questions, and was asked one"):
         unpack([asked()], both)

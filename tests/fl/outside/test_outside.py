@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fl import FedAvg, Holding, Networks, Run, simulate
+from fl import ClientData, FedAvg, Loopback, Networks, Run, simulate
 from fl.addons import SCAFFOLD, FedProx
 from tests.fl import quadratic
 from tests.fl.laws import assert_same
@@ -80,7 +80,7 @@ def odd(client: int) -> str:
 
 
 def consensus(rounds: int = 3, **how: Any) -> Run:
-    held = [Holding(c, images(9, 70 + k)) for k, c in enumerate(federation())]
+    held = [ClientData(c, images(9, 70 + k)) for k, c in enumerate(federation())]
     method = FedMD(Networks({"tiny": Tiny, "wide": wide}, odd), subset=8, transfer=2, lr=0.01)
     given = {"seed": 4, "evaluate": "drawn", "server_data": {"public": images(20, 3)}, "progress": False}
     return simulate(method, held, rounds=rounds, **{**given, **how})
@@ -99,7 +99,7 @@ def test_fedmd_is_the_same_with_more_workers_after_an_interruption_and_from_else
     whole = consensus(participation=3)
     consensus(rounds=2, participation=3, out=tmp_path / "run")
     again = consensus(participation=3, out=tmp_path / "run", resume=True, workers=3)
-    elsewhere = consensus(participation=3, where="loopback")
+    elsewhere = consensus(participation=3, backend=Loopback())
     for other in (again, elsewhere):
         assert_same(whole, other)
         assert [row["accuracy"] for row in whole.rows] == [row["accuracy"] for row in other.rows]

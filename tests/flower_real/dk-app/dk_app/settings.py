@@ -17,7 +17,7 @@ import torch
 from distillkit import LabeledImages
 from distillkit.networks import ConvNet
 from distillkit.normalization import IDENTITY
-from fl import Client, FedAvg, FedDM, Holding, Message, Method
+from fl import Client, ClientData, FedAvg, FedDM, Message, Method
 from fl.addons import DPSGD, SCAFFOLD, VHL, FedCOG
 from fl.methods import FedLGD, PrivateFedDM, SingleImage
 
@@ -94,10 +94,10 @@ def digits() -> LabeledImages:
     return LabeledImages(images, rows[:, 64], num_classes=10, normalization=IDENTITY)
 
 
-def load_client(partition: int, partitions: int) -> Holding:
+def load_client(partition: int, partitions: int) -> ClientData:
     """One client's share, for training and for its tests."""
     data = digits()
-    return Holding(
+    return ClientData(
         data[torch.arange(1400)[partition::partitions]], data[torch.arange(1400, 1600)[partition::partitions]]
     )
 

@@ -1,4 +1,4 @@
-"""What may go wrong between the server and its clients, on demand."""
+"""Faults on demand between the server and its clients."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ import torch
 from distillkit._utils import check
 from distillkit.rng import derive
 
-__all__ = ["Loopback"]
+__all__ = ["Faults"]
 
 
 @dataclass(frozen=True)
-class Loopback:
-    """Run the clients in other processes, reached by bytes alone; `simulate(..., where=Loopback())`.
-
-    For debugging a method of one's own: what works so works where nothing is shared, on other machines too. Faults may
-    be asked for: shares of the answers, each drawn from (seed, verb, round, client), so that they repeat.
+class Faults:
+    """Shares of the clients' results that go astray, drawn from (seed, verb, round, client), so that they repeat.
 
     Args:
-        lose: never arrive; the client is recorded as failed. The word that a round is committed is lost as often.
+        lose: never arrive; the client is recorded as failed. The notice of a committed round is lost as often.
         repeat: arrive twice; the second is recognised and dropped.
-        delay: arrive after their exchange is over; the client is recorded as failed, and the answer dropped when it
+        delay: arrive after their exchange is over; the client is recorded as failed, and the result is dropped when it
             comes.
         seed: of the faults.
 
