@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from fl.engine._transport import ClientRequest
@@ -49,7 +49,7 @@ class ClientCacheIndex:
 
     def changes(self) -> dict[str, Any]:
         """This round's new records, by client, for the checkpoint."""
-        return {str(client): asdict(record) for client, record in self._pending.items()}
+        return {str(client): {"memory": r.memory, "bodies": dict(r.payloads)} for client, r in self._pending.items()}
 
     def commit(self) -> dict[int, str]:
         """The round is committed; returns the memories that count from now on, by client."""
@@ -64,7 +64,7 @@ class ClientCacheIndex:
 
     def restore(self, changes: Mapping[str, Any]) -> None:
         """Take over one round's `changes` from a checkpoint."""
-        self._committed |= {int(client): Record(**record) for client, record in changes.items()}
+        self._committed |= {int(client): Record(r["memory"], r.get("bodies", {})) for client, r in changes.items()}
 
     def versions(self) -> dict[int, str]:
         """The committed memories, by client."""

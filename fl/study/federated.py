@@ -51,7 +51,7 @@ class Federated(Candidate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.backend == "loopback":  # in records of studies; `fl.Loopback()` today
+        if str(self.backend) == "loopback":  # in records of studies; `fl.Loopback()` today
             object.__setattr__(self, "backend", Loopback())
 
     def passes_to_make(self, name: str) -> bool:

@@ -473,12 +473,12 @@ def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -
     assert (job.header, job.client, job.request.memory, job.ledger) == (head, 4, "2-a-0", None)
     assert [k for k, _ in job.request.message.items()] == [Data.kept.key, Data.other.key]
     assert list(job.request.message[Data.other]) == ["b", "a"]
-    again = pack_job(Job(head, 4, replace(letter, held=frozenset({Data.kept.key}))))
+    again = pack_job(Job(head, 4, replace(letter, cached=frozenset({Data.kept.key}))))
     assert len(again) < len(first)
     assert unpack_job(again, bodies).request.message[Data.kept] is job.request.message[Data.kept]
     for stranger in (PayloadCache(), bodies):
         with pytest.raises(PayloadMissing):
-            unpack_job(pack_job(Job(head, 5, replace(letter, held=frozenset({Data.kept.key})))), stranger)
+            unpack_job(pack_job(Job(head, 5, replace(letter, cached=frozenset({Data.kept.key})))), stranger)
     bodies.keep(4, Data.kept.key, "new", torch.zeros(1))
     with pytest.raises(PayloadMissing):
         unpack_job(again, bodies)

@@ -16,8 +16,9 @@ from fl.deploy.flower._node import LoadClient, Node
 from fl.deploy.flower._node_discovery import Met, gather
 from fl.deploy.flower._records import LARGEST, to_records
 from fl.deploy.flower._transport import GridTransport, Terms
+from fl.engine._backends import RunContext
 from fl.engine._privacy_validation import remark_on
-from fl.engine._runner import RunConfig, RunContext, play
+from fl.engine._runner import RunConfig, play
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask

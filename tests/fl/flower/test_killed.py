@@ -110,7 +110,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     after(FedAvg, "answered", lambda *_: "answered")
     after(FedAvg, "receive", lambda *_: "received")
     after(_evaluation, "on_server", lambda *_: "tested")
-    after(Dispatcher, "settle", lambda *_: "settled")
+    after(Dispatcher, "commit", lambda *_: "settled")
 
     def run(listener: Callable[[str], None]) -> Run:
         listeners[:], at[0], tested[0] = [listener], 0, False
