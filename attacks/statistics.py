@@ -172,7 +172,7 @@ def at_threshold(
         TypeError, ValueError: bad scores or truth, a threshold that is NaN, or one that is among the scores.
     """
     inside, outside = _halves(scores, member)
-    check.switch(chosen_elsewhere, "chosen_elsewhere")
+    check.boolean(chosen_elsewhere, "chosen_elsewhere")
     if isinstance(threshold, bool) or not isinstance(threshold, Real):
         raise TypeError(f"threshold must be a number, got {type(threshold).__name__}")
     if math.isnan(threshold):
@@ -366,8 +366,8 @@ def ppv_between(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Est
 
 def _halves(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
     """The scores of members and of the others, float64 on the CPU."""
-    check.floating(scores, "scores", "[n]")
-    check.mask(member, "member", "[n]")
+    check.float_tensor(scores, "scores", "[n]")
+    check.bool_tensor(member, "member", "[n]")
     if scores.ndim != 1 or member.shape != scores.shape:
         raise ValueError(
             f"scores and member must be two rows of one length, got {list(scores.shape)} and {list(member.shape)}"

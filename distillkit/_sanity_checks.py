@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit.normalization import Normalization
 
-__all__ = ["look_at_counts", "look_at_images", "look_at_labels", "warn", "without_warnings"]
+__all__ = ["check_class_sizes", "check_images", "check_labels", "warn", "without_warnings"]
 
 _OURS = ("distillkit.", "fl.", "attacks.")
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
@@ -42,7 +42,7 @@ def without_warnings() -> Iterator[None]:
         _silent.reset(token)
 
 
-def look_at_images(images: Tensor, normalization: Normalization | None) -> None:
+def check_images(images: Tensor, normalization: Normalization | None) -> None:
     """Refuse, or warn of, images that do not look like what they are said to be.
 
     Args:
@@ -100,7 +100,7 @@ def _in_space(low: float, high: float, images: Tensor, normalization: Normalizat
         )
 
 
-def look_at_labels(labels: Tensor) -> None:
+def check_labels(labels: Tensor) -> None:
     """Warn of class indices that hardly begin at 0: K was derived from them, and none of them is 0.
 
     Args:
@@ -113,7 +113,7 @@ def look_at_labels(labels: Tensor) -> None:
         )
 
 
-def look_at_counts(name: str, wanted: int, counts: dict[int, int]) -> None:
+def check_class_sizes(name: str, wanted: int, counts: dict[int, int]) -> None:
     """Warn that classes have fewer images than are wanted of each, so that images repeat.
 
     Args:

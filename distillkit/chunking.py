@@ -20,13 +20,13 @@ _PIXELS_ACCELERATOR = 4096 * 32 * 32
 torch.empty(31 << 20, dtype=torch.uint8)
 
 
-def chunk_size(images: Tensor, chunk: int | None = None, *, in_parts: bool = False) -> int:
+def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool = False) -> int:
     """How many images to pass through a network at once: `chunk` if given, else what suits device and image size.
 
     Args:
         images: float [N, C, H, W], or like those that will pass.
         chunk: what the caller was told; None for the default, a power of two.
-        in_parts: whether no graph is recorded and the network takes its first maps in parts (`networks.ConvNet`).
+        chunked_stem: whether no graph is recorded and the network takes its first maps in parts (`networks.ConvNet`).
 
     On a CPU 16 images of 32x32, and as many pixels of any other size: the activations of a width-128 network then stay
     in the cache, which halves the time of a forward pass; four times as many where a network takes its first maps,
@@ -39,7 +39,7 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, in_parts: bool = Fal
         return check.positive_int(chunk, "chunk")
     pixels = _PIXELS_ACCELERATOR
     if images.device.type == "cpu":
-        pixels = 4 * _PIXELS_CPU if in_parts else _PIXELS_CPU
+        pixels = 4 * _PIXELS_CPU if chunked_stem else _PIXELS_CPU
     fitting: int = max(1, pixels // (images.shape[2] * images.shape[3]))
     return 1 << (fitting.bit_length() - 1)
 

@@ -13,7 +13,7 @@ import torch
 
 from distillkit._utils import check
 from distillkit._utils.progress import bar
-from distillkit.networks.factory import NetworkFactory, build, require_factory
+from distillkit.networks._factory import NetworkFactory, build, require_factory
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 from distillkit.sets._class_index import class_rows, random_rows

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distillkit.networks.base import split
+from distillkit.networks._base import split
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-__all__ = ["InUse", "end_with_parent", "owned", "processes"]
+__all__ = ["InUse", "exit_with_parent", "locked", "worker_pool"]
 
 _PATIENCE = 5.0
 _GUARD = threading.Lock()
@@ -42,7 +42,7 @@ class InUse(RuntimeError):
 
 
 @contextlib.contextmanager
-def owned(lock: Path, what: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:
+def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:
     """Own something for the length of a `with` block, against every other process that asks for the same lock file.
 
     The lock is the operating system's: it goes when its holder ends, however it ends, so that nothing has to be cleaned
@@ -98,10 +98,10 @@ def _refusal(note: Path, what: str) -> InUse:
     return InUse(f"{what} is in use by process {pid}{where}: wait for it, or end it first", pid)
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     """End this process as soon as its parent has ended, however that was; call it first thing in a worker.
 
-    `ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=end_with_parent)`: otherwise the workers of a
+    `ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=exit_with_parent)`: otherwise the workers of a
     killed process go on with what they had begun, and then wait for ever.
 
     Raises:
@@ -109,7 +109,7 @@ def end_with_parent() -> None:
     """
     parent = multiprocessing.parent_process()
     if parent is None:
-        raise RuntimeError("end_with_parent is for a worker process of multiprocessing; this is none")
+        raise RuntimeError("exit_with_parent is for a worker process of multiprocessing; this is none")
 
     def watch() -> None:
         parent.join()
@@ -118,7 +118,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="end with parent", daemon=True).start()
 
 
-def processes(count: int) -> ProcessPoolExecutor:
+def worker_pool(count: int) -> ProcessPoolExecutor:
     """A pool of worker processes that end with this one, also when it is killed.
 
     (One that is killed while it starts ends when its imports are done; it has begun nothing by then.)
@@ -126,4 +126,4 @@ def processes(count: int) -> ProcessPoolExecutor:
     Args:
         count: how many.
     """
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent)

@@ -135,7 +135,7 @@ class Normalization:
         if zca is not None and not isinstance(zca, ZCA):
             raise TypeError(f"zca must be a ZCA, as ZCA.fit(images) gives it, or None, got {type(zca).__name__}")
         object.__setattr__(self, "zca", zca)
-        known = zca is not None if measured is None else check.switch(measured, "measured")
+        known = zca is not None if measured is None else check.boolean(measured, "measured")
         object.__setattr__(self, "measured", known)
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(f"mean and std must have one value a channel, got {len(self.mean)} and {len(self.std)}")
@@ -153,7 +153,7 @@ class Normalization:
             TypeError, ValueError: see `check.batch_of_images`.
         """
         check.batch_of_images(pixels, "pixels")
-        check.switch(public, "public")
+        check.boolean(public, "public")
         count = pixels.numel() // pixels.shape[1]
         mean = [total / count for total in _sums(pixels)]
         spread = _sums(pixels, around=pixels.new_tensor(mean, dtype=torch.float64).view(1, -1, 1, 1))
@@ -231,7 +231,7 @@ def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:
 
 def _channels(values: Sequence[float], name: str) -> tuple[float, ...]:
     given = values.tolist() if isinstance(values, Tensor | np.ndarray) and values.ndim == 1 else values
-    return check.several(given, name, "numbers, one a channel")
+    return check.sequence(given, name, "numbers, one a channel")
 
 
 IDENTITY = Normalization((0.0,), (1.0,))

@@ -11,13 +11,12 @@ from torch.nn import functional as F
 
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
-from distillkit._utils.eval_mode import evaluating
+from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.progress import bar
 from distillkit.augment import Augmentation, augmented, require_augmentation, require_space
 from distillkit.chunking import chunk_size, forward_chunks
-from distillkit.networks._validation import require_network, try_network
-from distillkit.networks.dropout import seeded_dropout
-from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.networks._dropout import seeded_dropout
+from distillkit.networks._validation import check_network, require_network, uses_batch_statistics
 from distillkit.rng import as_generator
 from distillkit.sets import Images, StoredImages, as_set
 
@@ -123,7 +122,7 @@ def train(
         )
     require_space(protocol.augment, data.normalization)
     generator = as_generator(generator)
-    try_network(require_network(network), images, classes=data.num_classes)
+    check_network(require_network(network), images, classes=data.num_classes)
     network.train()
     size = protocol.batch if uses_batch_statistics(network) else chunk_size(images, chunk)
     parameters = [p for p in network.parameters() if p.requires_grad]
@@ -195,9 +194,9 @@ def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | No
     like = next(network.parameters(), torch.empty(0))
     images = data.read([]).images.to(like) if isinstance(data, StoredImages) else data.images
     size = chunk_size(images, chunk)
-    try_network(network, images, classes=data.num_classes)
+    check_network(network, images, classes=data.num_classes)
     parts = _read_by(data, size, like) if isinstance(data, StoredImages) else [images]
-    with evaluating(network):
+    with eval_mode(network):
         guesses = torch.cat([logits.argmax(1) for part in parts for logits in forward_chunks(network, part, size)])
     return float((guesses == data.labels.to(guesses.device)).double().mean())
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit._utils.files import packed
+from distillkit._utils.files import contiguous_cpu
 from distillkit.sets import LabeledImages
 from fl.message import DTYPES, Message, Tensors, Value, check_value
 
@@ -109,7 +109,7 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
     """
     tensors: Tensors = {}
     forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
-    stored = packed(tensors)
+    stored = contiguous_cpu(tensors)
     meta = {"format": "distillkit.Message/1", "forms": json.dumps(forms), **(facts or {})}
     return stored, {**meta, "checksum": _checksum(stored, meta)}
 

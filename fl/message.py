@@ -76,7 +76,7 @@ class Entry(Generic[V]):
             raise ValueError(f"over must be positive, got {over}")
         if bound is not None and not bound > 0:
             raise ValueError(f"bound must be positive, got {bound}")
-        check.switch(kept, "kept")
+        check.boolean(kept, "kept")
         self.reduce, self.by, self.over, self.bound, self.kept = reduce, by, over, bound, kept
         self.key = self.name = self.owner = ""
 

@@ -61,7 +61,7 @@ class Networks:
         extra: int = 0,
         initial: Tensors | None = None,
     ) -> None:
-        self.factories = _factories(factory, several=check.switch(several, "several"))
+        self.factories = _factories(factory, several=check.boolean(several, "several"))
         self.names = tuple(self.factories)
         if (len(self.names) > 1) != (assign is not None):
             given = "none" if assign is None else repr(assign) if isinstance(assign, Mapping) else "a function"
@@ -223,7 +223,7 @@ class Networks:
         for name, net in self.templates(server.task.num_classes).items():
             outputs, label = self.outputs(server.task.num_classes), f"factory[{name!r}]" if name else "factory"
             with torch.random.fork_rng(devices=[]):
-                _validation.try_network(
+                _validation.check_network(
                     split(net), like, classes=outputs, features=features, name=f"{label}({outputs})"
                 )
         self.assigned(server.clients)
@@ -284,7 +284,7 @@ def _factories(factory: Factory | Mapping[str, Factory] | None, *, several: bool
         if isinstance(one, nn.Module):
             raise TypeError(
                 f"{label} must be {_EXAMPLE}, got a {type(one).__name__} that is built already; to start "
-                "from its weights give `AsMade(lambda outputs: copy.deepcopy(net))` (`distillkit.networks`)"
+                "from its weights give `KeepInit(lambda outputs: copy.deepcopy(net))` (`distillkit.networks`)"
             )
         check.callable_with(one, label, ["outputs"], _EXAMPLE, classes=True)
     return dict(given)

@@ -131,7 +131,7 @@ def test_rooms_share_only_what_is_public() -> None:
         "from distillkit.losses._common import reduce",
         "from distillkit.networks._init import fill",
         "from distillkit.training import _step",
-        "from distillkit.networks.base import cast",
+        "from distillkit.networks._base import cast",
     ],
 )
 def test_what_is_private_is_caught_in_another_room_alone(line: str) -> None:

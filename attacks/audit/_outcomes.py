@@ -134,7 +134,7 @@ def _table(scores: Tensor, name: str) -> Tensor:
 
 
 def _checked(scores: Tensor, name: str) -> Tensor:
-    check.floating(scores, name)
+    check.float_tensor(scores, name)
     if bool(scores.isnan().any()):
         raise ValueError(
             f"{name} must not be NaN, but {int(scores.isnan().sum())} are, of {scores.numel()}: the attack failed "

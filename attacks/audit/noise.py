@@ -68,7 +68,7 @@ def noise_balance(drawn: Mapping[float, int], charged: Sequence[tuple[float, int
     """
     if not isinstance(drawn, Mapping):
         raise TypeError(f"drawn must map standard deviations to counts, got {type(drawn).__name__}")
-    pairs = list(check.several(charged, "charged", "pairs (standard deviation, numbers)"))
+    pairs = list(check.sequence(charged, "charged", "pairs (standard deviation, numbers)"))
     if any(not isinstance(p, Sequence) or len(p) != 2 for p in pairs):
         raise TypeError(f"charged must be a list of pairs (standard deviation, numbers), got {charged!r:.60}")
     entries = [(std, count, 1, "drawn") for std, count in drawn.items()]

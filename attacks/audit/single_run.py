@@ -41,7 +41,7 @@ def one_run(scores: Tensor, included: Tensor, guesses: int, delta: float, *, con
         TypeError, ValueError: scores that are NaN, coins that are no bool, numbers out of range.
     """
     scores = one_row(scores, "scores", least=1)
-    if check.mask(included, "included", "[m]").shape != scores.shape:
+    if check.bool_tensor(included, "included", "[m]").shape != scores.shape:
         raise ValueError(f"included must have the scores' shape {list(scores.shape)}, got {list(included.shape)}")
     guesses = check.positive_int(guesses, "guesses", most=len(scores))
     delta = check.real_number(delta, "delta", least=0.0, below=1.0)

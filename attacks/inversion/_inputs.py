@@ -15,7 +15,7 @@ __all__ = ["bias_row", "layer", "logits", "own", "state"]
 
 def bias_row(bias_gradient: Tensor, least: int = 1) -> Tensor:
     """The gradient of a bias in float64 [K]; else an error that names it."""
-    check.floating(bias_gradient, "bias_gradient", "[K], one number a unit")
+    check.float_tensor(bias_gradient, "bias_gradient", "[K], one number a unit")
     if bias_gradient.ndim != 1 or len(bias_gradient) < least:
         raise ValueError(f"bias_gradient must be [K] with K at least {least}, got shape {list(bias_gradient.shape)}")
     if not bool(torch.isfinite(bias_gradient).all()):
@@ -25,7 +25,7 @@ def bias_row(bias_gradient: Tensor, least: int = 1) -> Tensor:
 
 def layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of a linear layer in float64, [O, D] and [O]; else an error that names one."""
-    weight = check.rows(weight_gradient, "weight_gradient").detach().double()
+    weight = check.matrix(weight_gradient, "weight_gradient").detach().double()
     bias = bias_row(bias_gradient)
     if len(bias) != len(weight):
         raise ValueError(
@@ -40,9 +40,9 @@ def own(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tenso
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
     shapes = [list(p.shape) for p in network.parameters()]
-    given = check.several(tensors, name, "tensors, one a parameter of the network", len(shapes))
+    given = check.sequence(tensors, name, "tensors, one a parameter of the network", len(shapes))
     for i, (one, shape) in enumerate(zip(given, shapes)):
-        check.floating(one, f"{name}[{i}]")
+        check.float_tensor(one, f"{name}[{i}]")
         if list(one.shape) != shape:
             raise ValueError(f"{name} must have the shapes of network.parameters(), got {list(one.shape)}, not {shape}")
         if not bool(one.isfinite().all()):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion._inputs import layer
-from distillkit._utils.display import brief
+from distillkit._utils.display import short_repr
 
 __all__ = ["Recovered", "linear_input", "linear_inputs"]
 
@@ -26,7 +26,7 @@ class Recovered:
     input: Tensor
     residual: float
 
-    __repr__ = brief
+    __repr__ = short_repr
 
 
 def linear_input(weight_gradient: Tensor, bias_gradient: Tensor) -> Recovered:

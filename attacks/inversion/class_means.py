@@ -42,14 +42,14 @@ class ClassMeans:
         *,
         counts: Tensor | None = None,
     ) -> None:
-        self.embeddings = check.several(embeddings, "embeddings", "functions of images")
+        self.embeddings = check.sequence(embeddings, "embeddings", "functions of images")
         for one in self.embeddings:
             check.callable_with(one, "embeddings", ["images"], "network.features")
-        given = check.several(means, "means", "tensors [K, F], one an embedding", len(self.embeddings))
+        given = check.sequence(means, "means", "tensors [K, F], one an embedding", len(self.embeddings))
         if not given:
             raise ValueError("means must hold at least one tensor [K, F], got none")
         for i, rows in enumerate(given):
-            check.floating(rows, f"means[{i}]", "[K, F]")
+            check.float_tensor(rows, f"means[{i}]", "[K, F]")
             if rows.ndim != 2 or len(rows) != len(given[0]) or 0 in rows.shape:
                 raise ValueError(f"means must be [K, F] of the same classes, got {list(rows.shape)}")
         empty = torch.stack([((m == 0) | m.isnan()).all(1) for m in given]).all(0)

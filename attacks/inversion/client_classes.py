@@ -112,7 +112,7 @@ def held_classes(
     gradients" (CVPR 2021), who look for negative numbers in a batch's; the rest is arithmetic.
     """
     num_classes = check.positive_int(num_classes, "num_classes", least=2)
-    check.switch(noised, "noised")
+    check.boolean(noised, "noised")
     if size is not None:
         size = check.positive_int(size, "size")
     if ipc is not None:
@@ -167,7 +167,7 @@ def _of_gradients(
         low[row > 1e-5 * row.abs().max()] = 1
         yield low, high, "a bias's change by plain SGD on cross-entropy with hard labels alone"
     if weight is not None:
-        rows = _sized(check.rows(weight, "weight_gradient").detach().double().cpu(), "weight_gradient", num_classes)
+        rows = _sized(check.matrix(weight, "weight_gradient").detach().double().cpu(), "weight_gradient", num_classes)
         _summing_to_zero(rows, "weight_gradient")
         low, high = _open(num_classes)
         low[(rows < 0).any(1)] = 1
@@ -179,7 +179,7 @@ def _of_gradients(
 
 
 def _of_rows(num_classes: int, rows: Tensor, noised: bool) -> Iterator[Bounds]:
-    check.floating(rows, "class_rows", "[K, F]")
+    check.float_tensor(rows, "class_rows", "[K, F]")
     if rows.ndim < 2 or 0 in rows.shape or len(rows) != num_classes:
         raise ValueError(f"class_rows must be one row a class, [{num_classes}, F], got {list(rows.shape)}")
     flat = rows.detach().cpu().flatten(1)
@@ -219,7 +219,7 @@ def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _vector(change: Tensor) -> Tensor:
-    check.floating(change, "bias_change", "[K], one number a class")
+    check.float_tensor(change, "bias_change", "[K], one number a class")
     if change.ndim != 1 or not bool(change.isfinite().all()):
         raise ValueError(f"bias_change must be finite, [K], got shape {list(change.shape)}, or NaN or Inf in it")
     return change.detach().double()

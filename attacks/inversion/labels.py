@@ -34,7 +34,7 @@ def label_of_one(weight_gradient: Tensor) -> int:
     takes the row with the smallest sum, right behind features that are never negative; we compare whole rows, and ask
     for a single class.
     """
-    rows = check.rows(weight_gradient, "weight_gradient").detach().double()
+    rows = check.matrix(weight_gradient, "weight_gradient").detach().double()
     if len(rows) < 3:
         raise ValueError(
             f"weight_gradient must have a row for each of at least 3 classes, got {list(rows.shape)}; for two classes "
@@ -89,7 +89,7 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
 
 def _mean_prediction(predictions: Tensor, bias: Tensor) -> Tensor:
     one = isinstance(predictions, Tensor) and predictions.ndim == 1
-    rows = check.rows(predictions.unsqueeze(0) if one else predictions, "predictions").detach().double()
+    rows = check.matrix(predictions.unsqueeze(0) if one else predictions, "predictions").detach().double()
     if rows.shape[1] != len(bias):
         raise ValueError(f"predictions must have a column for each of {len(bias)} classes, got {list(rows.shape)}")
     if float(rows.min()) < 0 or not bool(((rows.sum(1) - 1).abs() < 1e-3).all()):

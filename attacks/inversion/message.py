@@ -13,7 +13,7 @@ from attacks.inversion._search import lbfgs, signed_adam
 from attacks.inversion.observation import Victim, require_victim
 from attacks.inversion.priors import Prior, consensus
 from distillkit._utils import check
-from distillkit._utils.display import brief
+from distillkit._utils.display import short_repr
 from distillkit.losses import gradient_distance
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
@@ -38,7 +38,7 @@ class Attempt:
     labels: Tensor
     losses: tuple[float, ...]
 
-    __repr__ = brief
+    __repr__ = short_repr
 
 
 def invert_message(
@@ -101,7 +101,7 @@ def invert_message(
     the least squared distance; the paper also registers the images to each other, and its search is another. The
     choice among restarts leaves the group's term out.
     """
-    dims = tuple(check.positive_int(d, "shape") for d in check.several(shape, "shape", "sizes (C, H, W)", 3))
+    dims = tuple(check.positive_int(d, "shape") for d in check.sequence(shape, "shape", "sizes (C, H, W)", 3))
     count, restarts = check.positive_int(count, "count"), check.positive_int(restarts, "restarts")
     check.one_of(method, "method", METHODS)
     geiping = method == "geiping"
@@ -179,8 +179,8 @@ def _shown(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Normaliza
 
 def _priors(priors: Sequence[tuple[float, Prior]]) -> list[tuple[float, Prior]]:
     wanted = "pairs (weight, function of images)"
-    for pair in check.several(priors, "priors", wanted):
-        check.several(pair, "priors", wanted, 2)
+    for pair in check.sequence(priors, "priors", wanted):
+        check.sequence(pair, "priors", wanted, 2)
     return [
         (
             check.real_number(weight, "priors", least=0),

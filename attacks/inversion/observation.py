@@ -101,7 +101,7 @@ class Replayed:
         self.seen = _finite(seen)
         self._replay = check.callable_with(replay, "replay", ["images", "labels"], "a function of both")
         self.num_classes = check.positive_int(num_classes, "num_classes", least=2)
-        self.ordered = check.switch(ordered, "ordered")
+        self.ordered = check.boolean(ordered, "ordered")
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
         """What the function makes of `images` [N, C, H, W] and `labels` [N]."""
@@ -117,9 +117,9 @@ class Replayed:
 
 
 def _finite(seen: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    given = check.several(seen, "seen", "tensors")
+    given = check.sequence(seen, "seen", "tensors")
     for i, one in enumerate(given):
-        check.floating(one, f"seen[{i}]")
+        check.float_tensor(one, f"seen[{i}]")
         if not bool(one.isfinite().all()):
             raise ValueError("seen must be finite, got NaN or Inf")
     if not any(bool(one.any()) for one in given):

@@ -223,7 +223,7 @@ def _read(last: Tensor, classes: int, count: int, predictions: Tensor | None) ->
 def _batches(order: Sequence[Tensor], epochs: int, batch: int | None) -> tuple[Tensor, ...]:
     if epochs != 1 or batch is not None:
         raise ValueError("order must come without epochs and batch: it has all batches of all epochs")
-    rows = check.several(order, "order", "index tensors, one a step")
+    rows = check.sequence(order, "order", "index tensors, one a step")
     if not rows:
         raise ValueError("order must hold at least one batch, got none")
     return tuple(check.class_labels(one, None, None, "order") for one in rows)

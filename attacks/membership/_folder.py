@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attacks.membership.pipeline import Fitted
 from distillkit._utils.files import read_tensors, write_atomically, write_tensors
-from distillkit.locking import owned
+from distillkit.locking import locked
 
 __all__ = ["FORMAT", "keep", "kept"]
 
@@ -37,7 +37,7 @@ def kept(out: str | os.PathLike[str] | None, design: Mapping[str, object], count
         return
     if not isinstance(out, str | os.PathLike):
         raise TypeError(f"out must be a folder's path, got {type(out).__name__}")
-    with owned(Path(out) / "shadows.lock", f"the folder of shadows {out}"):
+    with locked(Path(out) / "shadows.lock", f"the folder of shadows {out}"):
         _require_same(design, Path(out) / "design.json")
         paths = {number: _path(out, number) for number in range(count)}
         yield {number: _read(path) for number, path in paths.items() if path.exists()}

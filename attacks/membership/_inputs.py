@@ -11,7 +11,7 @@ __all__ = ["checked_scores", "finite_scores"]
 
 def finite_scores(scores: Tensor, name: str) -> Tensor:
     """Scores in float64, without NaN or infinities; else an error that names them."""
-    check.floating(scores, name)
+    check.float_tensor(scores, name)
     if not bool(scores.isfinite().all()):
         raise ValueError(
             f"{name} must be finite, but {int((~scores.isfinite()).sum())} of {scores.numel()} values are not; where "
@@ -23,7 +23,7 @@ def finite_scores(scores: Tensor, name: str) -> Tensor:
 def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores [n] and [S, n] in float64 and the truth [S, n], on the target's device; else an error that names one."""
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows")
-    check.mask(inside, "inside", "[S, n]")
+    check.bool_tensor(inside, "inside", "[S, n]")
     if target.ndim != 1 or inside.shape != shadows.shape or shadows.shape[1:] != target.shape:
         raise ValueError(
             f"target must be [n], inside and shadows [S, n], got {list(target.shape)}, {list(inside.shape)} and "

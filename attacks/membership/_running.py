@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from attacks.membership.pipeline import Fitted, Pipeline, fit_once
-from distillkit._utils.threads import pool_of
-from distillkit.locking import end_with_parent
+from distillkit._utils.threads import create_thread_pool
+from distillkit.locking import exit_with_parent
 
 __all__ = ["PLACES", "Job", "Place", "alone", "fitted", "require_sendable"]
 
@@ -103,7 +103,7 @@ def _submitted(pool: Executor, pipeline: Pipeline, job: Job, workers: int, where
 def _pool(pipeline: Pipeline, workers: int, where: Place) -> Executor:
     if where == "processes":
         return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(pipeline,))
-    return pool_of(workers, "shadow")
+    return create_thread_pool(workers, "shadow")
 
 
 def _watched(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[Fitted, bool]:
@@ -121,7 +121,7 @@ _theirs: list[Pipeline] = []
 
 
 def _begin(pipeline: Pipeline) -> None:
-    end_with_parent()
+    exit_with_parent()
     torch.set_num_threads(1)
     _theirs[:] = [pipeline]
 

@@ -37,7 +37,7 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
             seen every record, or none.
     """
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows").to(target.device)
-    check.mask(inside, "inside", "[S, n]")
+    check.bool_tensor(inside, "inside", "[S, n]")
     if target.ndim not in (1, 2) or 0 in target.shape or shadows.ndim != target.ndim + 1:
         raise ValueError(
             f"target must be [n] or [n, d] and shadows [S, n] or [S, n, d], got {list(target.shape)} and "

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.membership._inputs import finite_scores
 from distillkit._utils import check
-from distillkit._utils.eval_mode import evaluating
+from distillkit._utils.eval_mode import eval_mode
 from distillkit.rng import derive
 
 __all__ = ["gradient_kde", "gradient_norm"]
@@ -55,7 +55,7 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
     if chunk is None:
         chunk = min(256, max(1, _NUMBERS // sum(p.numel() for p in values.values())))
     chunk = check.positive_int(chunk, "chunk")
-    with evaluating(network):
+    with eval_mode(network):
         with torch.no_grad():
             logits = network(images[:1])
         if not isinstance(logits, Tensor) or logits.ndim != 2:
@@ -118,7 +118,7 @@ def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int
     values = finite_scores(statistic, "statistic").cpu()
     if values.ndim not in (1, 2) or 0 in values.shape:
         raise ValueError(f"statistic must be [n] or [n, d], got {list(values.shape)}")
-    check.mask(member, "member", "[n]")
+    check.bool_tensor(member, "member", "[n]")
     if member.shape != values.shape[:1]:
         raise ValueError(
             f"statistic and member must have one row a record, got {list(values.shape)} and {list(member.shape)}"

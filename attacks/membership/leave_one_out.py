@@ -131,7 +131,7 @@ def leave_one_out(
     check.real_number(fpr, "fpr", above=0.0, most=1.0)
     check.real_number(confidence, "confidence", above=0.0, below=1.0)
     each = bonferroni(confidence, len(tried) + check.positive_int(also_tried, "also_tried", least=0))
-    check.switch(progress, "progress")
+    check.boolean(progress, "progress")
     others = int((~shadows.inside).sum(1).min())
     if fpr * others < 1:
         raise ValueError(

@@ -55,7 +55,7 @@ def lira(
             without them (or with them, online): one for a mean, two for a spread of their own.
     """
     check.one_of(variance, "variance", VARIANCES)
-    check.switch(online, "online")
+    check.boolean(online, "online")
     target, inside, shadows = checked_scores(target, inside, shadows)
     without = _Fit(~inside, shadows, variance, "without")
     if not online:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from attacks.membership.scores import stable_logit
 from distillkit._utils import check
-from distillkit._utils.display import brief
-from distillkit._utils.eval_mode import evaluating
+from distillkit._utils.display import short_repr
+from distillkit._utils.eval_mode import eval_mode
 from distillkit.chunking import chunk_size, forward_chunks
 
 __all__ = ["Fit", "Fitted", "Pipeline", "Scorer", "fit_once", "model_scorer"]
@@ -68,13 +68,13 @@ class Pipeline:
         if len(self.images) < 4:
             raise ValueError(f"images must be at least 4, to be halved, got {len(self.images)}")
         if self.population is not None:
-            images, labels = check.several(self.population, "population", "tensors, images and labels", 2)
+            images, labels = check.sequence(self.population, "population", "tensors, images and labels", 2)
             check.batch_of_images(images, "population (its images)")
             check.class_labels(labels, len(images), None, "population (its labels)")
         if not isinstance(self.tag, str):
             raise TypeError(f"tag must be a string, got {type(self.tag).__name__}")
 
-    __repr__ = brief
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +149,7 @@ def model_scorer(
         check.positive_int(chunk, "chunk")
 
     def scorer(images: Tensor, labels: Tensor) -> Tensor:
-        with evaluating(network):
+        with eval_mode(network):
             logits = torch.cat(list(forward_chunks(network, images, chunk_size(images, chunk))))
         return logits if score is None else score(logits, labels)
 

@@ -60,7 +60,7 @@ def rmia(
         TypeError, ValueError: as `lira`; a record that every shadow was trained on (or, online, none); an empty
             population.
     """
-    check.switch(online, "online")
+    check.boolean(online, "online")
     a = check.real_number(a, "a", least=0.0, most=1.0)
     gamma = check.real_number(gamma, "gamma", above=0.0)
     target, inside, shadows = checked_scores(target, inside, shadows)

@@ -84,6 +84,6 @@ def _apart(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _checked(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    logits = check.rows(logits, "logits").detach().double()
+    logits = check.matrix(logits, "logits").detach().double()
     labels = check.class_labels(labels, len(logits), logits.shape[1])
     return logits, labels.to(logits.device)

@@ -150,7 +150,7 @@ def shadows(
     """
     workers = check.positive_int(workers, "workers")
     check.one_of(where, "where", PLACES)
-    check.switch(progress, "progress")
+    check.boolean(progress, "progress")
     design = _Design(pipeline, count, seed)
     if where == "processes":
         require_sendable(pipeline)

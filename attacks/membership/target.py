@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacks.membership._inputs import finite_scores
 from distillkit._utils import check
-from distillkit._utils.display import brief
+from distillkit._utils.display import short_repr
 
 __all__ = ["Shadows", "Target"]
 
@@ -36,7 +36,7 @@ class Target:
     z_shadows: Tensor | None
     labels: Tensor | None
 
-    __repr__ = brief
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Shadows:
     labels: Tensor | None = None
 
     def __post_init__(self) -> None:
-        check.mask(self.inside, "inside", "[S, N]")
+        check.bool_tensor(self.inside, "inside", "[S, N]")
         if self.inside.ndim != 2 or 0 in self.inside.shape:
             raise ValueError(f"inside must be [S, N], neither empty, got {list(self.inside.shape)}")
         check.mapping(self.scores, "scores")
@@ -87,7 +87,7 @@ class Shadows:
         if self.labels is not None:
             object.__setattr__(self, "labels", check.class_labels(self.labels, self.inside.shape[1], None))
 
-    __repr__ = brief
+    __repr__ = short_repr
 
     def __len__(self) -> int:
         return len(self.inside)

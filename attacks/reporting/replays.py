@@ -57,7 +57,7 @@ class Inversion:
 
     def __post_init__(self) -> None:
         if self.owners is not None:
-            for own in check.several(self.owners, "owners", "index tensors, one a client"):
+            for own in check.sequence(self.owners, "owners", "index tensors, one a client"):
                 if not isinstance(own, Tensor) or own.ndim != 1 or own.is_floating_point() or own.dtype == torch.bool:
                     raise TypeError(f"owners must be int tensors of members' numbers, one a client, got {own!r:.60}")
         if self.victim is not None:
@@ -67,7 +67,7 @@ class Inversion:
         for name, least in (("client", 0), ("round", 1)):
             if getattr(self, name) is not None:
                 check.positive_int(getattr(self, name), name, least=least)
-        if check.switch(self.known_labels, "known_labels") and self.owners is None:
+        if check.boolean(self.known_labels, "known_labels") and self.owners is None:
             raise ValueError("known_labels are those of the client's records: give owners too")
         check.real_number(self.total_variation, "total_variation", least=0)
         check.real_number(self.seconds, "seconds", above=0)

@@ -118,7 +118,7 @@ def report(
     if check.positive_int(shadows, "shadows", least=8) % 2:
         raise ValueError(f"shadows must be even, as they come in pairs of complements, got {shadows}")
     check.positive_int(workers, "workers")
-    check.switch(progress, "progress")
+    check.boolean(progress, "progress")
     if started is not None and (members is None or outsiders is None):
         raise ValueError("started are numbers of members: give members=, and outsiders=, without which no rate is told")
     for value, name, kind in (

@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 __all__ = [
     "batch_of_images",
+    "bool_tensor",
+    "boolean",
     "callable_with",
     "class_labels",
     "device",
-    "floating",
+    "float_tensor",
     "mapping",
-    "mask",
+    "matrix",
     "one_of",
     "positive_int",
     "real_number",
-    "rows",
-    "several",
-    "switch",
+    "sequence",
 ]
 
 
@@ -92,7 +92,7 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
     return labels
 
 
-def rows(values: Tensor, name: str) -> Tensor:
+def matrix(values: Tensor, name: str) -> Tensor:
     """Return `values` if they are rows to compute with: finite, floating, [N, d], neither dimension empty.
 
     Args:
@@ -102,7 +102,7 @@ def rows(values: Tensor, name: str) -> Tensor:
     Raises:
         TypeError, ValueError: what they are instead.
     """
-    floating(values, name, "[N, d], one row an image")
+    float_tensor(values, name, "[N, d], one row an image")
     if values.ndim != 2 or 0 in values.shape:
         raise ValueError(f"{name} must have two dimensions, none empty, got shape {list(values.shape)}")
     if not bool(torch.isfinite(values.detach()).all()):
@@ -110,7 +110,7 @@ def rows(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def mask(values: Tensor, name: str, shape: str = "") -> Tensor:
+def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
     """Return `values` if they are a tensor of truth values.
 
     Args:
@@ -126,7 +126,7 @@ def mask(values: Tensor, name: str, shape: str = "") -> Tensor:
     return values
 
 
-def floating(values: Tensor, name: str, shape: str = "") -> Tensor:
+def float_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
     """Return `values` if they are a tensor of floating-point numbers, NaN and infinite ones among them.
 
     Args:
@@ -221,7 +221,7 @@ def one_of(value: T, name: str, allowed: Collection[T]) -> T:
     return value
 
 
-def switch(value: bool, name: str) -> bool:
+def boolean(value: bool, name: str) -> bool:
     """Return `value` if it is True or False: a word such as "no" would count as yes.
 
     Args:
@@ -254,7 +254,7 @@ def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
     return values
 
 
-def several(values: Sequence[T], name: str, wanted: str, count: int | None = None) -> tuple[T, ...]:
+def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = None) -> tuple[T, ...]:
     """Return `values` as a tuple if they are a list, a tuple, a range or an array.
 
     Args:

@@ -22,12 +22,15 @@ from torch.utils.data import (
 
 from distillkit._utils.progress import bar
 
-__all__ = ["InFile", "as_tensor", "class_names", "in_words", "is_dataset", "is_source", "read", "require_read"]
+__all__ = [
+    "FileBacked", "as_tensor", "count_class_names", "format_bytes", "is_dataset", "is_labeled_source", "read",
+    "require_in_memory",
+]  # fmt: skip
 
 _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its label"
 
 
-class InFile(ABC):
+class FileBacked(ABC):
     """What holds images in a file, of which a part is read with `read(indices)`: base of `sets.StoredImages`."""
 
     @property
@@ -39,7 +42,7 @@ class InFile(ABC):
     def __len__(self) -> int:
         """How many images there are."""
 
-    def told(self, what: str) -> str:
+    def read_hint(self, what: str) -> str:
         """How to read a part, for an error's message that begins with "the images of".
 
         Args:
@@ -47,11 +50,11 @@ class InFile(ABC):
         """
         return (
             f"{what} lie in a file: read those that are meant with `data.read(indices)`; all {len(self)} take "
-            f"{in_words(self.bytes)} as floats, `data.read()`"
+            f"{format_bytes(self.bytes)} as floats, `data.read()`"
         )
 
 
-def require_read(source: Any, name: str) -> None:
+def require_in_memory(source: Any, name: str) -> None:
     """Refuse images in a file, or what selects from them, where images in memory are wanted.
 
     Args:
@@ -61,14 +64,14 @@ def require_read(source: Any, name: str) -> None:
     Raises:
         TypeError: says how to read a part.
     """
-    while not isinstance(source, InFile) and (inner := getattr(source, "dataset", None)) is not None:
+    while not isinstance(source, FileBacked) and (inner := getattr(source, "dataset", None)) is not None:
         source = inner
-    if isinstance(source, InFile):
-        told = source.told(f"a {type(source).__name__}")
+    if isinstance(source, FileBacked):
+        told = source.read_hint(f"a {type(source).__name__}")
         raise TypeError(f"{name} must lie in memory, but the images of {told}")
 
 
-def in_words(size: int) -> str:
+def format_bytes(size: int) -> str:
     """A number of bytes for a reader: "3.01 GB".
 
     Args:
@@ -112,12 +115,12 @@ def is_dataset(value: object) -> bool:
     return isinstance(value, Dataset | DataLoader)
 
 
-def is_source(value: object) -> bool:
+def is_labeled_source(value: object) -> bool:
     """Whether `read` takes `value`: a `Dataset`, a `DataLoader`, or a pair (images, labels)."""
     return is_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2)
 
 
-def class_names(source: object) -> int | None:
+def count_class_names(source: object) -> int | None:
     """How many classes a dataset names (torchvision's `classes`), a public count; None if it names none.
 
     Args:
@@ -135,7 +138,7 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
     """Read whatever holds images and labels into memory, in its own order; a lazy dataset is read once, with a bar.
 
     Args:
-        source: see `is_source`. A dataset gives items (image [C, H, W], label); PIL pictures become uint8. Of a
+        source: see `is_labeled_source`. A dataset gives items (image [C, H, W], label); PIL pictures become uint8. Of a
             `DataLoader` the dataset is read, so that neither its shuffling nor its workers matter.
         name: the argument's, for messages.
         progress: whether long reading shows a bar.
@@ -144,13 +147,13 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
         images [N, C, H, W], floats as they came or uint8, and labels as they came, both stacked.
 
     Raises:
-        TypeError: images in a file (see `require_read`), items that are no pairs, or a loader that is more than
+        TypeError: images in a file (see `require_in_memory`), items that are no pairs, or a loader that is more than
             its dataset (an own sampler or `collate_fn`).
         ValueError: an empty dataset, or items of different shapes or kinds.
     """
     if isinstance(source, tuple | list):
         return source[0], source[1]
-    require_read(source, name)
+    require_in_memory(source, name)
     if isinstance(source, DataLoader):
         source = _dataset_of(source, name)
     if isinstance(source, TensorDataset) and len(source.tensors) == 2:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_html", "as_png", "brief", "sheet", "shown"]
+__all__ = ["as_html", "as_png", "sample_rows", "short_repr", "tile"]
 
 _CLASSES, _EACH, _PADDING = 10, 10, 1
 
 
-def brief(result: Any) -> str:
+def short_repr(result: Any) -> str:
     """One line for a dataclass that holds tensors, to stand as its `__repr__`: dtypes and shapes in place of numbers.
 
     The names of the fields and what they hold; a tensor of up to 10 numbers is written out.
@@ -42,7 +42,7 @@ def _said(value: Any) -> str:
     return getattr(value, "__name__", None) or repr(value)
 
 
-def shown(classes: Tensor) -> list[Tensor]:
+def sample_rows(classes: Tensor) -> list[Tensor]:
     """Which images stand for a set in a picture: the indices of up to 10 of each of up to 10 classes.
 
     Args:
@@ -51,7 +51,7 @@ def shown(classes: Tensor) -> list[Tensor]:
     return [(classes == c).nonzero().flatten()[:_EACH] for c in classes.unique()[:_CLASSES]]
 
 
-def sheet(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
+def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
     """One picture of many: batches of pixels [n, C, H, W], a row each, side by side on white: [C, H', W'].
 
     Args:
@@ -84,7 +84,7 @@ def as_png(rows: list[Tensor]) -> bytes:
     pixels = [row.detach().cpu().float() for row in rows]
     c = pixels[0].shape[1]
     pixels = pixels if c in (1, 3) else [row.mean(1, keepdim=True) for row in pixels]
-    picture = sheet(pixels, max(len(row) for row in rows), _PADDING)
+    picture = tile(pixels, max(len(row) for row in rows), _PADDING)
     array = (picture * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     file = io.BytesIO()
     Image.fromarray(array[..., 0] if len(picture) == 1 else array).save(file, "PNG", optimize=True)

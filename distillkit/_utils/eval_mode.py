@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["evaluating", "modes_kept"]
+__all__ = ["eval_mode", "preserve_modes"]
 
 
 @contextlib.contextmanager
-def modes_kept(network: nn.Module) -> Iterator[None]:
+def preserve_modes(network: nn.Module) -> Iterator[None]:
     """Put every module's own mode back at the end of a `with` block, in which `network` may be given another."""
     modes = {module: module.training for module in network.modules()}
     try:
@@ -22,8 +22,8 @@ def modes_kept(network: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
+def eval_mode(network: nn.Module) -> Iterator[None]:
     """Put `network` in eval mode for the length of a `with` block; then every module's own mode is put back."""
-    with modes_kept(network):
+    with preserve_modes(network):
         network.eval()
         yield

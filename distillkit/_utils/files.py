@@ -10,11 +10,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-__all__ = ["packed", "read_tensors", "replacing", "write_atomically", "write_tensors"]
+__all__ = ["atomic_replace", "contiguous_cpu", "read_tensors", "write_atomically", "write_tensors"]
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a file in a `with` block so that a reader finds the old one or the new one, never a part of either.
 
     Gives the path of a temporary file beside `path`, for the block to write. It takes the place of `path` when the
@@ -42,14 +42,14 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
         data: bytes, or text, which is written as UTF-8.
 
     Raises:
-        OSError: see `replacing`.
+        OSError: see `atomic_replace`.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def packed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def contiguous_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors as safetensors wants them: on the CPU, contiguous, none sharing its memory with another.
 
     Args:
@@ -67,14 +67,14 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
         facts: the file's metadata; `format` among them tells files of different kinds apart (see `read_tensors`).
 
     Raises:
-        OSError: see `replacing`.
+        OSError: see `atomic_replace`.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         try:
-            save_file(packed(tensors), temporary, metadata=dict(facts))
+            save_file(contiguous_cpu(tensors), temporary, metadata=dict(facts))
         except SafetensorError as error:
             raise OSError(f"cannot write {path}: {error}") from error
     return Path(path)

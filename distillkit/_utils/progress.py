@@ -67,7 +67,7 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
         progress: False for no bar, whatever the circumstances.
         done: units that an interrupted run did before.
     """
-    if not check.switch(progress, "progress") or not _watched() or not _turn.acquire(blocking=False):
+    if not check.boolean(progress, "progress") or not _watched() or not _turn.acquire(blocking=False):
         yield _Silent()
         return
     try:

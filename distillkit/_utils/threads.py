@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-__all__ = ["pool_of", "thread_pool"]
+__all__ = ["create_thread_pool", "thread_pool"]
 
 
-def pool_of(workers: int, name: str, intra: int = 1) -> ThreadPoolExecutor:
+def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExecutor:
     """Threads for work on tensors.
 
     Intra-op thread counts change results by rounding, so each pool fixes its own; the number of workers changes
@@ -35,7 +35,7 @@ def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
         workers: how many threads, of one intra-op thread each.
         name: what their names begin with.
     """
-    threads, pool = torch.get_num_threads(), pool_of(workers, name)
+    threads, pool = torch.get_num_threads(), create_thread_pool(workers, name)
     try:
         yield pool
     finally:

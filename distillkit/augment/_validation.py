@@ -48,7 +48,7 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
         TypeError: True, a name, a class, a torchvision transform, or another function of other arguments.
         ValueError: an augmentation that was told another normalisation.
     """
-    check.switch(siamese, "siamese")
+    check.boolean(siamese, "siamese")
     if normalization is not None:
         Normalization.require(normalization)
     if augment is None:
@@ -92,7 +92,7 @@ def augmented(augment: Any, images: Tensor, generator: torch.Generator, *, siame
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         check.batch_of_images(images)
-    check.switch(siamese, "siamese")
+    check.boolean(siamese, "siamese")
     if not callable(augment) or isinstance(augment, type):
         require_augmentation(0 if augment is None else augment)
     seen = augment(images, generator, siamese=siamese)

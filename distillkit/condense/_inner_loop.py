@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from distillkit.augment import Augmentation, augmented
 from distillkit.condense._parameter_gradient import parameter_gradient
-from distillkit.networks.base import Network
-from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.networks._base import Network
+from distillkit.networks._validation import uses_batch_statistics
 
 
 def trainable(network: Network) -> tuple[Network, list[nn.Parameter], list[nn.Module]]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.chunking import chunk_size, forward_chunks
-from distillkit.networks.base import Network
-from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.networks._base import Network
+from distillkit.networks._validation import uses_batch_statistics
 
 MATCHES = ("embedding", "embedding+logits")
 
@@ -29,7 +29,7 @@ def _checked(network: Network, images: Tensor, counts: Sequence[int], match: str
         raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")
     if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
         check.batch_of_images(images)
-    found = [check.positive_int(n, "counts") for n in check.several(counts, "counts", "numbers of images, one a class")]
+    found = [check.positive_int(n, "counts") for n in check.sequence(counts, "counts", "image counts, one a class")]
     if not found or sum(found) != len(images):
         raise ValueError(f"counts must add up to the number of images, {len(images)}, got {found}")
     return found
@@ -80,7 +80,7 @@ def embedding_means(
         TypeError, ValueError: no split network, bad images, or counts that do not add up to them.
     """
     counts = _checked(network, images, counts, match)
-    limit = chunk_size(images, chunk, in_parts=getattr(network, "in_parts", False))
+    limit = chunk_size(images, chunk, chunked_stem=getattr(network, "chunked_stem", False))
     limit = len(images) if uses_batch_statistics(network) else limit
     shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts)).split(limit, 1)
     embeddings = forward_chunks(lambda part: _embed(network, part, match), images, limit)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils.threads import thread_pool
-from distillkit.networks.base import Network
+from distillkit.networks._base import Network
 
 __all__ = ["Abreast", "abreast"]
 

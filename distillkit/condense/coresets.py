@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from distillkit._sanity_checks import look_at_counts
+from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
 from distillkit.chunking import chunk_size, forward_chunks
-from distillkit.networks._validation import require_network, try_network
-from distillkit.networks.base import Network, split
-from distillkit.networks.factory import frozen
+from distillkit.networks._base import Network, split
+from distillkit.networks._factory import frozen_copy
+from distillkit.networks._validation import check_network, require_network
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
@@ -172,9 +172,9 @@ def _embedder(real: LabeledImages, network: nn.Module | None, chunk: int | None)
     size = chunk_size(real.images, chunk)
     twin: Network | None = None
     if network is not None:
-        twin = split(frozen(require_network(network)).eval())
+        twin = split(frozen_copy(require_network(network)).eval())
         if len(real):
-            try_network(twin, real.images, features=True)
+            check_network(twin, real.images, features=True)
 
     @torch.no_grad()
     def embed(rows: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def _chosen(
     """The set of `ipc` images a class in the order that `order(rows, min(ipc, len(rows)))` puts its rows in."""
     ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
-    look_at_counts("ipc", ipc, {c: len(own) for c, own in rows.items()})
+    check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})
     index = []
     with bar(len(rows), str(info["method"]), unit="class", progress=progress) as shown:
         for own in rows.values():

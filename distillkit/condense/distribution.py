@@ -17,9 +17,9 @@ from distillkit.condense._mean_matching import MATCHES, distance_to_means, embed
 from distillkit.condense._parallel import Abreast, abreast
 from distillkit.condense._state import Progress, Resume, identity_of, named
 from distillkit.condense.initialization import class_starts
-from distillkit.networks._validation import require_sampler, try_network
-from distillkit.networks.base import Network
-from distillkit.networks.samplers import NetworkSampler, uses_batch_statistics
+from distillkit.networks._base import Network
+from distillkit.networks._validation import check_network, require_sampler, uses_batch_statistics
+from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
@@ -169,7 +169,7 @@ def distribution_matching(
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
     check.one_of(match, "match", MATCHES)
-    check.switch(cache, "cache")
+    check.boolean(cache, "cache")
     require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
 
@@ -195,7 +195,7 @@ def distribution_matching(
             at_once.see(network)
             if loss is None:
                 classes_used = real.num_classes if match == "embedding+logits" else None
-                try_network(network, real.images, classes=classes_used, features=True, name="networks")
+                check_network(network, real.images, classes=classes_used, features=True, name="networks")
                 if cache and networks.fixed and augment is None and not uses_batch_statistics(network):
                     cached = side.means(network, at_once, step, len(real))
             targets = side.means(network, at_once, step, batch_real) if cached is None else cached

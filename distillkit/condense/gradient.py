@@ -18,7 +18,7 @@ from distillkit.condense._inner_loop import fix_statistics, inner_epochs, traina
 from distillkit.condense._parameter_gradient import Metric, distance_to_target, parameter_gradient
 from distillkit.condense._state import Progress, Resume, identity_of, named
 from distillkit.condense.initialization import class_starts
-from distillkit.networks._validation import require_sampler, try_network
+from distillkit.networks._validation import check_network, require_sampler
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator, derive
@@ -136,7 +136,7 @@ def gradient_matching(
     batch_net = check.positive_int(batch_net, "batch_net")
     lr_net = check.real_number(lr_net, "lr_net", least=0.0)
     require_augmentation(augment, real.normalization)
-    outer, inner = loops_for(ipc) if loops is None else check.several(loops, "loops", "numbers (outer, inner)", 2)
+    outer, inner = loops_for(ipc) if loops is None else check.sequence(loops, "loops", "numbers (outer, inner)", 2)
     check.positive_int(outer, "loops[0]")
     check.positive_int(inner, "loops[1]", least=0)
     limit = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
@@ -166,7 +166,7 @@ def gradient_matching(
         for i in range(run.done, iterations):
             drawn = networks.draw(derive(run.seed, i, "network"))
             if loss is None:
-                try_network(drawn, run.images, classes=real.num_classes, name="networks")
+                check_network(drawn, run.images, classes=real.num_classes, name="networks")
             network, parameters, norms = trainable(drawn)
             losses = []
             for j in range(outer):

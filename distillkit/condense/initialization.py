@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import look_at_counts
+from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, as_set
@@ -33,7 +33,7 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
         means [K, C] and stds [K, C], population formula (correction 0).
     """
     real = as_set(real, name="real")
-    check.switch(whole_set, "whole_set")
+    check.boolean(whole_set, "whole_set")
     means = real.images.new_zeros(real.num_classes, real.shape[0])
     stds = torch.zeros_like(means)
     for c, rows in class_rows(real).items():
@@ -62,9 +62,9 @@ def images_from_statistics(
         size: (H, W).
         generator: an int seed, or a CPU generator, which is advanced.
     """
-    check.rows(means, "means")
-    check.rows(stds, "stds")
-    size = cast(tuple[int, int], check.several(size, "size", "numbers of pixels (H, W)", 2))
+    check.matrix(means, "means")
+    check.matrix(stds, "stds")
+    size = cast(tuple[int, int], check.sequence(size, "size", "numbers of pixels (H, W)", 2))
     for side in size:
         check.positive_int(side, "size")
     if means.shape != stds.shape or bool((stds < 0).any()):
@@ -122,7 +122,7 @@ def initial_images(
         chosen = list(rows := class_rows(real, classes))
     c, h, w = real.shape
     if init == "real":
-        look_at_counts("ipc", ipc, {c: len(own) for c, own in rows.items()})
+        check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})
         index, info["with_replacement"] = random_rows(rows, [ipc] * len(rows), generator)
         images = real.images.index_select(0, index.to(real.images.device)).clone()
     elif init == "noise":

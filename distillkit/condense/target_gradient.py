@@ -16,8 +16,8 @@ from distillkit.condense._descent import Descent
 from distillkit.condense._parameter_gradient import Metric, distance_to_target
 from distillkit.condense._state import Progress, Resume
 from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
-from distillkit.networks._validation import require_network, try_network
-from distillkit.networks.base import Network
+from distillkit.networks._base import Network
+from distillkit.networks._validation import check_network, require_network
 from distillkit.sets import LabeledImages, as_set
 
 __all__ = ["fit_to_gradient"]
@@ -68,7 +68,7 @@ def fit_to_gradient(
     twin = copy.deepcopy(require_network(network)).eval().requires_grad_(True)
     if not len(synthetic):
         raise ValueError("synthetic must hold at least one image, got an empty set")
-    try_network(twin, synthetic.images, classes=synthetic.num_classes, more=True)
+    check_network(twin, synthetic.images, classes=synthetic.num_classes, more=True)
     parameters, targets = _matched(twin, target)
     arguments = {"method": "gradient matching to a target", "metric": metric}
 
@@ -93,7 +93,7 @@ def _matched(
     """The parameters to match and a target for each, which fits it."""
     named = dict(network.named_parameters())
     if not isinstance(target, Mapping):
-        target = check.several(target, "target", "tensors, one a parameter, if not a mapping")
+        target = check.sequence(target, "target", "tensors, one a parameter, if not a mapping")
     if not len(target):
         raise ValueError("target must hold at least one tensor, got none")
     if not isinstance(target, Mapping):

@@ -65,7 +65,7 @@ def parts_of(partition: Sequence[Tensor], total: int) -> list[Tensor]:
     Raises:
         TypeError, ValueError: no clients, or what is no index below `total`.
     """
-    given = check.several(partition, "partition", "index tensors, one a client")
+    given = check.sequence(partition, "partition", "index tensors, one a client")
     if not given:
         raise ValueError("partition must have at least one client, got none")
     parts = []

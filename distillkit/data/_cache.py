@@ -29,13 +29,13 @@ from torch import Tensor
 
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
-from distillkit._utils.conversion import in_words
+from distillkit._utils.conversion import format_bytes
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit._utils.progress import bar
 from distillkit._utils.threads import thread_pool
-from distillkit.locking import owned
+from distillkit.locking import locked
 from distillkit.normalization import Normalization
-from distillkit.sets.stored import PixelFile
+from distillkit.sets._stored import PixelFile
 
 __all__ = ["BLOCK", "Cache", "Fill", "Unfinished", "as_bytes", "in_threads", "listing_key", "measured", "open_cache"]
 
@@ -146,17 +146,17 @@ def open_cache(
         size = count * math.prod(shape)
         if not place:
             warn(
-                f"a cache of {in_words(size)} is written to {where}; give cache= (or set DISTILLKIT_CACHE) to have "
+                f"a cache of {format_bytes(size)} is written to {where}; give cache= (or set DISTILLKIT_CACHE) to have "
                 "it elsewhere"
             )
         lock = where / f".{prefix}.lock"
-        with _writable(where, size), owned(lock, f"the cache {whole}", wait=_PATIENCE):
+        with _writable(where, size), locked(lock, f"the cache {whole}", wait=_PATIENCE):
             if (found := _opened(whole, count, shape)) is None:
                 for old in where.glob(f"{glob.escape(prefix)}-*"):  # of the source as it was
                     if old.stem != whole.stem:
                         old.unlink(missing_ok=True)
                 unfinished = Unfinished(whole, count, shape)
-                what = f"caching {source.name} ({in_words(size)})"
+                what = f"caching {source.name} ({format_bytes(size)})"
                 with bar(count, what, unit="picture", progress=progress) as shown:
                     fill(unfinished, shown.update)
                 unfinished.finish(source)
@@ -300,7 +300,7 @@ def _writable(where: Path, size: int) -> Iterator[None]:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot write a cache of {in_words(size)} to {where} ({error.strerror or error}); give cache=, a "
+            f"cannot write a cache of {format_bytes(size)} to {where} ({error.strerror or error}); give cache=, a "
             "folder that has room for it",
         ) from error
 
@@ -308,7 +308,7 @@ def _writable(where: Path, size: int) -> Iterator[None]:
 def _require_room(where: Path, size: int) -> None:
     free = shutil.disk_usage(where).free
     if free < size:
-        raise OSError(errno.ENOSPC, f"{in_words(free)} are free")
+        raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")
 
 
 def _hash(data: bytes | memoryview) -> bytes:

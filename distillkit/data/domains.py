@@ -77,7 +77,7 @@ def load_domains(
             else:
                 read[name] = load_folder(paths[name], test_fraction=test_fraction, progress=progress, **options)
     else:
-        names = check.several(sources, "sources", "names that load knows; your own folders come as {name: path}")
+        names = check.sequence(sources, "sources", "names that load knows; your own folders come as {name: path}")
         if len(set(names)) != len(names):
             raise ValueError(f"sources must be distinct, got {list(names)}")
         read = {name: load(name, root=root, **options) for name in names}
@@ -169,7 +169,7 @@ def _paths(sources: Mapping[str, AnyPath | Split]) -> dict[str, Path]:
 
 
 def _stated(classes: Sequence[str]) -> tuple[str, ...]:
-    stated = check.several(classes, "classes", "names")
+    stated = check.sequence(classes, "classes", "names")
     if not stated or len(set(stated)) != len(stated):
         raise ValueError(f"classes must be distinct names, at least one, got {list(stated)}")
     return stated

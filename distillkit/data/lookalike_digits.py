@@ -126,7 +126,7 @@ def _photos(photos: Sequence[Tensor | NDArray[Any]] | None, height: int, width: 
         from sklearn.datasets import load_sample_images
 
         photos = load_sample_images().images
-    given = check.several(photos, "photos", "pictures uint8 [H, W, 3]")
+    given = check.sequence(photos, "photos", "pictures uint8 [H, W, 3]")
     if not given:
         raise ValueError("photos must be at least one picture, got none")
     found = []

@@ -206,5 +206,5 @@ def sides(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if size is None:
         return None
     given: Any = (size, size) if isinstance(size, Integral) else size
-    height, width = check.several(given, "size", "numbers of pixels (height, width), if not one number", 2)
+    height, width = check.sequence(given, "size", "numbers of pixels (height, width), if not one number", 2)
     return check.positive_int(height, "size"), check.positive_int(width, "size")

@@ -58,7 +58,7 @@ def as_noise_set(
     Each channel is mapped to [0, 1] by its extremes over the whole set, or all are clamped. Without a `normalization`
     it is measured on these pixels, which are public: they come from a generator, and of nobody's images.
     """
-    if not check.switch(clamp, "clamp"):
+    if not check.boolean(clamp, "clamp"):
         low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)
         raw = (raw - low) / torch.where(high > low, high - low, 1)
     pixels = raw.clamp(0, 1)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from distillkit import losses
 from distillkit._utils import check
-from distillkit.networks.factory import frozen
-from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.networks._factory import frozen_copy
+from distillkit.networks._validation import uses_batch_statistics
 
 __all__ = ["Divergence", "Objective", "judge"]
 
@@ -121,7 +121,7 @@ def judge(network: nn.Module, name: str) -> nn.Module:
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"{name} must be an nn.Module, got {type(network).__name__}")
-    return frozen(network).eval()
+    return frozen_copy(network).eval()
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from distillkit._utils import check
 from distillkit._utils.progress import Bar, bar
 from distillkit._utils.provenance import provenance
 from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
-from distillkit.networks.factory import build
+from distillkit.networks._factory import build
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
@@ -131,7 +131,7 @@ def cnn_noise(
     """
     decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
     chunk = check.positive_int(chunk, "chunk")
-    if check.switch(shared, "shared") and not mean_std:
+    if check.boolean(shared, "shared") and not mean_std:
         raise ValueError("mean_std must be greater than 0 with shared=True, for nothing else tells the classes apart")
     device, latent = check.device(device), check.positive_int(latent, "latent")
     given, generator = generator, as_generator(generator)

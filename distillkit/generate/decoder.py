@@ -29,7 +29,7 @@ class SmallDecoder(nn.Module):
 
     def __init__(self, shape: Sequence[int], latent: int = 256, width: int = 128) -> None:
         super().__init__()
-        given = check.several(shape, "shape", "numbers (C, H, W)", 3)
+        given = check.sequence(shape, "shape", "numbers (C, H, W)", 3)
         channels, height, columns = (check.positive_int(s, "shape") for s in given)
         latent = check.positive_int(latent, "latent")
         width = check.positive_int(width, "width", least=2)

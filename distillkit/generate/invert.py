@@ -14,7 +14,7 @@ from distillkit._utils.provenance import provenance
 from distillkit.chunking import chunk_size
 from distillkit.generate._objective import Divergence, Objective, judge
 from distillkit.losses import BatchNormPrior
-from distillkit.networks.factory import NetworkFactory, build
+from distillkit.networks._factory import NetworkFactory, build
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
@@ -103,8 +103,8 @@ def invert(
     lr = check.real_number(lr, "lr", above=0.0)
     first_bn_multiplier = check.real_number(first_bn_multiplier, "first_bn_multiplier", least=0.0)
     latent = check.positive_int(latent, "latent")
-    shape = tuple(check.positive_int(s, "shape") for s in check.several(shape, "shape", "numbers (C, H, W)", 3))
-    first, second = check.several(betas, "betas", "numbers in [0, 1)", 2)
+    shape = tuple(check.positive_int(s, "shape") for s in check.sequence(shape, "shape", "numbers (C, H, W)", 3))
+    first, second = check.sequence(betas, "betas", "numbers in [0, 1)", 2)
     betas = tuple(check.real_number(b, "betas", least=0.0, below=1.0) for b in (first, second))  # type: ignore[assignment]
     given, generator = generator, as_generator(generator)
     objective = Objective(

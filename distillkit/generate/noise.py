@@ -11,7 +11,7 @@ from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
 from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
 from distillkit.generate.stylegan2 import StyleGAN2
-from distillkit.networks.factory import build
+from distillkit.networks._factory import build
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages

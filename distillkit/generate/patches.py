@@ -89,7 +89,7 @@ class Patches(Configurable):
         self.rotation = check.real_number(rotation, "rotation", least=0.0, most=180.0)
         self.shear = check.real_number(shear, "shear", least=0.0, below=90.0)
         self.flip = check.real_number(flip, "flip", least=0.0, most=1.0)
-        strengths = check.several(jitter, "jitter", "strengths: brightness, contrast, saturation, hue", 4)
+        strengths = check.sequence(jitter, "jitter", "strengths: brightness, contrast, saturation, hue", 4)
         self.jitter = tuple(check.real_number(s, "jitter", least=0.0, most=1.0) for s in strengths)
         if self.jitter[3] > 0.5:
             raise ValueError(f"jitter must be four strengths in [0, 1], the hue's in [0, 0.5], got {jitter}")
@@ -247,7 +247,7 @@ def _as_image(image: Tensor) -> Tensor:
 
 
 def _range(values: tuple[float, float], name: str, most: float = math.inf) -> tuple[float, float]:
-    given = check.several(values, name, "numbers (low, high)", 2)
+    given = check.sequence(values, name, "numbers (low, high)", 2)
     low, high = (check.real_number(v, name, above=0.0, most=most) for v in given)
     if low > high:
         raise ValueError(f"{name} must be (low, high), got {values}")

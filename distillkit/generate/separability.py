@@ -11,8 +11,8 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.progress import bar
+from distillkit.networks._factory import NetworkFactory, build
 from distillkit.networks.convnet import ConvNet
-from distillkit.networks.factory import NetworkFactory, build
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 

@@ -55,7 +55,7 @@ def supervised_contrastive(
     Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the ratio of
     temperature to base temperature is 1; "drop" (the reference gives NaN for an anchor without positives).
     """
-    check.switch(detach_other, "detach_other")
+    check.boolean(detach_other, "detach_other")
     floating(embeddings, "embeddings", "N, d")
     check.class_labels(labels, len(embeddings), None)
     temperature = check.real_number(temperature, "temperature", above=0)
@@ -104,7 +104,7 @@ class SupervisedContrastive(nn.Module):
     ) -> None:
         super().__init__()
         self.temperature = check.real_number(temperature, "temperature", above=0)
-        self.detach_other = check.switch(detach_other, "detach_other")
+        self.detach_other = check.boolean(detach_other, "detach_other")
         self.empty: Literal["drop", "zero"] = check.one_of(empty, "empty", ("drop", "zero"))
         self.reduction: Literal["mean", "sum"] = check.one_of(reduction, "reduction", ("mean", "sum"))
 

@@ -176,7 +176,7 @@ def clamped_disagreement(
     p, q = p_logits.softmax(1), q_logits.softmax(1)
     m = ((p + q) / 2).clamp(low, high)
     divergence = (m * (m.log() - (p.clamp(low, high).log() + q.clamp(low, high).log()) / 2)).sum(1)
-    if not check.switch(clamp_result, "clamp_result"):
+    if not check.boolean(clamp_result, "clamp_result"):
         return reduce(divergence, reduction)
     if reduction == "mean":
         return divergence.mean().clamp(0, 1)

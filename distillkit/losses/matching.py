@@ -131,7 +131,7 @@ def rbf_mmd(
         raise ValueError(f"y must have {x.shape[1]} columns as x has, got {y.shape[1]}")
     kernels = check.positive_int(kernels, "kernels")
     multiplier = check.real_number(multiplier, "multiplier", above=0)
-    if check.switch(unbiased, "unbiased") and min(len(x), len(y)) < 2:
+    if check.boolean(unbiased, "unbiased") and min(len(x), len(y)) < 2:
         raise ValueError(f"unbiased needs at least 2 rows in x and in y, got {len(x)} and {len(y)}")
 
     n, m = len(x), len(y)
@@ -175,7 +175,7 @@ class RBFMMD(nn.Module):
         self.bandwidth = None if bandwidth is None else check.real_number(bandwidth, "bandwidth", above=0)
         self.kernels = check.positive_int(kernels, "kernels")
         self.multiplier = check.real_number(multiplier, "multiplier", above=0)
-        self.unbiased = check.switch(unbiased, "unbiased")
+        self.unbiased = check.boolean(unbiased, "unbiased")
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The squared MMD of two samples, `x` [n, d] and `y` [m, d]; see `rbf_mmd`."""

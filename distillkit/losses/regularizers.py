@@ -114,7 +114,7 @@ def prototype_distance(
     labels = check.class_labels(labels, len(embeddings), len(prototypes))
     if present is None:
         present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
-    elif check.mask(present, "present", "[K]").shape != prototypes.shape[:1]:
+    elif check.bool_tensor(present, "present", "[K]").shape != prototypes.shape[:1]:
         raise ValueError(f"present must have shape [{len(prototypes)}], got {list(present.shape)}")
     counted = present[labels]
     distances = (embeddings[counted] - prototypes[labels[counted]]).square().sum(1)
@@ -143,5 +143,5 @@ def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool =
     floating(logits, "logits", "N, K")
     max_norm = check.real_number(max_norm, "max_norm", above=0)
     norms = row_norms(logits).unsqueeze(1)
-    long = norms > (max_norm if check.switch(continuous, "continuous") else 1 / max_norm)
+    long = norms > (max_norm if check.boolean(continuous, "continuous") else 1 / max_norm)
     return torch.where(long, max_norm * logits / torch.where(long, norms, 1), logits)

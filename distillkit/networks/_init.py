@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 @torch.no_grad()
-def linear_like(module: nn.Module, generator: torch.Generator | None) -> None:
+def init_linear(module: nn.Module, generator: torch.Generator | None) -> None:
     """Draw a linear or convolution layer by its attribute `kaiming`: "normal", "uniform", or without one as PyTorch."""
     weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
     drawn, kaiming = torch.empty(weight.shape, device="cpu"), getattr(module, "kaiming", "")
@@ -51,7 +51,7 @@ _turn = threading.RLock()
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seeded_global_rng(seed: int) -> Iterator[None]:
     """Let code that knows the global generator alone draw from `seed`; the global state is put back afterwards."""
     # Without an accelerator `torch.manual_seed` writes down three tracebacks a call, for devices that never come.
     seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
@@ -60,7 +60,7 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def seed_of(generator: torch.Generator) -> int:
+def draw_seed(generator: torch.Generator) -> int:
     """Draw a number to seed with."""
     return int(torch.randint(2**62, (), generator=generator))
 
@@ -71,7 +71,7 @@ def _reset(module: nn.Module, generator: torch.Generator) -> bool:
     before = [parameter.clone() for parameter in own]
     for parameter in own:
         parameter.fill_(torch.nan)
-    with seeded(seed_of(generator)):
+    with seeded_global_rng(draw_seed(generator)):
         cast(Callable[[], object], module.reset_parameters)()
     complete = not any(bool(parameter.isnan().any()) for parameter in own)
     if not complete:
@@ -80,14 +80,14 @@ def _reset(module: nn.Module, generator: torch.Generator) -> bool:
     return complete
 
 
-def draw_own(module: nn.Module, generator: torch.Generator) -> bool:
+def init_own_parameters(module: nn.Module, generator: torch.Generator) -> bool:
     """Draw the module's own parameters, not its children's; whether it is known how."""
     own = getattr(module, "initialize", None)
     parameters = {key for key, _ in module.named_parameters(recurse=False)}
     if callable(own):
         own(generator)
     elif isinstance(module, _LINEAR_LIKE) and parameters | {"bias"} == {"weight", "bias"}:
-        linear_like(module, generator)
+        init_linear(module, generator)
     elif isinstance(module, nn.Embedding):
         module.weight.copy_(torch.empty(module.weight.shape, device="cpu").normal_(generator=generator))
         if module.padding_idx is not None:

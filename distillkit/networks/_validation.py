@@ -8,12 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from distillkit._utils.eval_mode import evaluating
-from distillkit.networks.base import Network, require_network
-from distillkit.networks.samplers import NetworkSampler, require_same_place
+from distillkit._utils.eval_mode import eval_mode
+from distillkit.networks._base import Network, require_network
+from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 
-__all__ = ["require_network", "require_sampler", "try_network"]
+__all__ = ["check_network", "require_network", "require_same_device", "require_sampler", "uses_batch_statistics"]
 
 
 def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
@@ -38,7 +38,7 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
 
 
 @torch.no_grad()
-def try_network(
+def check_network(
     network: nn.Module | Network,
     images: Tensor,
     *,
@@ -62,9 +62,9 @@ def try_network(
         ValueError: a network elsewhere, one that cannot take such images, other shapes or class counts, or NaN.
     """
     shape = tuple(images.shape[1:])
-    require_same_place(cast(Network, network), images, name)
+    require_same_device(cast(Network, network), images, name)
     noise = torch.randn(2, *shape, generator=derive(0, "a network's trial")).to(images)
-    with contextlib.nullcontext() if not isinstance(network, nn.Module) else evaluating(network):
+    with contextlib.nullcontext() if not isinstance(network, nn.Module) else eval_mode(network):
         try:
             embedding = cast(Network, network).features(noise) if features else None
             logits = network(noise) if classes is not None else None
@@ -109,3 +109,36 @@ def _check_rows(value: object, what: str, name: str, shape: tuple[int, ...]) -> 
 def _kind(network: object) -> str:
     inner = getattr(network, "model", network)
     return type(inner if isinstance(inner, nn.Module) else network).__name__
+
+
+def uses_batch_statistics(network: object) -> bool:
+    """Whether some layer of a network normalises with the statistics of the batch, so that a batch must not be cut up.
+
+    Args:
+        network: True for batch norm in training mode, or without running statistics; False for what is no `nn.Module`.
+    """
+    if not isinstance(network, nn.Module):
+        return False
+    return any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
+        for module in network.modules()
+    )
+
+
+def require_same_device(network: Network, images: Tensor, name: str = "networks") -> None:
+    """Refuse a network that is on another device, or of another dtype, than the images it is to see.
+
+    Args:
+        network: what was given, or drawn.
+        images: the data.
+        name: what the argument is called in the message.
+
+    Raises:
+        ValueError: they are not in one place; the message says how to bring them together.
+    """
+    own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
+    if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
+        raise ValueError(
+            f"{name} must be where the images are ({images.dtype} on {images.device}), but what is given or drawn is "
+            f"{own.dtype} on {own.device}; build it there: .to(device, dtype), or move the data with data.to(...)"
+        )

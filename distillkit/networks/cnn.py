@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from distillkit._utils.check import one_of
-from distillkit.networks.layers import (
+from distillkit.networks._layers import (
     AveragePool,
     ImageNetwork,
     MaxPool,

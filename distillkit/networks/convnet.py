@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils.check import one_of, positive_int
-from distillkit.networks.layers import (
+from distillkit.networks._layers import (
     AveragePool,
     ImageNetwork,
     MaxPool,
     Shape,
     activation_layer,
     image_shape,
-    more_than_one_pixel,
     norm_layer,
+    require_spatial_maps,
 )
 
 __all__ = ["ConvNet"]
@@ -79,7 +79,7 @@ class ConvNet(ImageNetwork):
             )
         layers: list[nn.Module] = []
         for block in range(depth):
-            more_than_one_pixel(norm, rows, columns)
+            require_spatial_maps(norm, rows, columns)
             layers += [
                 nn.Conv2d(width if block else in_channels, width, 3, padding=1 if block else padding),
                 norm_layer(norm, width, groups=groups),
@@ -89,11 +89,11 @@ class ConvNet(ImageNetwork):
                 layers.append(AveragePool() if pooling == "avg" else MaxPool())
                 rows, columns = rows // 2, columns // 2
         super().__init__(shape, num_classes, nn.Sequential(*layers), width * rows * columns)
-        self.in_parts = pooling != "none" and norm != "batch"
+        self.chunked_stem = pooling != "none" and norm != "batch"
 
     def _maps(self, images: Tensor) -> Tensor:
         size = max(1, _PIXELS // (images.shape[2] * images.shape[3]))
-        if not self.in_parts or torch.is_grad_enabled() or images.device.type != "cpu" or len(images) <= size:
+        if not self.chunked_stem or torch.is_grad_enabled() or images.device.type != "cpu" or len(images) <= size:
             return super()._maps(images)
         body = cast(nn.Sequential, self.body)
         first, others = body[:4], body[4:]

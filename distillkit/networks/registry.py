@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from distillkit._utils.check import one_of
+from distillkit.networks._layers import ImageNetwork, Shape
 from distillkit.networks.cnn import FedCOGCNN, LeNet, SimpleCNN
 from distillkit.networks.convnet import ConvNet
-from distillkit.networks.layers import ImageNetwork, Shape
 from distillkit.networks.resnet import CifarResNet, ResNet, WideResNet
 
 __all__ = ["NETWORK_NAMES", "named_network"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from distillkit._utils.check import one_of, positive_int
-from distillkit.networks._init import linear_like
-from distillkit.networks.layers import ImageNetwork, Shape, image_shape, more_than_one_pixel, norm_layer
+from distillkit.networks._init import init_linear
+from distillkit.networks._layers import ImageNetwork, Shape, image_shape, norm_layer, require_spatial_maps
 
 __all__ = ["CifarResNet", "ResNet", "WideResNet"]
 
@@ -160,7 +160,7 @@ class _Layers:
         sizes, device = (inputs, outputs, kernel, stride, kernel // 2), torch.get_default_device()
         layer = skip_init(nn.Conv2d, *sizes, bias=self._norm == "none", device=device)
         layer.kaiming = self._kaiming
-        linear_like(layer, None)
+        init_linear(layer, None)
         return layer
 
 
@@ -176,11 +176,11 @@ def _residual(
 ) -> nn.Sequential:
     """Stem, stages of `blocks[i]` blocks with `outs[i]` channels, each but the first halving the map, and pooling.
 
-    `kaiming` is the initialisation of the convolutions, for `_draws.linear_like`.
+    `kaiming` is the initialisation of the convolutions, for `_init.init_linear`.
     """
     inputs, rows, columns = image_shape(shape)
     halved = 2 ** (len(outs) - 1)
-    more_than_one_pixel(norm, -(-rows // halved), -(-columns // halved))
+    require_spatial_maps(norm, -(-rows // halved), -(-columns // halved))
     make, pre = _Layers(norm, groups, kaiming), block is _PreActivation
     layers = [make.conv(inputs, stem, 3)]
     if not pre:

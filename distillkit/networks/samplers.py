@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
-from distillkit.networks.base import Network, split
-from distillkit.networks.factory import NetworkFactory, Redraw, build, frozen, initialize, is_as_made
+from distillkit.networks._base import Network, split
+from distillkit.networks._factory import NetworkFactory, Redraw, build, frozen_copy, initialize, keeps_init
 from distillkit.rng import derive
 
 __all__ = [
@@ -20,8 +20,6 @@ __all__ = [
     "NetworkBall",
     "NetworkSampler",
     "RandomNetworks",
-    "require_same_place",
-    "uses_batch_statistics",
 ]
 
 
@@ -48,39 +46,6 @@ class NetworkSampler(Protocol):
         ...
 
 
-def uses_batch_statistics(network: object) -> bool:
-    """Whether some layer of a network normalises with the statistics of the batch, so that a batch must not be cut up.
-
-    Args:
-        network: True for batch norm in training mode, or without running statistics; False for what is no `nn.Module`.
-    """
-    if not isinstance(network, nn.Module):
-        return False
-    return any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
-        for module in network.modules()
-    )
-
-
-def require_same_place(network: Network, images: Tensor, name: str = "networks") -> None:
-    """Refuse a network that is on another device, or of another dtype, than the images it is to see.
-
-    Args:
-        network: what was given, or drawn.
-        images: the data.
-        name: what the argument is called in the message.
-
-    Raises:
-        ValueError: they are not in one place; the message says how to bring them together.
-    """
-    own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
-    if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
-        raise ValueError(
-            f"{name} must be where the images are ({images.dtype} on {images.device}), but what is given or drawn is "
-            f"{own.dtype} on {own.device}; build it there: .to(device, dtype), or move the data with data.to(...)"
-        )
-
-
 class RandomNetworks(Configurable):
     """Untrained networks, a fresh one for every draw: the networks of DM, DC and DSA.
 
@@ -93,7 +58,7 @@ class RandomNetworks(Configurable):
 
     Args:
         factory: `factory()` gives a network of any kind, on the device and of the dtype of the images. What it draws
-            itself is overwritten, unless it is an `AsMade(factory)`: then every draw is a new construction, with the
+            itself is overwritten, unless it is an `KeepInit(factory)`: then every draw is a new construction, with the
             initialisation that the network's author chose (vision transformers and the like).
         redraw: `redraw(network, generator)` sets the parameters that `initialize` has no rule for; those that it leaves
             keep the values that the factory gave them. It is called without gradients.
@@ -137,7 +102,7 @@ class RandomNetworks(Configurable):
         Args:
             generator: see `NetworkSampler.draw`.
         """
-        if is_as_made(self._made):
+        if keeps_init(self._made):
             self._ready(build(self.factory, generator, self.redraw))
             return self._network
         with torch.no_grad():
@@ -159,7 +124,7 @@ class RandomNetworks(Configurable):
 
     def __repr__(self) -> str:
         kind = type(self._made).__name__
-        return f"RandomNetworks({f'AsMade({kind})' if is_as_made(self._made) else kind})"
+        return f"RandomNetworks({f'KeepInit({kind})' if keeps_init(self._made) else kind})"
 
 
 class FixedNetwork(Configurable):
@@ -255,4 +220,4 @@ def _copied(network: nn.Module) -> nn.Module:
     if not isinstance(network, nn.Module):
         came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
         raise TypeError(f"network must be an nn.Module, got {came}; for fresh networks take RandomNetworks(factory)")
-    return frozen(network).eval()
+    return frozen_copy(network).eval()

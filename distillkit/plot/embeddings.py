@@ -100,7 +100,7 @@ def pairwise_mmd(embeddings: Mapping[str, Tensor], *, unbiased: bool = True) -> 
     from distillkit.losses.matching import rbf_mmd
 
     _joined(embeddings)
-    check.switch(unbiased, "unbiased")
+    check.boolean(unbiased, "unbiased")
     if len(embeddings) < 2:
         raise ValueError(f"embeddings must hold at least 2 clients to compare, got {len(embeddings)}")
     rows = [r.detach().cpu().double() for r in embeddings.values()]
@@ -175,7 +175,7 @@ def _one_format(most: float) -> tuple[int, int]:
 
 def _joined(embeddings: Mapping[str, Tensor]) -> Tensor:
     require_mapping(embeddings, "embeddings", "rows [N, d]")
-    rows = [check.rows(r, f"embeddings[{name!r}]") for name, r in embeddings.items()]
+    rows = [check.matrix(r, f"embeddings[{name!r}]") for name, r in embeddings.items()]
     widths = {r.shape[1] for r in rows}
     if len(widths) > 1:
         raise ValueError(f"embeddings must all have the same width, got {sorted(widths)}")

@@ -66,7 +66,7 @@ def partition(
         TypeError, ValueError: no clients, indices or labels out of range, not one name a class.
     """
     marks = check.class_labels(as_tensor(labels, "labels", lists=True), None, num_classes).cpu()
-    if not len(check.several(parts, "parts", "index tensors, one a client")):
+    if not len(check.sequence(parts, "parts", "index tensors, one a client")):
         raise ValueError("parts must hold at least one client, got none")
     if num_classes is None:
         num_classes = int(marks.max()) + 1 if len(marks) else 1

@@ -55,7 +55,7 @@ def kmeans_balance(
     """
     check.one_of(order, "order", _ORDERS)
     balancing = check.real_number(balancing, "balancing", least=0.0, most=1.0)
-    embeddings = check.rows(embeddings, "embeddings")
+    embeddings = check.matrix(embeddings, "embeddings")
     predicted = check.class_labels(predicted, len(embeddings), None, "predicted").cpu()
     keep = check.positive_int(keep, "keep", most=len(embeddings))
     if keep == len(embeddings):
@@ -92,7 +92,7 @@ def centroid_distances(
     from sklearn.cluster import KMeans, MiniBatchKMeans
     from threadpoolctl import threadpool_limits
 
-    points = check.rows(embeddings, "embeddings").detach().cpu()
+    points = check.matrix(embeddings, "embeddings").detach().cpu()
     points = points if points.dtype == torch.float64 else points.float()
     clusters = check.positive_int(clusters, "clusters")
     if clusters >= len(points):

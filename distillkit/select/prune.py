@@ -55,7 +55,7 @@ def prune_by_confidence(
     logits = checked_logits(logits)
     if (keep is None) == (threshold is None):
         raise ValueError(f"give either keep or threshold, got keep={keep} and threshold={threshold}")
-    check.switch(per_class, "per_class")
+    check.boolean(per_class, "per_class")
     draws = as_generator(generator)
     confidence = _confidence(logits, measure).cpu()
     if strategy == "random":
@@ -98,6 +98,6 @@ def checked_logits(logits: Tensor) -> Tensor:
     Raises:
         TypeError, ValueError: what they are instead.
     """
-    if check.rows(logits, "logits").shape[1] < 2:
+    if check.matrix(logits, "logits").shape[1] < 2:
         raise ValueError("logits must have at least 2 columns, got 1; for one logit z of two classes give [0, z]")
     return logits.detach()

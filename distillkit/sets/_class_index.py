@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.sets.labeled import LabeledImages
+from distillkit.sets._labeled import LabeledImages
 
 __all__ = ["class_indices", "class_rows", "random_rows"]
 
@@ -49,7 +49,7 @@ def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
     Raises:
         TypeError, ValueError: no sequence of ints, or one that is empty, repeats a class or leaves the range.
     """
-    listed = check.several(classes, "classes", "class indices")
+    listed = check.sequence(classes, "classes", "class indices")
     chosen = sorted(check.positive_int(int(c) if isinstance(c, Tensor) else c, "classes", least=0) for c in listed)
     if not chosen or len(set(chosen)) != len(chosen) or chosen[-1] >= num_classes:
         raise ValueError(f"classes must be distinct and in [0, {num_classes}), at least one, got {list(classes)}")

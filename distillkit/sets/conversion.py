@@ -11,7 +11,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from distillkit._utils import conversion
 from distillkit.normalization import Normalization
-from distillkit.sets.labeled import LabeledImages, Labels, confirmed, from_arrays, from_source, within_a_set
+from distillkit.sets._labeled import (
+    LabeledImages,
+    Labels,
+    require_consistent,
+    resolve_subset,
+    set_from_arrays,
+    set_from_source,
+)
 
 __all__ = ["Images", "as_set"]
 
@@ -49,20 +56,20 @@ def as_set(
             what has its own; a class count or normalisation that contradicts the set's; items that are no
             pairs of an image and a label.
     """
-    conversion.require_read(images, name)
-    images = within_a_set(images)
-    if labels is not None and (isinstance(images, LabeledImages) or conversion.is_source(images)):
+    conversion.require_in_memory(images, name)
+    images = resolve_subset(images)
+    if labels is not None and (isinstance(images, LabeledImages) or conversion.is_labeled_source(images)):
         raise TypeError(f"labels must be left out when {name} is a {type(images).__name__} (it has its own)")
     if isinstance(images, LabeledImages):
-        return confirmed(images, name, num_classes, normalization)
-    if conversion.is_source(images):
-        return from_source(images, name, num_classes, normalization, progress=progress)
+        return require_consistent(images, name, num_classes, normalization)
+    if conversion.is_labeled_source(images):
+        return set_from_source(images, name, num_classes, normalization, progress=progress)
     if labels is None:
         raise TypeError(
             f"labels must be given with {name} that have none ({type(images).__name__}); a LabeledImages, a pair "
             "(images, labels), a Dataset and a DataLoader have their own" + _hint(images, name)
         )
-    return from_arrays(images, labels, name, num_classes, normalization)
+    return set_from_arrays(images, labels, name, num_classes, normalization)
 
 
 def _hint(images: Any, name: str) -> str:

@@ -1,7 +1,7 @@
 """A study: tasks x ways x seeds in one folder, and every table and picture of it made from its records alone."""
 
 from distillkit._utils.provenance import git_commit
-from distillkit.locking import processes
+from distillkit.locking import worker_pool
 from distillkit.study.candidate import Candidate, Cost, Job, grid
 from distillkit.study.comparisons import compare_studies, paired_differences
 from distillkit.study.condense import Condense
@@ -41,13 +41,13 @@ __all__ = [
     "named_task",
     "paired_differences",
     "pictures",
-    "processes",
     "read_choice",
     "read_records",
     "show",
     "spark",
     "summary_table",
     "tuning_table",
+    "worker_pool",
     "write_records",
 ]
 __dir__ = __all__.copy

@@ -139,7 +139,7 @@ def _slug(name: str) -> str:
 
 
 def _tasks(given: Task | Sequence[Task]) -> dict[str, Task]:
-    tasks = [given] if isinstance(given, Task) else list(check.several(given, "tasks", "tasks"))
+    tasks = [given] if isinstance(given, Task) else list(check.sequence(given, "tasks", "tasks"))
     for number, task in enumerate(tasks):
         if not isinstance(task, Task):
             raise TypeError(f"tasks[{number}] must be a Task, got {type(task).__name__}")
@@ -191,7 +191,7 @@ def _require_parts(plan: Plan) -> None:
 
 def _seeds(given: Sequence[int], name: str) -> tuple[int, ...]:
     seeds = tuple(
-        check.positive_int(s, f"{name}[{i}]", least=0) for i, s in enumerate(check.several(given, name, "seeds"))
+        check.positive_int(s, f"{name}[{i}]", least=0) for i, s in enumerate(check.sequence(given, name, "seeds"))
     )
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"{name} must be at least one, each once, got {list(seeds)}")

@@ -33,7 +33,7 @@ def grid(**options: Sequence[Any]) -> list[dict[str, Any]]:
         TypeError, ValueError: no values for a setting.
     """
     for name, values in options.items():
-        if not check.several(values, name, f"the values of {name} to try"):
+        if not check.sequence(values, name, f"the values of {name} to try"):
             raise ValueError(f"{name} must have at least one value to try, got none")
     return [dict(zip(options, values)) for values in itertools.product(*options.values())]
 
@@ -129,14 +129,14 @@ class Candidate(ABC):
                 f"lr=lr)`, got {type(self.make).__name__}"
             )
         check.mapping(self.settings, "settings")
-        for number, settings in enumerate(check.several(self.search, "search", "mappings of settings, as grid gives")):
+        for number, settings in enumerate(check.sequence(self.search, "search", "mappings of settings, as grid gives")):
             check.mapping(settings, f"search[{number}]")
         if not self.search:
             raise ValueError("search must hold at least one mapping of settings; search=[{}] for the defaults")
         if self.rule is not None:
             check.one_of(self.rule, "rule", tuple(RULES))
         for part, what in (("tasks", "names of tasks"), ("seeds", "seeds")):
-            if getattr(self, part) is not None and not check.several(getattr(self, part), part, what):
+            if getattr(self, part) is not None and not check.sequence(getattr(self, part), part, what):
                 raise ValueError(f"{part} must hold at least one of the study's, or be None for all, got none")
         if self.like is not None and self.rule is not None:
             raise ValueError(f"like={self.like!r} takes that way's choice, so there can be no rule of its own")

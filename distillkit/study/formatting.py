@@ -56,7 +56,7 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1)
     check.positive_int(left, "left", least=0)
     if not _words(header, "header"):
         raise ValueError("header must hold at least one name, got none")
-    for i, row in enumerate(check.several(rows, "rows", "rows of words")):
+    for i, row in enumerate(check.sequence(rows, "rows", "rows of words")):
         if len(_words(row, f"rows[{i}]")) != len(header):
             raise ValueError(f"rows[{i}] must have {len(header)} cells, one a name of the header, got {len(row)}")
     lines = [[" ".join(c.split()).replace("|", r"\|") for c in row] for row in (header, *rows)]
@@ -71,11 +71,11 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1)
 
 
 def _numbers(values: Sequence[float], name: str) -> list[float]:
-    return [check.real_number(v, f"{name}[{i}]") for i, v in enumerate(check.several(values, name, "numbers"))]
+    return [check.real_number(v, f"{name}[{i}]") for i, v in enumerate(check.sequence(values, name, "numbers"))]
 
 
 def _words(values: Sequence[str], name: str) -> Sequence[str]:
-    wrong = [v for v in check.several(values, name, "words") if not isinstance(v, str)]
+    wrong = [v for v in check.sequence(values, name, "words") if not isinstance(v, str)]
     if wrong:
         raise TypeError(f"{name} must hold words, got {type(wrong[0]).__name__}")
     return values

@@ -36,7 +36,7 @@ class Record:
     def __post_init__(self) -> None:
         where = f"{self.folder / 'summary.json'}" if self.folder else "a record"
         check.mapping(self.line, "line")
-        if not all(isinstance(row, Mapping) for row in check.several(self.rows, "rows", "mappings, one a round")):
+        if not all(isinstance(row, Mapping) for row in check.sequence(self.rows, "rows", "mappings, one a round")):
             raise TypeError("rows must be a list of mappings, one a round")
         missing = [name for name in ("task", "method", "seed", "accuracy_last") if name not in self.line]
         if missing:

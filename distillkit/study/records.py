@@ -88,7 +88,7 @@ def as_records(records: Given, name: str = "records") -> Records:
     """
     if isinstance(records, str | os.PathLike):
         return read_records(records)
-    several = check.several(records, name, "`Record`s, or the folder of a study")
+    several = check.sequence(records, name, "`Record`s, or the folder of a study")
     wrong = [r for r in several if not isinstance(r, Record)]
     if wrong:
         raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")

@@ -15,8 +15,8 @@ from distillkit._utils.files import write_atomically
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import git_commit, versions
 from distillkit.data import Split
-from distillkit.locking import owned
-from distillkit.locking import processes as worker_processes
+from distillkit.locking import locked
+from distillkit.locking import worker_pool as worker_processes
 from distillkit.serialization import to_config
 from distillkit.study import _selection, tuning
 from distillkit.study._execution import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
@@ -127,10 +127,10 @@ class Study:
         with self._owned():
             self._begin()
             seconds: dict[tuple[str, str], float] = {}
-            if check.switch(trial, "trial"):
+            if check.boolean(trial, "trial"):
                 found = self._estimate(options, processes)
                 seconds = {(row.task, row.method): row.cost.seconds for row in found.rows}
-                if check.switch(progress, "progress") and found.rows:
+                if check.boolean(progress, "progress") and found.rows:
                     print(found, end="\n\n", flush=True)
             options |= {"commit": git_commit()}
             trying = [order for tries in self.design.tuning_runs().values() for runs in tries for order in runs]
@@ -164,7 +164,7 @@ class Study:
         return check.positive_int(processes, "processes"), options
 
     def _owned(self) -> AbstractContextManager[None]:
-        return owned(self.out / ".owner.lock", f"the study in {self.out}")
+        return locked(self.out / ".owner.lock", f"the study in {self.out}")
 
     def _begin(self) -> None:
         """Write down what is asked for, if nothing that was asked for before is another thing now."""

@@ -115,7 +115,7 @@ def require_columns(found: Sequence[Group], columns: Sequence[str]) -> None:
         TypeError: no list of names.
         ValueError: no run has one of them.
     """
-    for column in check.several(columns, "columns", "names in the runs' lines or last rounds"):
+    for column in check.sequence(columns, "columns", "names in the runs' lines or last rounds"):
         if not isinstance(column, str):
             raise TypeError(f"columns must be names, got {type(column).__name__}")
         runs = [r for g in found for r in g.records]

@@ -16,7 +16,7 @@ from distillkit.augment import DSA
 from distillkit.condense import gradient_matching, herding, k_center, random_subset
 from distillkit.data import load
 from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.networks.layers import AveragePool
+from distillkit.networks._layers import AveragePool
 from distillkit.rng import derive
 
 if TYPE_CHECKING:

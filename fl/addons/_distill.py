@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.losses import clip_logit_norm, knowledge_distillation
-from distillkit.networks.dropout import seed_dropout
+from distillkit.networks._dropout import seed_dropout
 from fl.averaging import AveragingServer
 from fl.batches import pick, shuffled
 from fl.message import Tensors

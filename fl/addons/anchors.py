@@ -76,7 +76,7 @@ class Anchors(AddOn):
     def __post_init__(self) -> None:
         check.positive_int(self.ipc, "ipc", least=0)
         check.real_number(self.weight, "weight", least=0.0)
-        for round_number in check.several(self.selected, "selected", "rounds, from 1"):
+        for round_number in check.sequence(self.selected, "selected", "rounds, from 1"):
             check.positive_int(round_number, "selected")
         check.one_of(self.joined, "joined", ("unselected", "always"))
         check.one_of(self.init, "init", ("noise", "statistics", "statistics-whole-set"))

@@ -71,7 +71,7 @@ class Condensed(AddOn):
     def __post_init__(self) -> None:
         for name in ("ipc", "steps", "refine_steps"):
             check.positive_int(getattr(self, name), name, least=0)
-        for round_number in check.several(self.selected, "selected", "rounds, from 1"):
+        for round_number in check.sequence(self.selected, "selected", "rounds, from 1"):
             check.positive_int(round_number, "selected")
         check.one_of(self.init, "init", ("statistics", "statistics-whole-set", "noise", "real"))
         check.positive_int(self.batch_real, "batch_real")

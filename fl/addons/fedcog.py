@@ -102,7 +102,7 @@ class FedCOG(AddOn):
             raise TypeError(f"decoder must be called with a shape and a length, got {type(self.decoder).__name__}")
         if check.positive_int(self.latent, "latent") != 256 and self.decoder is None:
             raise ValueError(f"latent={self.latent} belongs to a decoder, but there is none: give one, or leave it out")
-        check.switch(self.regenerate, "regenerate")
+        check.boolean(self.regenerate, "regenerate")
 
     @property
     def first_round(self) -> int:  # type: ignore[override]

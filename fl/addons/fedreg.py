@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._utils import check
-from distillkit.networks.dropout import seed_dropout
+from distillkit.networks._dropout import seed_dropout
 from fl.averaging import AddOn, Local, Settings, Step
 from fl.averaging.addon import fills
 from fl.batches import rows, shuffled

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit._utils import check
-from distillkit.networks.dropout import seed_dropout
+from distillkit.networks._dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, FedAvg

@@ -145,9 +145,9 @@ def _require_attributes(addon: AddOn) -> None:
     check.positive_int(addon.extra_outputs, f"{name}.extra_outputs", least=0)
     check.positive_int(addon.first_round, f"{name}.first_round")
     check.real_number(addon.damping, f"{name}.damping", least=0.0)
-    check.switch(addon.keeps_previous, f"{name}.keeps_previous")
-    check.switch(addon.single_label, f"{name}.single_label")
-    for layer in check.several(addon.layers, f"{name}.layers", "names of modules of the network"):
+    check.boolean(addon.keeps_previous, f"{name}.keeps_previous")
+    check.boolean(addon.single_label, f"{name}.single_label")
+    for layer in check.sequence(addon.layers, f"{name}.layers", "names of modules of the network"):
         if not isinstance(layer, str):
             raise TypeError(f"{name}.layers must be names of modules of the network, got {layer!r}")
 

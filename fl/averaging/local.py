@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from distillkit.augment._validation import Augment
 from distillkit.networks import split
-from distillkit.networks.dropout import seed_dropout
+from distillkit.networks._dropout import seed_dropout
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl._parts import Part

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from distillkit.networks.base import Network, SplitNetwork
+from distillkit.networks._base import Network, SplitNetwork
 from fl._parts import Part
 from fl.averaging.local import Local, Term
 from fl.batches import Batch

@@ -31,8 +31,8 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
     """
     if isinstance(given, LabeledImages):
         return given
-    conversion.require_read(given, name)
-    if not conversion.is_source(given):
+    conversion.require_in_memory(given, name)
+    if not conversion.is_labeled_source(given):
         raise TypeError(
             f"{name} must be a LabeledImages, a Dataset, or a pair of images and labels, got {type(given).__name__}; "
             "make a set with LabeledImages(images, labels, num_classes=..., normalization=...)"

@@ -101,9 +101,9 @@ def play(
     drawn = _validation.drawn_count(plan.participation, clients, plan.min_replies, drawn_by_method=method.draws_clients)
     share = plan.participation
     share = int(share) if isinstance(share, Integral) else float(share)
-    check.switch(plan.defer_tests, "defer_tests")
+    check.boolean(plan.defer_tests, "defer_tests")
     for name, wanted in {"transcript": plan.transcript, "resume": plan.resume}.items():
-        if check.switch(wanted, name) and plan.out is None:
+        if check.boolean(wanted, name) and plan.out is None:
             raise ValueError(f"{name} needs a folder: give out, as out='runs/first'")
     if plan.on_round is not None:
         check.callable_with(plan.on_round, "on_round", ["row"], "a function of the round's row")

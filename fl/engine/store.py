@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit._utils import files
-from distillkit.locking import owned
+from distillkit.locking import locked
 from distillkit.study.history import RecordError, read_rows
 from fl._codec import decode, encode
 from fl.message import Message
@@ -124,7 +124,7 @@ class Store:
         """
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(owned(self.out / ".owner.lock", f"the run in {self.out}"))
+                stack.enter_context(locked(self.out / ".owner.lock", f"the run in {self.out}"))
             except OSError as error:
                 raise CheckpointError(f"cannot write in {self.out}: {error.strerror or error}") from error
             yield
@@ -354,7 +354,7 @@ def plain(model: Message) -> bytes:
 
     [(_, group)] = model.items()
     assert isinstance(group, dict)
-    return save(files.packed(group))
+    return save(files.contiguous_cpu(group))
 
 
 def _apart(was: Any, now: Any) -> list[str]:

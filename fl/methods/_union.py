@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from distillkit.networks.dropout import seed_dropout
+from distillkit.networks._dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.batches import pick, rows, shuffled
 from fl.participants import Server

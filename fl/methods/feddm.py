@@ -101,7 +101,7 @@ class FedDM(Method):
         self.server_lr = learning_rate(server_lr, "server_lr")
         self.server_momentum = check.real_number(server_momentum, "server_momentum", least=0.0, below=1.0)
         self.server_weight_decay = check.real_number(server_weight_decay, "server_weight_decay", least=0.0)
-        self.project = check.switch(project, "project")
+        self.project = check.boolean(project, "project")
         self.weights = check.one_of(weights, "weights", ("synthetic", "samples"))
         self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
 

@@ -12,7 +12,7 @@ from distillkit._utils import check
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.losses import class_means, prototype_distance
 from distillkit.networks import split
-from distillkit.networks.dropout import seed_dropout
+from distillkit.networks._dropout import seed_dropout
 from fl._parts import described
 from fl.addons.condensed import Condensed
 from fl.averaging.settings import learning_rate

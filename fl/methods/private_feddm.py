@@ -117,12 +117,12 @@ class PrivateFedDM(FedDM):
                 "give either sizes, public numbers, or sigma_sizes, the noise of a histogram that is taken once: the "
                 f"true class sizes are private; got {'neither' if sizes is None else 'both'}"
             )
-        given = () if sizes is None else check.several(sizes, "sizes", "numbers, one a class")
+        given = () if sizes is None else check.sequence(sizes, "sizes", "numbers, one a class")
         self.sizes = None if sizes is None else [check.real_number(n, "sizes", above=0.0) for n in given]
         self.sigma_sizes = 0.0 if sigma_sizes is None else check.real_number(sigma_sizes, "sigma_sizes", least=0.0)
         self.least = None if least is None else check.real_number(least, "least", least=0.0)
-        self.warm = check.switch(warm, "warm")
-        self.public_statistics = check.switch(public_statistics, "public_statistics")
+        self.warm = check.boolean(warm, "warm")
+        self.public_statistics = check.boolean(public_statistics, "public_statistics")
         self.clip = clip
         if clip is not None and not (isinstance(clip, float) and clip == math.inf):
             self.clip = check.real_number(clip, "clip", above=0.0)

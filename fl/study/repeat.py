@@ -147,7 +147,7 @@ def _of_task(
         task = replace(task, data=data)
     split = data if isinstance(data, Split) else _read(task, known.folder)
     if keep is not None and not isinstance(keep, Tensor):
-        keep = torch.as_tensor(check.several(keep, "keep", "numbers of training records"))
+        keep = torch.as_tensor(check.sequence(keep, "keep", "numbers of training records"))
     keep = known.kept if keep is None else keep
     if backend is not None and isinstance(way, Federated):
         way = replace(way, backend=backend)

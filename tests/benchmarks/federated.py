@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import LabeledImages
-from distillkit._utils.threads import pool_of
+from distillkit._utils.threads import create_thread_pool
 from distillkit.networks import ConvNet, LeNet
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
@@ -66,7 +66,7 @@ def averaging(s: Sizes, kind: str, *, layers: bool = False) -> Race:
     def begun() -> Step:
         model = factory(s.classes)
         model.load_state_dict(method.networks.first("", s.classes, 0))
-        threads = pool_of(WORKERS, "plain")
+        threads = create_thread_pool(WORKERS, "plain")
         return plain.fedavg(plain.plain_classifier(model) if layers else model, clients, **options, pool=threads)
 
     def noted(convolutions: Convolutions) -> None:
@@ -90,7 +90,7 @@ def condensing(s: Sizes) -> Race:
         model = factory(s.classes)
         model.load_state_dict(method.networks.first("", s.classes, 0))
         return plain.feddm(
-            model, clients, ipc=s.ipc, steps=2, rho=5.0, epochs=5, batch=256, pool=pool_of(WORKERS, "plain")
+            model, clients, ipc=s.ipc, steps=2, rho=5.0, epochs=5, batch=256, pool=create_thread_pool(WORKERS, "plain")
         )
 
     def noted(convolutions: Convolutions) -> None:

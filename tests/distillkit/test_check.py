@@ -135,7 +135,7 @@ def test_one_of() -> None:
 
 def test_rows() -> None:
     values = torch.zeros(2, 3)
-    assert check.rows(values, "embeddings") is values
+    assert check.matrix(values, "embeddings") is values
     for bad, error, words in (
         ([[0.0]], TypeError, "got list"),
         (torch.zeros(2, 3, dtype=torch.long), TypeError, r"got torch\.int64"),
@@ -144,4 +144,4 @@ def test_rows() -> None:
         (torch.full((2, 3), torch.inf), ValueError, "be finite"),
     ):
         with pytest.raises(error, match="embeddings must.*" + words):
-            check.rows(bad, "embeddings")  # type: ignore[arg-type]
+            check.matrix(bad, "embeddings")  # type: ignore[arg-type]

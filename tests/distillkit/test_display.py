@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distillkit._utils.display import as_png, brief
+from distillkit._utils.display import as_png, short_repr
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Result:
     steps: int
     hidden: int = field(default=0, repr=False)
 
-    __repr__ = brief
+    __repr__ = short_repr
 
 
 def test_tensors_are_told_by_dtype_and_shape_unless_they_are_short() -> None:

@@ -224,8 +224,8 @@ def test_chunks_follow_the_image_size() -> None:
     assert {side: chunk_size(torch.empty(3, 1, side, side)) for side in sizes} == sizes
     assert chunk_size(torch.empty(3, 1, 32, 32, device="meta")) == 4096
     assert chunk_size(torch.empty(3, 1, 32, 32), 5) == 5
-    assert chunk_size(torch.empty(3, 1, 32, 32), in_parts=True) == 64
-    assert chunk_size(torch.empty(3, 1, 32, 32, device="meta"), in_parts=True) == 4096
+    assert chunk_size(torch.empty(3, 1, 32, 32), chunked_stem=True) == 64
+    assert chunk_size(torch.empty(3, 1, 32, 32, device="meta"), chunked_stem=True) == 4096
     parts = forward_chunks(lambda x: x * 2, torch.ones(5, 1, 2, 2, requires_grad=True), 2)
     shapes = [(len(part), part.requires_grad) for part in parts]
     assert shapes == [(2, False), (2, False), (1, False)]

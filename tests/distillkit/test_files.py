@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit._utils.files import packed, read_tensors, replacing, write_atomically, write_tensors
+from distillkit._utils.files import atomic_replace, contiguous_cpu, read_tensors, write_atomically, write_tensors
 
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
@@ -20,7 +20,7 @@ def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path
     write_atomically(path, "old")
 
     def fail() -> None:
-        with replacing(path) as temporary:
+        with atomic_replace(path) as temporary:
             temporary.write_text("ne")
             raise RuntimeError("half way")
 
@@ -33,7 +33,7 @@ def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path
 def test_the_old_file_is_there_until_the_block_ends(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_atomically(path, "old")
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         temporary.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
@@ -83,7 +83,7 @@ def test_tensors_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory,
 
 def test_what_is_packed_shares_no_memory() -> None:
     whole = torch.arange(6.0).requires_grad_()
-    found = packed({"a": whole, "b": whole[2:], "c": whole.view(2, 3).T})
+    found = contiguous_cpu({"a": whole, "b": whole[2:], "c": whole.view(2, 3).T})
     assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == 3
     assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in found.values())
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from distillkit import locking
-from distillkit.locking import InUse, end_with_parent, owned
+from distillkit.locking import InUse, exit_with_parent, locked
 
 BARE = f"""
 import importlib.util, os, sys, time
@@ -27,12 +27,12 @@ spec.loader.exec_module(locking)
 """
 """Another process without the seconds that torch takes to import."""
 
-HOLD = BARE + "with locking.owned(Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(60)\n"
+HOLD = BARE + "with locking.locked(Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(60)\n"
 FORK = BARE + (
-    "with locking.owned(Path(sys.argv[1]), 'it'):\n    print(os.fork() or 'held', flush=True)\n    time.sleep(60)\n"
+    "with locking.locked(Path(sys.argv[1]), 'it'):\n    print(os.fork() or 'held', flush=True)\n    time.sleep(60)\n"
 )
 TRY = BARE + (
-    "try:\n    with locking.owned(Path(sys.argv[1]), 'the run in x', wait=0.1): print('got it')\n"
+    "try:\n    with locking.locked(Path(sys.argv[1]), 'the run in x', wait=0.1): print('got it')\n"
     "except locking.InUse as error: print(error.pid, error)\n"
 )
 
@@ -61,7 +61,7 @@ def tried(start: Callable[..., subprocess.Popen[str]], lock: Path) -> str:
 
 def test_a_second_process_is_refused_with_the_holders_number(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / "new" / ".owner.lock"
-    with owned(lock, "the run in x"):
+    with locked(lock, "the run in x"):
         pid = os.getpid()
         assert tried(start, lock) == f"{pid} the run in x is in use by process {pid}: wait for it, or end it first"
     assert tried(start, lock) == "got it"
@@ -72,17 +72,17 @@ def test_a_killed_holder_leaves_nothing(code: str, tmp_path: Path, start: Any) -
     lock = tmp_path / ".owner.lock"
     holder = start(code, lock)
     assert holder.stdout.readline()
-    with pytest.raises(InUse, match=f"in use by process {holder.pid}: wait") as refused, owned(lock, "it", wait=0.1):
+    with pytest.raises(InUse, match=f"in use by process {holder.pid}: wait") as refused, locked(lock, "it", wait=0.1):
         pass
     assert refused.value.pid == holder.pid
     holder.kill()
     holder.wait()
-    with owned(lock, "it", wait=1.0):
+    with locked(lock, "it", wait=1.0):
         assert tried(start, lock).startswith(str(os.getpid()))
 
 
 FORKED = BARE + (
-    "with locking.owned(Path(sys.argv[1]), 'it'):\n"
+    "with locking.locked(Path(sys.argv[1]), 'it'):\n"
     "    child = os.fork()\n"
     "    if child:\n"
     "        os.waitpid(child, 0)\n"
@@ -96,14 +96,14 @@ def test_a_forked_child_that_leaves_the_block_gives_nothing_up(tmp_path: Path, s
     lock = tmp_path / ".owner.lock"
     holder = start(FORKED, lock)
     assert holder.stdout.readline()
-    with pytest.raises(InUse, match=f"in use by process {holder.pid}: wait"), owned(lock, "it", wait=0.1):
+    with pytest.raises(InUse, match=f"in use by process {holder.pid}: wait"), locked(lock, "it", wait=0.1):
         pass
 
 
 def test_who_owns_nothing_any_more_releases_nothing(tmp_path: Path, start: Any) -> None:
     """What the child of a fork does, seen from inside: the lock is its parent's."""
     lock = tmp_path / ".owner.lock"
-    with owned(lock, "it"):
+    with locked(lock, "it"):
         held, _ = locking._OURS.pop(lock.resolve())
     assert tried(start, lock) != "got it"
     held.release()
@@ -115,7 +115,7 @@ def test_it_waits_a_moment_for_a_holder_that_is_ending(tmp_path: Path, start: An
     holder = start(HOLD, lock)
     assert holder.stdout.readline()
     threading.Timer(0.5, holder.kill).start()
-    with owned(lock, "it"):
+    with locked(lock, "it"):
         pass
 
 
@@ -125,12 +125,12 @@ def test_another_thread_is_another_owner_unless_it_is_shared(tmp_path: Path, sta
 
     def attempt(shared: bool) -> None:
         try:
-            with owned(lock, "the run in x", shared=shared):
+            with locked(lock, "the run in x", shared=shared):
                 found.append(None)
         except InUse as error:
             found.append(error)
 
-    with owned(lock, "the run in x", shared=True):
+    with locked(lock, "the run in x", shared=True):
         for shared in (False, True):
             thread = threading.Thread(target=attempt, args=(shared,))
             thread.start()
@@ -143,7 +143,7 @@ def test_another_thread_is_another_owner_unless_it_is_shared(tmp_path: Path, sta
 
 def test_an_unreadable_note_names_nobody(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / ".owner.lock"
-    with owned(lock, "the run in x"):
+    with locked(lock, "the run in x"):
         for text in ("{", "[]", '{"pid": null, "host": 1}', ""):
             lock.with_suffix(".json").write_text(text)
             assert tried(start, lock).startswith("None the run in x is in use by another process")
@@ -155,7 +155,7 @@ PARENT = BARE + (
     "    time.sleep(60)\n"
     "if __name__ == '__main__':\n"
     "    context = multiprocessing.get_context('spawn')\n"
-    "    pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=locking.end_with_parent)\n"
+    "    pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=locking.exit_with_parent)\n"
     "    work_all = [pool.submit(time.sleep, 60), pool.submit(time.sleep, 60)]\n"
     "    time.sleep(0.5)\n"
     "    print(*pool._processes, flush=True)\n"
@@ -196,5 +196,5 @@ def test_workers_end_within_two_seconds_of_their_parents_death(number: int, tmp_
 
 
 def test_only_a_worker_can_end_with_its_parent() -> None:
-    with pytest.raises(RuntimeError, match="end_with_parent is for a worker process"):
-        end_with_parent()
+    with pytest.raises(RuntimeError, match="exit_with_parent is for a worker process"):
+        exit_with_parent()

@@ -32,7 +32,7 @@ from distillkit import LabeledImages, Normalization, serialization
 from distillkit.augment import DIGITS, DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.generate import Patches
-from distillkit.networks import AsMade, ConvNet, FixedNetwork, LeNet, NetworkBall, RandomNetworks
+from distillkit.networks import ConvNet, FixedNetwork, KeepInit, LeNet, NetworkBall, RandomNetworks
 from distillkit.normalization import ZCA
 from distillkit.privacy import TrainedNetworks
 from distillkit.serialization import (
@@ -115,7 +115,7 @@ def trained() -> nn.Module:
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "random": lambda: RandomNetworks(small),
-    "as made": lambda: RandomNetworks(AsMade(small)),
+    "as made": lambda: RandomNetworks(KeepInit(small)),
     "fixed": lambda: FixedNetwork(trained()),
     "ball": lambda: NetworkBall(trained(), 2.0),
     "another split": lambda: FixedNetwork(distillkit.networks.split(trained(), "classifier")),
@@ -381,11 +381,11 @@ def test_packages_whose_functions_may_be_named_write_no_files() -> None:
         tree = ast.parse(path.read_text())
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         called = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-        writes = (names | called) & {"write_atomically", "write_tensors", "replacing", "write_bytes", "write_text",
+        writes = (names | called) & {"write_atomically", "write_tensors", "atomic_replace", "write_bytes", "write_text",
                                      "rmtree", "save_file", "system", "Popen", "import_module"}  # fmt: skip
         writes |= names & {"eval", "exec"}
         if package == "data":
-            writes -= {"replacing", "write_atomically", "write_tensors"}  # caches of what they read
+            writes -= {"atomic_replace", "write_atomically", "write_tensors"}  # caches of what they read
         module = ".".join(path.relative_to(root.parent).with_suffix("").parts)
         excluded = serialization._EXCLUDED_MODULES
         assert not writes or module in excluded, f"{module} uses {writes}: exclude it, or move it"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages, Normalization
-from distillkit.networks import AsMade
+from distillkit.networks import KeepInit
 from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import AddOn, Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
@@ -323,15 +323,15 @@ class Free(nn.Module):
 
 
 def test_networks_with_parameters_of_their_own_and_pretrained_ones_run(global_rng_untouched: None) -> None:
-    with pytest.raises(TypeError, match=r"parameters of its own; .* keep what its constructor draws with AsMade"):
+    with pytest.raises(TypeError, match=r"parameters of its own; .* keep what its constructor draws with KeepInit"):
         play(FedAvg(factory=Free))
     for method in (FedAvg, FedProto, lambda factory: FedDM(factory=factory, ipc=1, steps=1, server_epochs=1)):
-        assert play(method(factory=AsMade(Free))).rows[0]["failed"] == {}
-    one, again = (play(FedAvg(factory=AsMade(Free)), seed=3).server.state[FedAvg.model] for _ in range(2))
+        assert play(method(factory=KeepInit(Free))).rows[0]["failed"] == {}
+    one, again = (play(FedAvg(factory=KeepInit(Free)), seed=3).server.state[FedAvg.model] for _ in range(2))
     assert all(torch.equal(t, again[n]) for n, t in one.items())
     with torch.random.fork_rng():
         net = Free(3)
-    kept = play(FedAvg(factory=AsMade(lambda outputs: copy.deepcopy(net)), lr=1e-9)).server.state[FedAvg.model]
+    kept = play(FedAvg(factory=KeepInit(lambda outputs: copy.deepcopy(net)), lr=1e-9)).server.state[FedAvg.model]
     assert torch.allclose(kept["scale"], net.scale, atol=1e-6)
 
 

@@ -381,7 +381,7 @@ def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytes
     def watch() -> None:
         raise Watching
 
-    monkeypatch.setattr(_worker, "end_with_parent", watch)
+    monkeypatch.setattr(_worker, "exit_with_parent", watch)
     with pytest.raises(Watching):
         _worker.serve(None)  # type: ignore[arg-type]
 

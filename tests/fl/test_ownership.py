@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distillkit import locking
-from distillkit.locking import InUse, processes
+from distillkit.locking import InUse, worker_pool
 from distillkit.privacy import Event, Ledger
 from distillkit.study import Study, named_task
 from fl import FedAvg, Filtered, simulate
@@ -109,8 +109,8 @@ def test_a_study_has_one_owner(tmp_path: Path) -> None:
 
 
 def test_workers_of_the_pool_are_watched() -> None:
-    with processes(1) as pool:
-        assert pool._initializer is locking.end_with_parent  # type: ignore[attr-defined]
+    with worker_pool(1) as pool:
+        assert pool._initializer is locking.exit_with_parent  # type: ignore[attr-defined]
         assert pool._mp_context.get_start_method() == "spawn"  # type: ignore[attr-defined]
 
 

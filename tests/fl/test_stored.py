@@ -18,7 +18,7 @@ from distillkit.condense import random_subset
 from distillkit.data import clients, load_folder, open_folder, partition
 from distillkit.privacy import Ledger
 from distillkit.sets import StoredImages
-from distillkit.sets.stored import PixelFile
+from distillkit.sets._stored import PixelFile
 from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
 from fl import ClientData, ClientDP, FedAvg, Filtered, Loopback, Run, simulate

@@ -75,7 +75,7 @@ def list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
     lines = (folder / _ATTRIBUTES).read_text().splitlines()
     known = lines[1].split() if len(lines) > 1 else []
     one = isinstance(attributes, str)
-    named = [attributes] if isinstance(attributes, str) else check.several(attributes, "attributes", "names")
+    named = [attributes] if isinstance(attributes, str) else check.sequence(attributes, "attributes", "names")
     wanted = [check.one_of(name, "attributes", known) for name in named]
     if not wanted or len(set(wanted)) != len(wanted):
         raise ValueError(f"attributes must be distinct, at least one, got {wanted}")

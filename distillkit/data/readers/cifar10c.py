@@ -88,11 +88,11 @@ def load_cifar10c(
     """
     folder = Path(path).expanduser()
     names = [
-        check.one_of(name, "corruptions", CORRUPTIONS) for name in check.several(corruptions, "corruptions", "names")
+        check.one_of(name, "corruptions", CORRUPTIONS) for name in check.sequence(corruptions, "corruptions", "names")
     ]
     degrees = [
         check.positive_int(degree, "severities", most=_SEVERITIES)
-        for degree in check.several(severities, "severities", "numbers in 1..5")
+        for degree in check.sequence(severities, "severities", "numbers in 1..5")
     ]
     for option, given in (("corruptions", names), ("severities", degrees)):
         if not given or len(set(given)) != len(given):

@@ -78,7 +78,7 @@ def load_client_arrays(
         counts = torch.tensor([len(own) for _, own in pairs])
         owners[part] = {"user": torch.arange(total).repeat_interleave(counts)}
     largest = max(int(own.max(initial=-1)) for own in (found.numpy() for found in labels.values()))
-    names = [str(k) for k in range(largest + 1)] if classes is None else check.several(classes, "classes", "names")
+    names = [str(k) for k in range(largest + 1)] if classes is None else check.sequence(classes, "classes", "names")
     info = {"dataset": folder.resolve().name}
     users = [f"client{i}" for i in range(total)]
     given = classes is not None

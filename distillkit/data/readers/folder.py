@@ -13,7 +13,7 @@ from torch import Tensor
 
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
-from distillkit._utils.conversion import in_words
+from distillkit._utils.conversion import format_bytes
 from distillkit._utils.progress import Bar, bar
 from distillkit.data.readers.folder_layout import survey
 from distillkit.data.split import Split, assemble, hold_out, to_pixels
@@ -108,8 +108,8 @@ def require_memory(count: int, shape: Sequence[int], instead: str) -> None:
         return
     size, there = 4 * count * math.prod(shape), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     words = (
-        f"{count} pictures of {list(shape)} take {in_words(size)} as floats, and this machine has {in_words(there)} of "
-        f"memory; {instead}(...) reads them a part at a time, or give a smaller size="
+        f"{count} pictures of {list(shape)} take {format_bytes(size)} as floats, and this machine has "
+        f"{format_bytes(there)} of memory; {instead}(...) reads them a part at a time, or give a smaller size="
     )
     if size > there:
         raise ValueError(words)

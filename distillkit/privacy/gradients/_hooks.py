@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from distillkit.networks.layers import InstanceNorm
+from distillkit.networks._layers import InstanceNorm
 from distillkit.privacy.errors import NotSeparable, PrivacyError
 
 if TYPE_CHECKING:

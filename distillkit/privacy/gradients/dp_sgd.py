@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit._utils import check
-from distillkit._utils.eval_mode import modes_kept
+from distillkit._utils.eval_mode import preserve_modes
 from distillkit._utils.progress import bar
-from distillkit.networks.dropout import plain_dropout, seeded_dropout
+from distillkit.networks._dropout import no_dropout, seeded_dropout
 from distillkit.privacy.accounting.planning import either
 from distillkit.privacy.gradients._noisy_sum import PrivateGradient, refuse_half_precision
 from distillkit.privacy.gradients.per_example import Ways, keeps_statistics, per_example_gradients, require_per_example
@@ -124,13 +124,13 @@ def train_private(
     """
     real = as_set(images, labels)
     check.positive_int(size, "size")
-    check.switch(progress, "progress")
+    check.boolean(progress, "progress")
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
     check.real_number(lr, "lr", above=0.0)
     sigma = either(epsilon, sigma, delta=delta, count=steps, rate=rate)
     refuse_large_delta(size, delta)
-    if not check.switch(public_statistics, "public_statistics"):
+    if not check.boolean(public_statistics, "public_statistics"):
         refuse_measured(real.normalization, "train_private")
     refuse_half_precision(real.images, "the images")
     ledger = ledger_at(ledger, delta)
@@ -144,7 +144,7 @@ def train_private(
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
         return rows_of(network(inputs), targets)
 
-    with modes_kept(network):
+    with preserve_modes(network):
         network.train()
         require_per_example(network)
         _refuse_mixing_loss(network, rows_of, *public)
@@ -178,7 +178,7 @@ def _public_examples(like: LabeledImages) -> tuple[Tensor, Tensor]:
 
 def _refuse_mixing_loss(network: nn.Module, loss: RowLoss, images: Tensor, labels: Tensor) -> None:
     what = f"the network {type(network).__name__}"
-    with torch.no_grad(), plain_dropout(network), untouched(what, network, device=images.device):
+    with torch.no_grad(), no_dropout(network), untouched(what, network, device=images.device):
         logits = network(images)
     drawn = torch.randn(logits.shape, generator=derive(0, "logits"), dtype=torch.float64)
     refuse_mixing_rows(loss, drawn.to(logits), labels)

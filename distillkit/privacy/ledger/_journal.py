@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from distillkit.locking import owned
+from distillkit.locking import locked
 
 __all__ = ["Journal"]
 
@@ -56,7 +56,7 @@ class Journal:
         if self._path is None:
             return nullcontext()
         lock = self._path.with_name(f"{self._path.name}.owner.lock")
-        return owned(lock, f"the ledger {self._path}", shared=True, wait=wait)
+        return locked(lock, f"the ledger {self._path}", shared=True, wait=wait)
 
     def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
         """What was appended since the last call, by whomever; a torn end is closed and marked.

@@ -63,7 +63,7 @@ class Ledger:
         budget: float | None = None,
         disjoint: bool = True,
     ) -> None:
-        self.delta, self.disjoint = checked_delta(delta), check.switch(disjoint, "disjoint")
+        self.delta, self.disjoint = checked_delta(delta), check.boolean(disjoint, "disjoint")
         self.budget = None if budget is None else check.real_number(budget, "budget", above=0.0)
         self.path = None if path is None else Path(path)
         self._journal = Journal(self.path)

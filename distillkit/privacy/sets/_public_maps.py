@@ -11,7 +11,7 @@ from distillkit._utils import check
 from distillkit.augment import Augmentation, require_space
 from distillkit.chunking import chunk_size
 from distillkit.condense._mean_matching import MATCHES
-from distillkit.networks.base import Network
+from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy.validation._isolation import require_rows_apart
 from distillkit.privacy.validation._mixing import public_noise, public_trial, refuse_batch_norm

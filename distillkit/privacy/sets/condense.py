@@ -153,7 +153,7 @@ def condense_private(
     if sizes is not None and len(sizes) != real.num_classes:
         raise ValueError(f"sizes must be {real.num_classes} positive numbers, one a class, got {sizes.tolist()}")
     check.positive_int(passes, "passes", least=2)
-    check.switch(progress, "progress")
+    check.boolean(progress, "progress")
     counting = 0.0 if sizes is not None else check.real_number(histogram_share, "histogram_share", above=0.0, most=0.5)
     check.real_number(first_share, "first_share", least=0.0, most=0.5)
     check.positive_int(first_draws, "first_draws")

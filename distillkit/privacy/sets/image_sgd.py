@@ -162,7 +162,7 @@ def image_sgd(
         delta=delta,
         size=size,
     )
-    check.switch(progress, "progress")
+    check.boolean(progress, "progress")
     part = chunk_size(real.images, chunk)
     if callback is not None:
         check.callable_with(callback, "callback", ["step", "gradient"], "a function of both")

@@ -6,8 +6,8 @@ import torch
 
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
-from distillkit.networks.base import Network, split
-from distillkit.networks.factory import NetworkFactory, Redraw, build, frozen
+from distillkit.networks._base import Network, split
+from distillkit.networks._factory import NetworkFactory, Redraw, build, frozen_copy
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, require_protocol, train
 
@@ -52,7 +52,7 @@ class TrainedNetworks(Configurable):
     ) -> None:
         require_protocol(protocol)
         self._factory, self._data, self._protocol, self._redraw = factory, data, protocol, redraw
-        self._progress = check.switch(progress, "progress")
+        self._progress = check.boolean(progress, "progress")
         self._drawn: dict[bytes, Network] = {}
 
     def draw(self, generator: torch.Generator) -> Network:
@@ -65,7 +65,7 @@ class TrainedNetworks(Configurable):
         if state not in self._drawn:
             network = build(self._factory, generator, self._redraw)
             train(network, self._data, self._protocol, generator=generator, progress=self._progress)
-            self._drawn[state] = split(frozen(network).eval())
+            self._drawn[state] = split(frozen_copy(network).eval())
         return self._drawn[state]
 
     def __repr__(self) -> str:

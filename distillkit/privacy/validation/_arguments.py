@@ -66,7 +66,7 @@ def private_set(
         )
     if size is not None:
         refuse_large_delta(size, delta)
-    if not check.switch(public_statistics, "public_statistics"):
+    if not check.boolean(public_statistics, "public_statistics"):
         refuse_measured(real.normalization)
     return real
 

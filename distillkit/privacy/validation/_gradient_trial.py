@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.chunking import chunk_size
-from distillkit.networks.dropout import plain_dropout
+from distillkit.networks._dropout import no_dropout
 from distillkit.privacy.errors import BatchStatistics, PrivacyError
 from distillkit.privacy.gradients._hooks import ExampleGradients, Unserved, folds
 from distillkit.privacy.validation._isolation import untouched
@@ -116,7 +116,7 @@ class _Trial:
 
     def run(self) -> str:
         network, device = self.gradients.network, self.examples[0].device
-        with plain_dropout(network):
+        with no_dropout(network):
             with untouched(self.what, network, device=device), self._watching_rows():
                 each = self._look_at_each()
                 self.values = torch.stack([self._value(self._at(i)) for i in each])
@@ -127,7 +127,7 @@ class _Trial:
         """Refuse rows that are right in float64 but not, by far, in the network's own type."""
         self.gradients.close()
         self.tolerance = 0.05
-        with plain_dropout(self.gradients.network):
+        with no_dropout(self.gradients.network):
             with untouched(self.what, self.gradients.network, device=self.examples[0].device):
                 self._look_at_each()
                 wrong = self._wrong(engine) if engine != "loop" else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from distillkit.networks.samplers import uses_batch_statistics
+from distillkit.networks._validation import uses_batch_statistics
 from distillkit.privacy.errors import (
     BatchStatistics,
     NotSeparable,

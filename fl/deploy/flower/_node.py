@@ -237,7 +237,7 @@ def _within(seconds: float, site: ClientRuntime, job: Job) -> ClientResult | Bud
 
     if seconds <= 0:
         return late
-    torch.set_num_threads(torch.get_num_threads())  # see `distillkit._utils.threads.pool_of`
+    torch.set_num_threads(torch.get_num_threads())  # see `distillkit._utils.threads.create_thread_pool`
     thread = threading.Thread(target=work, name="client", daemon=True)
     thread.start()
     thread.join(seconds)

@@ -78,11 +78,11 @@ class Policy:
         check.real_number(self.largest_rate, "largest_rate", above=0.0, most=1.0)
         if self.largest_clip != math.inf:
             check.real_number(self.largest_clip, "largest_clip", above=0.0)
-        names = check.several(self.methods, "methods", "names, as 'FedAvg(DPSGD)'")
+        names = check.sequence(self.methods, "methods", "names, as 'FedAvg(DPSGD)'")
         if not names or not all(isinstance(name, str) for name in names):
             raise ValueError(f"methods must be names, as 'FedAvg(DPSGD)', at least one; got {list(names)!r}")
         object.__setattr__(self, "methods", tuple(names))
-        check.switch(self.evaluation, "evaluation")
+        check.boolean(self.evaluation, "evaluation")
         digits = self.app.removeprefix("sha256:") if isinstance(self.app, str) else ""
         if self.app != ANY and (digits == self.app or len(digits) != 64 or set(digits) - set("0123456789abcdef")):
             raise ValueError(

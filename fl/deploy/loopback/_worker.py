@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from distillkit.locking import end_with_parent
+from distillkit.locking import exit_with_parent
 from distillkit.privacy import BudgetExhausted
 from distillkit.privacy.ledger._child_ledger import Branch
 from distillkit.sets import LabeledImages
@@ -177,7 +177,7 @@ def serve(connection: Connection) -> None:
     A second thread works, so that this one always reads: nobody waits for ever with a full pipe, and a word to stop is
     heard in the middle of a job. Ctrl-C reaches the whole group of processes; what it means here, the other side says.
     """
-    end_with_parent()
+    exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     frames, stop = queue.SimpleQueue[Frame](), threading.Event()
     threading.Thread(target=_guarded, args=(connection, frames, stop), name="client", daemon=True).start()

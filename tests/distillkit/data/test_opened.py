@@ -147,7 +147,7 @@ def test_a_cache_is_made_once_and_found_again_without_a_write(
 ) -> None:
     first = open_folder(pets, cache=tmp_path, workers=3)
     assert len(decoded) == 12 + 1  # the first one for its shape
-    monkeypatch.setattr(caches, "owned", None)  # what would lock, and so write
+    monkeypatch.setattr(caches, "locked", None)  # what would lock, and so write
     again = open_folder(pets, cache=tmp_path)
     assert len(decoded) == 12 + 2
     assert again.train.path == first.train.path

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit.networks.layers import AveragePool, InstanceNorm, MaxPool
+from distillkit.networks._layers import AveragePool, InstanceNorm, MaxPool
 from distillkit.privacy import per_example_gradients
 
 LAYOUTS = {

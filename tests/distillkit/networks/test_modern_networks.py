@@ -15,7 +15,7 @@ from distillkit.condense import distribution_matching, fit_to_gradient, gradient
 from distillkit.condense._parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.evaluate import evaluate
 from distillkit.generate import invert
-from distillkit.networks import AsMade, ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build
+from distillkit.networks import ConvNet, FixedNetwork, KeepInit, NetworkBall, RandomNetworks, build
 from distillkit.rng import derive
 from distillkit.training import Protocol, accuracy, train
 
@@ -58,18 +58,18 @@ def _match(make: Callable[[], nn.Module]) -> LabeledImages:
 
 
 COMPONENTS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
-    "DM": lambda make: distribution_matching(data(), networks=RandomNetworks(AsMade(make)), ipc=1, steps=1),
+    "DM": lambda make: distribution_matching(data(), networks=RandomNetworks(KeepInit(make)), ipc=1, steps=1),
     "FedDM": lambda make: distribution_matching(
         data(), networks=NetworkBall(make(), 1.0), ipc=1, steps=1, match="embedding+logits"
     ),
     "FedLGD": lambda make: distribution_matching(data(), networks=FixedNetwork(make()), ipc=1, steps=1),
     "DC": lambda make: gradient_matching(
-        data(), networks=RandomNetworks(AsMade(make)), ipc=2, iterations=1, loops=(2, 1), chunk=1
+        data(), networks=RandomNetworks(KeepInit(make)), ipc=2, iterations=1, loops=(2, 1), chunk=1
     ),
     "given gradient": _match,
     "herding": lambda make: herding(data(), ipc=1, network=make()),
     "evaluate": lambda make: evaluate(
-        data(), data(), AsMade(make), num_networks=1, protocol=Protocol(epochs=1, batch=6)
+        data(), data(), KeepInit(make), num_networks=1, protocol=Protocol(epochs=1, batch=6)
     ),
     "invert": lambda make: invert(make(), torch.tensor([0, 1]), shape=SHAPE, steps=1),
 }
@@ -89,9 +89,9 @@ def test_the_authors_initialisation_is_kept_and_is_a_function_of_the_seed(
     network: str, global_rng_untouched: None
 ) -> None:
     make = MODERN[network]
-    with pytest.raises(TypeError, match=r"cannot re-draw .* AsMade\(factory\)"):
+    with pytest.raises(TypeError, match=r"cannot re-draw .* KeepInit\(factory\)"):
         RandomNetworks(make)
-    one, two = RandomNetworks(AsMade(make)), RandomNetworks(AsMade(make))
+    one, two = RandomNetworks(KeepInit(make)), RandomNetworks(KeepInit(make))
     first = weights(one.draw(derive(5)))
     assert torch.equal(first, weights(two.draw(derive(5))))
     assert not torch.equal(first, weights(two.draw(derive(6))))
@@ -132,11 +132,11 @@ def test_pretrained_networks_are_fixed_ones() -> None:
         network.load_state_dict(pretrained.state_dict())
         return network
 
-    assert torch.equal(weights(build(AsMade(load), 0)), weights(pretrained))
+    assert torch.equal(weights(build(KeepInit(load), 0)), weights(pretrained))
     assert not torch.equal(weights(build(load, 0)), weights(pretrained))
     with pytest.raises(ValueError, match=r"two draws are equal; for one trained network take FixedNetwork\(network\)"):
-        RandomNetworks(AsMade(load))
-    found = evaluate(data(), data(), AsMade(load), num_networks=1, protocol=Protocol(epochs=1, batch=6, lr=1e-12))
+        RandomNetworks(KeepInit(load))
+    found = evaluate(data(), data(), KeepInit(load), num_networks=1, protocol=Protocol(epochs=1, batch=6, lr=1e-12))
     assert found.accuracy == accuracy(pretrained, data())
 
 
@@ -152,7 +152,7 @@ def test_a_redraw_that_does_not_draw_from_the_generator_is_refused() -> None:
 
 def test_attention_is_differentiated_twice_as_its_formula_is() -> None:
     """The second derivative through fused attention, against finite differences, at one chunk and at two."""
-    net = build(AsMade(vit), 0).double().eval()
+    net = build(KeepInit(vit), 0).double().eval()
     own = list(net.parameters())
     x = torch.rand(2, *SHAPE, generator=derive(1)).double()
     y = torch.tensor([0, 2])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distillkit.networks import ConvNet, ResNet, SimpleCNN, build, frozen, initialize, split
+from distillkit.networks import ConvNet, ResNet, SimpleCNN, build, frozen_copy, initialize, split
 
 
 class Users(nn.Module):
@@ -265,7 +265,7 @@ class TestBuild:
 
 def test_frozen_is_a_deep_copy_without_gradients() -> None:
     model = build(lambda: ResNet((3, 8, 8), 2, depth=10, width=2), 0).eval()
-    twin = frozen(model)
+    twin = frozen_copy(model)
     assert not twin.training
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not any(parameter.requires_grad for parameter in twin.parameters())

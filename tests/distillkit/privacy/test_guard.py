@@ -20,7 +20,7 @@ from distillkit.networks import (
     WideResNet,
     build,
 )
-from distillkit.networks.dropout import seed_dropout
+from distillkit.networks._dropout import seed_dropout
 from distillkit.normalization import Normalization
 from distillkit.privacy import (
     BatchStatistics,

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import l1_loss
 
 from distillkit import LabeledImages
-from distillkit.networks.dropout import seed_dropout
+from distillkit.networks._dropout import seed_dropout
 from fl import Entry, Like, Message, Method, Networks, Predictor, shuffled, sums_like
 
 

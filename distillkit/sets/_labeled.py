@@ -16,18 +16,18 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from distillkit import _sanity_checks
 from distillkit._utils import check, conversion
-from distillkit._utils.display import as_html, sheet, shown
+from distillkit._utils.display import as_html, sample_rows, tile
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.sets._validation import as_index, checked_columns, checked_images, checked_info, class_counts
 
-__all__ = ["LabeledImages", "Labels", "confirmed", "from_arrays", "from_source", "within_a_set"]
+__all__ = ["LabeledImages", "Labels", "require_consistent", "resolve_subset", "set_from_arrays", "set_from_source"]
 
 Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 """Class indices [N] or rows [N, K]."""
 
 _FORMAT = "distillkit.LabeledImages/1"
-_TOLD = ("dataset", "split", "client", "method", "init", "ipc", "steps", "iterations", "epsilon")
+_REPR_KEYS = ("dataset", "split", "client", "method", "init", "ipc", "steps", "iterations", "epsilon")
 
 
 class LabeledImages:
@@ -66,12 +66,12 @@ class LabeledImages:
         info: Mapping[str, Any] | None = None,
         classes_given: bool | None = None,
     ) -> None:
-        self._fill(images, labels, num_classes, normalization or IDENTITY, columns, info, classes_given)
-        _sanity_checks.look_at_images(self.images, normalization)
+        self._assign(images, labels, num_classes, normalization or IDENTITY, columns, info, classes_given)
+        _sanity_checks.check_images(self.images, normalization)
         if not self.classes_given:
-            _sanity_checks.look_at_labels(self.labels)
+            _sanity_checks.check_labels(self.labels)
 
-    def _fill(
+    def _assign(
         self,
         images: Tensor | NDArray[Any],
         labels: Labels,
@@ -85,7 +85,7 @@ class LabeledImages:
         self.labels: Tensor
         self.images, self.labels, self.num_classes = checked_images(images, labels, num_classes)
         known = num_classes is not None or self.labels.ndim == 2
-        self.classes_given = known if classes_given is None else check.switch(classes_given, "classes_given")
+        self.classes_given = known if classes_given is None else check.boolean(classes_given, "classes_given")
         Normalization.require(normalization)
         c = self.images.shape[1]
         if len(normalization.mean) not in (1, c):
@@ -98,10 +98,10 @@ class LabeledImages:
         self.info: dict[str, Any] = checked_info(info or {})
 
     @staticmethod
-    def _made(**parts: Any) -> LabeledImages:
+    def _unchecked(**parts: Any) -> LabeledImages:
         """A set whose values need no look, since they came out of another set or of pixels that were looked at."""
         made = object.__new__(LabeledImages)
-        made._fill(**parts)
+        made._assign(**parts)
         return made
 
     @staticmethod
@@ -134,12 +134,12 @@ class LabeledImages:
                     f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or give "
                     "normalized images to LabeledImages(images, labels, normalization=...)"
                 )
-        _sanity_checks.look_at_images(given, None)
-        made = LabeledImages._made(
+        _sanity_checks.check_images(given, None)
+        made = LabeledImages._unchecked(
             images=normalization.encode(given), labels=labels, normalization=normalization, **options
         )
         if not made.classes_given:
-            _sanity_checks.look_at_labels(made.labels)
+            _sanity_checks.check_labels(made.labels)
         return made
 
     @staticmethod
@@ -165,13 +165,13 @@ class LabeledImages:
         Raises:
             TypeError, ValueError: see `as_set`.
         """
-        conversion.require_read(dataset, "dataset")
+        conversion.require_in_memory(dataset, "dataset")
         if not conversion.is_dataset(dataset):
             raise TypeError(f"dataset must be a torch.utils.data.Dataset or DataLoader, got {type(dataset).__name__}")
-        whole = within_a_set(dataset)
+        whole = resolve_subset(dataset)
         if isinstance(whole, LabeledImages):
-            return confirmed(whole, "dataset", num_classes, normalization)
-        return from_source(dataset, "dataset", num_classes, normalization, progress=progress)
+            return require_consistent(whole, "dataset", num_classes, normalization)
+        return set_from_source(dataset, "dataset", num_classes, normalization, progress=progress)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -211,7 +211,7 @@ class LabeledImages:
         }
         if unknown := sorted(set(changes) - set(kept)):
             raise TypeError(f"replace takes {', '.join(kept)}, got {', '.join(unknown)}")
-        return LabeledImages._made(**{**kept, **changes})
+        return LabeledImages._unchecked(**{**kept, **changes})
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -337,7 +337,7 @@ class LabeledImages:
             raise ValueError("an empty set has no grid")
         columns = min(len(self), 10) if columns is None else check.positive_int(columns, "columns")
         check.positive_int(padding, "padding", least=0)
-        return sheet(self.pixels().detach().cpu().split(columns), columns, padding)
+        return tile(self.pixels().detach().cpu().split(columns), columns, padding)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Take the set apart into named tensors and JSON values, for a file or a message.
@@ -370,7 +370,7 @@ class LabeledImages:
         zca = None
         if "zca.matrix" in tensors:
             zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
-        return LabeledImages._made(
+        return LabeledImages._unchecked(
             images=tensors["images"],
             labels=tensors["labels"],
             num_classes=facts["num_classes"],
@@ -422,7 +422,7 @@ class LabeledImages:
         parts = [f"{len(self)} images {c}x{h}x{w}", kind, str(self.normalization)]
         if self.columns:
             parts.append("columns " + ", ".join(sorted(self.columns)))
-        told = [f"{k}={v}" for k, v in self.info.items() if k in _TOLD and isinstance(v, str | int | float)]
+        told = [f"{k}={v}" for k, v in self.info.items() if k in _REPR_KEYS and isinstance(v, str | int | float)]
         if len(self.info) > len(told):
             told.append(f"{len(self.info)} facts in info")
         if told:
@@ -431,10 +431,10 @@ class LabeledImages:
 
     def _repr_html_(self) -> str:
         classes = self.labels if self.labels.ndim == 1 else self.labels.argmax(1)
-        return as_html(repr(self), [self[rows].pixels() for rows in shown(classes)], len(classes.unique()))
+        return as_html(repr(self), [self[rows].pixels() for rows in sample_rows(classes)], len(classes.unique()))
 
 
-def within_a_set(images: Any) -> Any:
+def resolve_subset(images: Any) -> Any:
     """What a `torch.utils.data.Subset` of a `LabeledImages` selects, as a `LabeledImages`.
 
     Read item by item, the subset would lose the set's normalisation, class count and columns.
@@ -444,11 +444,11 @@ def within_a_set(images: Any) -> Any:
     """
     if not isinstance(images, Subset):
         return images
-    whole = within_a_set(images.dataset)
+    whole = resolve_subset(images.dataset)
     return whole[torch.as_tensor(images.indices)] if isinstance(whole, LabeledImages) else images
 
 
-def confirmed(
+def require_consistent(
     data: LabeledImages, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
     """A set beside which its class count or normalisation was said again: as it is, or refused if they contradict it.
@@ -480,7 +480,7 @@ def confirmed(
     return data
 
 
-def from_source(
+def set_from_source(
     source: Any, name: str, num_classes: int | None, normalization: Normalization | None, *, progress: bool
 ) -> LabeledImages:
     """Read a dataset, a loader or a pair into a set, once and whole.
@@ -492,12 +492,12 @@ def from_source(
         normalization: see `as_set`.
         progress: whether long reading shows a bar.
     """
-    num_classes = conversion.class_names(source) if num_classes is None else num_classes
+    num_classes = conversion.count_class_names(source) if num_classes is None else num_classes
     images, labels = conversion.read(source, name, progress=progress)
-    return from_arrays(images, labels, name, num_classes, normalization)
+    return set_from_arrays(images, labels, name, num_classes, normalization)
 
 
-def from_arrays(
+def set_from_arrays(
     images: Any, labels: Any, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
     """A set of arrays or tensors, as users hold them.

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit._utils.conversion import InFile
+from distillkit._utils.conversion import FileBacked
 from distillkit.normalization import IDENTITY, Normalization
+from distillkit.sets._labeled import LabeledImages
 from distillkit.sets._validation import as_index, checked_columns, checked_info, checked_labels, class_counts
-from distillkit.sets.labeled import LabeledImages
 
 __all__ = ["PixelFile", "StoredImages"]
 
@@ -74,7 +74,7 @@ class PixelFile:
         return pixels
 
 
-class StoredImages(InFile):
+class StoredImages(FileBacked):
     """A set whose pictures lie in a file as bytes and become floats when `read` is called, for more than memory holds.
 
     `distillkit.data.open_folder` and `open_npz` give it. Labels and all facts of the set are in memory, so that it is
@@ -121,7 +121,7 @@ class StoredImages(InFile):
         self.normalization = normalization
         self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(rows))
         self.info: dict[str, Any] = checked_info(info or {})
-        self.classes_given = check.switch(classes_given, "classes_given")
+        self.classes_given = check.boolean(classes_given, "classes_given")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -156,7 +156,7 @@ class StoredImages(InFile):
             FileNotFoundError, ValueError: the file is gone, or not what it was.
         """
         part = self if indices is None else self[indices]
-        return LabeledImages._made(
+        return LabeledImages._unchecked(
             images=self._encoded(part._rows),
             labels=part.labels,
             num_classes=part.num_classes,
@@ -203,7 +203,7 @@ class StoredImages(InFile):
         Raises:
             AttributeError: always; says how to read a part.
         """
-        raise AttributeError(f"the images of {self.told('this set')}")
+        raise AttributeError(f"the images of {self.read_hint('this set')}")
 
     @property
     def digests(self) -> Tensor:

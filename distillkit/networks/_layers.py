@@ -123,14 +123,14 @@ class ImageNetwork(Configurable, nn.Module):
     Attributes:
         shape, num_classes, embedding_dim: as given.
         body, classifier: the two modules; the classifier is an `nn.Linear`.
-        in_parts: whether a pass without a graph takes its first maps in parts on a CPU, which lets `chunks.chunk_size`
-            send more images at once.
+        chunked_stem: whether a pass without gradients computes its first block in chunks on a CPU, which lets
+            `chunking.chunk_size` send more images at once.
 
     Raises:
         TypeError, ValueError: a shape that is not three positive integers, fewer than two classes, or no embedding.
     """
 
-    in_parts = False
+    chunked_stem = False
 
     def __init__(
         self, shape: Shape, num_classes: int, body: nn.Module, embedding_dim: int, *, any_size: bool = False
@@ -227,7 +227,7 @@ def activation_layer(kind: str) -> nn.Module:
     return _ACTIVATIONS[one_of(kind, "activation", _ACTIVATIONS)]()
 
 
-def more_than_one_pixel(norm: str, height: int, width: int) -> None:
+def require_spatial_maps(norm: str, height: int, width: int) -> None:
     """Refuse instance normalisation of maps of one pixel: it would answer the same for every image.
 
     Args:

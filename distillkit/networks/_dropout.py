@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-__all__ = ["plain_dropout", "seed_dropout", "seeded_dropout"]
+__all__ = ["no_dropout", "seed_dropout", "seeded_dropout"]
 
 _LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -71,7 +71,7 @@ def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[N
 
 
 @contextlib.contextmanager
-def plain_dropout(network: nn.Module) -> Iterator[None]:
+def no_dropout(network: nn.Module) -> Iterator[None]:
     """Let the dropout layers of `network` pass their input on unchanged, for the length of a `with` block.
 
     The layers are those that `seed_dropout` reaches; their mode stays as it is.

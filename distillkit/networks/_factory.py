@@ -12,18 +12,18 @@ import torch
 from torch import nn
 
 from distillkit._utils.configurable import Configurable
-from distillkit.networks._init import draw_own, seed_of, seeded
-from distillkit.networks.base import require_network
+from distillkit.networks._base import require_network
+from distillkit.networks._init import draw_seed, init_own_parameters, seeded_global_rng
 from distillkit.rng import as_generator
 
 __all__ = [
-    "AsMade",
+    "KeepInit",
     "NetworkFactory",
     "Redraw",
     "build",
-    "frozen",
+    "frozen_copy",
     "initialize",
-    "is_as_made",
+    "keeps_init",
     "require_factory",
 ]
 
@@ -39,8 +39,8 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for
     embeddings, Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For a network of
     our own the draws are those of its constructor after `torch.manual_seed`; torchvision's constructors draw from other
-    distributions, which this function does not know (`AsMade` keeps them). Any other module with parameters of its own
-    is drawn by its method `initialize(generator)` or, without one, by its `reset_parameters()`. Buffers other than
+    distributions, which this function does not know (`KeepInit` keeps them). Any other module with parameters of its
+    own is drawn by its method `initialize(generator)` or, without one, by its `reset_parameters()`. Buffers other than
     running statistics stay as they are.
 
     Args:
@@ -55,30 +55,30 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     """
     require_network(network, "network")
     generator = as_generator(generator)
-    unknown = [(name, module) for name, module in network.named_modules() if not draw_own(module, generator)]
+    unknown = [(name, module) for name, module in network.named_modules() if not init_own_parameters(module, generator)]
     if redraw is not None:
-        with seeded(seed_of(generator)):
+        with seeded_global_rng(draw_seed(generator)):
             redraw(network, generator)
     elif unknown:
         name, module = unknown[0]
         raise TypeError(
             f"cannot re-draw {name or 'the network'} ({type(module).__name__}): it has parameters of its own; give it "
-            "a method initialize(generator), or keep what its constructor draws with AsMade(factory), or pass "
+            "a method initialize(generator), or keep what its constructor draws with KeepInit(factory), or pass "
             "redraw=lambda network, generator: ... where that is an option. FixedNetwork(network) and "
             "NetworkBall(network, radius) take any network as it is"
         )
     return network
 
 
-class AsMade(Configurable):
+class KeepInit(Configurable):
     """A factory whose networks keep the weights that it gave them: their authors' initialisation, or pretrained ones.
 
-    Take it wherever a factory is wanted and PyTorch's default distributions are not: `RandomNetworks(AsMade(vit))`,
-    `evaluate(data, test, AsMade(pretrained))`. The constructor runs with the global random state seeded for the moment,
+    Take it wherever a factory is wanted and PyTorch's default distributions are not: `RandomNetworks(KeepInit(vit))`,
+    `evaluate(data, test, KeepInit(pretrained))`. The constructor runs with the global random state seeded for a moment,
     so a network is still a function of the seed. Each draw is a new construction.
 
     Args:
-        factory: gives an `nn.Module`; its arguments, if it has any, are those that `AsMade` is called with.
+        factory: gives an `nn.Module`; its arguments, if it has any, are those that `KeepInit` is called with.
 
     Raises:
         TypeError: `factory` is a network, or not callable.
@@ -97,19 +97,19 @@ class AsMade(Configurable):
         """
         network = self.factory(*arguments)
         if isinstance(network, nn.Module):
-            network.__dict__[_AS_MADE] = True
+            network.__dict__[_KEEP_INIT] = True
         return network
 
     def __repr__(self) -> str:
-        return f"AsMade({getattr(self.factory, '__name__', repr(self.factory))})"
+        return f"KeepInit({getattr(self.factory, '__name__', repr(self.factory))})"
 
 
-_AS_MADE = "_distillkit_as_made"
+_KEEP_INIT = "_distillkit_as_made"
 
 
-def is_as_made(network: nn.Module) -> bool:
-    """Whether `network` came from an `AsMade` factory, so that its weights are to be left as they are."""
-    return bool(network.__dict__.get(_AS_MADE, False))
+def keeps_init(network: nn.Module) -> bool:
+    """Whether `network` came from an `KeepInit` factory, so that its weights are to be left as they are."""
+    return bool(network.__dict__.get(_KEEP_INIT, False))
 
 
 def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: ConvNet(shape, 10)") -> Any:
@@ -123,7 +123,7 @@ def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: 
     if isinstance(factory, nn.Module):
         raise TypeError(
             f"{name} must be a function that makes a network, such as `{wanted}`, but a {type(factory).__name__} "
-            "is one; to start from its weights give `AsMade(lambda: copy.deepcopy(network))`"
+            "is one; to start from its weights give `KeepInit(lambda: copy.deepcopy(network))`"
         )
     if not callable(factory):
         raise TypeError(
@@ -154,7 +154,7 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
     The global random state is left as it was.
 
     Args:
-        factory: gives a network of any kind. What its constructor draws is overwritten, unless it is an `AsMade`.
+        factory: gives a network of any kind. What its constructor draws is overwritten, unless it is an `KeepInit`.
         generator: an int seed, or a CPU generator, which is advanced.
         redraw: see `initialize`.
 
@@ -164,17 +164,17 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
     """
     _require_no_arguments(require_factory(factory))
     generator = as_generator(generator)
-    with seeded(seed_of(generator.clone_state())):
+    with seeded_global_rng(draw_seed(generator.clone_state())):
         network = factory()
     if not isinstance(network, nn.Module):
         raise TypeError(f"factory must return an nn.Module, got {type(network).__name__}")
-    if not is_as_made(network):
+    if not keeps_init(network):
         return initialize(network, generator, redraw)
-    seed_of(generator)
+    draw_seed(generator)
     return network
 
 
-def frozen(network: nn.Module) -> nn.Module:
+def frozen_copy(network: nn.Module) -> nn.Module:
     """A deep copy of a network whose parameters ask for no gradient: gradients in its inputs then cost half as much.
 
     Args:
