@@ -213,8 +213,8 @@ class _Encoder:
             options = {f.name: getattr(value, f.name) for f in fields(kind) if f.init}
             signature = inspect.signature(kind)
             if isinstance(value, Configurable):  # `__post_init__` may have converted the arguments
-                args, referenced_objects = value.init_arguments()
-                options |= signature.bind_partial(*args, **referenced_objects).arguments
+                args, named = value.init_arguments()
+                options |= signature.bind_partial(*args, **named).arguments
             if set(signature.parameters) <= set(options):  # no `InitVar`
                 return config | {"with": {k: self.encode(v, f"{at}.{k}") for k, v in options.items()}}
         if not isinstance(value, Configurable):
@@ -227,8 +227,8 @@ class _Encoder:
         return config
 
     def _arguments(self, value: Configurable, kind: type, at: str) -> dict[str, Any]:
-        args, referenced_objects = value.init_arguments()
-        bound = inspect.signature(kind.__init__).bind(value, *args, **referenced_objects)  # type: ignore[misc]
+        args, named = value.init_arguments()
+        bound = inspect.signature(kind.__init__).bind(value, *args, **named)  # type: ignore[misc]
         passed = set(bound.arguments)
         bound.apply_defaults()
         by_position, by_name = list[Any](), dict[str, Any]()

@@ -15,8 +15,7 @@ from distillkit._utils.files import write_atomically
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import git_commit, versions
 from distillkit.data import Split
-from distillkit.locking import locked
-from distillkit.locking import worker_pool as worker_processes
+from distillkit.locking import locked, worker_pool
 from distillkit.serialization import to_config
 from distillkit.study import _selection, tuning
 from distillkit.study._execution import Order, Said, attempt, attempt_far, perform, perform_far, read_line, said
@@ -258,7 +257,7 @@ class Study:
                 yield order, perform(order, task, self._split(task), way, self._made(order), self.out, **options)
             return
         wanted = [(order, self._said(order)) for order in orders]
-        with worker_processes(processes) as pool:
+        with worker_pool(processes) as pool:
             futures = {pool.submit(perform_far, said, self.out, options): order for order, said in wanted}
             try:
                 for future in as_completed(futures):
@@ -295,7 +294,7 @@ class Study:
     def _estimate(self, options: Mapping[str, Any], processes: int) -> Estimate:
         def attempted(order: Order) -> tuple[Cost, int | None]:
             if processes > 1:
-                with worker_processes(1) as pool:
+                with worker_pool(1) as pool:
                     return pool.submit(attempt_far, self._said(order), self.out, options).result()
             task = self.design.task(order.task)
             return attempt(
