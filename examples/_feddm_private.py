@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from distillkit.data import Split, partition
-from distillkit.privacy import gaussian_sigma, plan
+from distillkit.privacy import gaussian_sigma, plan_noise
 from distillkit.study import Study, Task, grid
 from fl import ClientDP, FedAvg, FedDM, Filtered, Method
 from fl.addons import DPSGD, SCAFFOLD, FedProx
@@ -73,10 +73,10 @@ def method(
         addons, rate = ADDONS[name](chosen.pop("mu", 0.0)), chosen.pop("rate")
         if epsilon is None:
             return FedAvg(*addons, factory=factory, batch=max(1, round(rate * size)), **chosen)
-        sigma = plan(epsilon, DELTA, count=chosen["steps"] * rounds, rate=rate).sigma
+        sigma = plan_noise(epsilon, DELTA, count=chosen["steps"] * rounds, rate=rate).sigma
         return FedAvg(*addons, DPSGD(sigma=sigma, rate=rate, size=size), factory=factory, weights="uniform", **chosen)
     if name == "client_dp" and epsilon is not None:
-        sigma, clip = plan(epsilon, DELTA, count=rounds).sigma, chosen.pop("clip")
+        sigma, clip = plan_noise(epsilon, DELTA, count=rounds).sigma, chosen.pop("clip")
         return Filtered(FedAvg(factory=factory, weights="uniform", **chosen), ClientDP(sigma, 1.0, clip))
     chosen |= {"server_epochs": server_epochs * times, "server_batch": 32, "factory": factory}
     if epsilon is None:
@@ -84,10 +84,10 @@ def method(
     sigma_sizes = gaussian_sigma(epsilon, DELTA) / SHARE**0.5 * (rounds**0.5 if name == "shares" else 1.0)
     histograms = [(sigma_sizes, 1.0, rounds if name == "shares" else 1)]
     if name == "image_sgd":
-        noise = plan(epsilon, DELTA, count=chosen["steps"] * rounds, rate=chosen["rate"], spent=histograms)
+        noise = plan_noise(epsilon, DELTA, count=chosen["steps"] * rounds, rate=chosen["rate"], spent=histograms)
         return PrivateFedDM(mechanism="image_sgd", sigma=noise.sigma, sigma_sizes=sigma_sizes, **chosen)
     chosen |= {"sigma_sizes": sigma_sizes, "weights": "samples"}
-    chosen["sigma"] = plan(epsilon, DELTA, count=chosen["draws"] * rounds, spent=histograms).sigma
+    chosen["sigma"] = plan_noise(epsilon, DELTA, count=chosen["draws"] * rounds, spent=histograms).sigma
     if name == "class_means":
         return PrivateFedDM(**chosen)
     return SummedFedDM(noise="full" if name == "sums" else "shares", **chosen)

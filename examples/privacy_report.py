@@ -29,7 +29,7 @@ from attacks.reporting import DamagedRun, Inversion, NoRun, OtherSpace
 from attacks.transcript import DamagedTranscript
 from distillkit.data import Split, load, partition
 from distillkit.networks import build
-from distillkit.privacy import gaussian_sigma, plan
+from distillkit.privacy import gaussian_sigma, plan_noise
 from distillkit.study import Study, Task
 from distillkit.training import Protocol, train
 from fl import CheckpointError, FedAvg, FedDM
@@ -51,7 +51,7 @@ RAW = Protocol(epochs=60, lr=0.03, batch=32)
 def private(factory: Any, rounds: int, epsilon: float, steps: int, draws: int = 5) -> PrivateFedDM:
     """FedDM whose clients send noised class means: `epsilon` for each record over the whole run."""
     sizes = gaussian_sigma(epsilon, DELTA) / 0.05**0.5  # a twentieth of the budget for the class sizes
-    sigma = plan(epsilon, DELTA, count=draws * rounds, spent=[(sizes, 1.0, 1)]).sigma
+    sigma = plan_noise(epsilon, DELTA, count=draws * rounds, spent=[(sizes, 1.0, 1)]).sigma
     return PrivateFedDM(factory=factory, sigma=sigma, sigma_sizes=sizes, draws=draws, steps=steps, **SERVER)
 
 

@@ -59,7 +59,7 @@ def work(out: Path) -> None:
     from distillkit.condense import distribution_matching
     from distillkit.data import clients, load, partition
     from distillkit.networks import ConvNet, RandomNetworks
-    from distillkit.privacy import plan
+    from distillkit.privacy import plan_noise
     from fl import FedAvg, simulate
 
     train, test = load("digits", size=8)
@@ -77,7 +77,7 @@ def work(out: Path) -> None:
     run = simulate(FedAvg(factory=convnet, steps=1, lr=0.1), held, rounds=2, test=test, out=out / "run", progress=False)
     assert [row["round"] for row in run.rows] == [1, 2]
     assert 0 <= run.accuracy_last <= 1
-    assert plan(epsilon=8.0, delta=1e-5).sigma > 0
+    assert plan_noise(epsilon=8.0, delta=1e-5).sigma > 0
     real = train.pixels()[:40]
     assert ssim(real[:4], real[:4], window=3).eq(1).all()
     assert roc(nearest(real[:20], real), torch.arange(40) < 20).auc == 1.0

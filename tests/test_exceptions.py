@@ -21,7 +21,7 @@ from fl.deploy._wire import PayloadMissing
 OWN: dict[type[BaseException], Callable[[], BaseException]] = {
     MissingWeights: lambda: MissingWeights("alex", Path("hub") / "alex.pth", "https://example.org/alex.pth"),
     InUse: lambda: InUse("runs/a is another's", 7),
-    BudgetExhausted: lambda: BudgetExhausted("too much", fits=3),
+    BudgetExhausted: lambda: BudgetExhausted("too much", remaining=3),
     PayloadMissing: lambda: PayloadMissing(5),
 }
 """One of each class that is not made of a message alone."""

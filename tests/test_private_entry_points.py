@@ -19,10 +19,10 @@ import fl.methods
 from distillkit import LabeledImages
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.privacy import (
-    ASSUMED,
-    FACTS,
+    ASSUMPTIONS,
+    PUBLIC_INPUTS,
     Ledger,
-    PublicMaps,
+    PublicEmbedders,
     class_sums,
     condense_private,
     image_sgd,
@@ -30,7 +30,7 @@ from distillkit.privacy import (
     release,
     train_private,
 )
-from distillkit.privacy.validation._arguments import FRESH
+from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, Filtered, simulate
 from fl.addons import DPSGD
@@ -52,7 +52,7 @@ def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
     """What each function leaves in its result, or in the ledger that it returns or was given."""
     data, own = images(), ledger or Ledger()
     small: dict[str, Any] = {"networks": RandomNetworks(convnet), "ipc": 1, "steps": 1, "ledger": ledger}
-    maps = PublicMaps(RandomNetworks(convnet), 1, like=data)
+    maps = PublicEmbedders(RandomNetworks(convnet), 1, like=data)
 
     def released() -> Any:
         sums = class_sums(*data, maps, num_classes=3)
@@ -98,18 +98,18 @@ def test_the_list_names_every_private_entry_point_and_nothing_else() -> None:
                     private = False
             if private is True:
                 classes.add(one.__name__)
-    assert functions | classes == set(ASSUMED)
-    assert set(standalone(None)) | set(RUNS) == set(ASSUMED)
+    assert functions | classes == set(ASSUMPTIONS)
+    assert set(standalone(None)) | set(RUNS) == set(ASSUMPTIONS)
 
 
 def test_the_docs_say_what_the_code_assumes() -> None:
     page = (ROOT / "docs/components/privacy.md").read_text()
     section = page.split("## What you assume, what you may publish")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
-    assert {entry: tuple(facts.split(", ")) for entry, facts, _, _ in rows} == ASSUMED
+    assert {entry: tuple(facts.split(", ")) for entry, facts, _, _ in rows} == ASSUMPTIONS
     assert all(publish.strip() and uncovered.strip() for _, _, publish, uncovered in rows)
     facts = dict(re.findall(r"^\| ([a-z ]+) \| ([^|]+) \|$", section, re.MULTILINE))
-    assert {k: v for k, v in facts.items() if k != "fact"} == FACTS
+    assert {k: v for k, v in facts.items() if k != "fact"} == PUBLIC_INPUTS
     link = "docs/components/privacy.md#what-you-assume-what-you-may-publish"
     assert link in (ROOT / "README.md").read_text()
 
@@ -118,14 +118,14 @@ def test_the_docs_say_what_the_code_assumes() -> None:
 def test_a_result_says_what_is_assumed_and_what_a_fresh_ledger_means(entry: str) -> None:
     ledger = Ledger()
     info = standalone(ledger)[entry]()
-    assert info["assumed_public"][entry] == list(ASSUMED[entry])
+    assert info["assumed_public"][entry] == list(ASSUMPTIONS[entry])
     assert "remarks" not in info
     assert {e.client for e in ledger.events} == {"*"}
     if entry not in ("release", "private_histogram"):
-        assert standalone(None)[entry]()["remarks"] == [FRESH]
+        assert standalone(None)[entry]()["remarks"] == [NEW_LEDGER_REMARK]
 
 
 @pytest.mark.parametrize("entry", sorted(RUNS))
 def test_every_row_of_a_run_says_what_is_assumed(entry: str) -> None:
     run = simulate(RUNS[entry](), [images(0), images(1)], rounds=1, progress=False, ledger=Ledger(delta=1e-3))
-    assert run.rows[0]["privacy"]["assumed_public"][entry] == list(ASSUMED[entry])
+    assert run.rows[0]["privacy"]["assumed_public"][entry] == list(ASSUMPTIONS[entry])

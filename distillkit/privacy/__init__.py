@@ -7,9 +7,11 @@ noise a wanted epsilon costs; `release`, `private_histogram` and `PrivateGradien
 one's own.
 """
 
+from distillkit.privacy._clients import ALL_CLIENTS
 from distillkit.privacy.accounting.composition import Bound, compose
 from distillkit.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
-from distillkit.privacy.accounting.planning import Plan, plan
+from distillkit.privacy.accounting.planning import NoisePlan, plan_noise
+from distillkit.privacy.assumptions import ASSUMPTIONS, PUBLIC_INPUTS
 from distillkit.privacy.errors import (
     BatchStatistics,
     BudgetExhausted,
@@ -19,29 +21,28 @@ from distillkit.privacy.errors import (
     PrivateInitialization,
     PrivateStatistics,
 )
-from distillkit.privacy.gradients._hooks import ExampleGradients
-from distillkit.privacy.gradients._noisy_sum import PrivateGradient
+from distillkit.privacy.events import ADD_OR_REMOVE_CLIENT, ADD_OR_REMOVE_RECORD, REPLACE_RECORD, Event, Guarantee
+from distillkit.privacy.gradients._engines import ExampleGradients
 from distillkit.privacy.gradients.dp_sgd import train_private, without_batch_norm
 from distillkit.privacy.gradients.per_example import per_example_gradients, require_per_example
-from distillkit.privacy.ledger.assumptions import ASSUMED, FACTS
-from distillkit.privacy.ledger.events import CLIENT, EVERYONE, RECORD, REPLACED, Event, Guarantee
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy.gradients.private_gradient import PrivateGradient
+from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.sets._public_maps import PublicMap, PublicMaps
-from distillkit.privacy.sets.class_means import class_sums, fit_to_means, map_gradient, release
+from distillkit.privacy.sets.class_means import class_means_gradient, class_sums, fit_to_means, release
 from distillkit.privacy.sets.condense import condense_private
 from distillkit.privacy.sets.histogram import private_histogram
 from distillkit.privacy.sets.image_sgd import image_gradients, image_sgd
+from distillkit.privacy.sets.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.sets.separable import SeparableLoss, require_separable, separable, squared_distance
 from distillkit.privacy.sets.trained_networks import TrainedNetworks
 
 __all__ = [
-    "ASSUMED",
-    "CLIENT",
-    "EVERYONE",
-    "FACTS",
-    "RECORD",
-    "REPLACED",
+    "ADD_OR_REMOVE_CLIENT",
+    "ADD_OR_REMOVE_RECORD",
+    "ALL_CLIENTS",
+    "ASSUMPTIONS",
+    "PUBLIC_INPUTS",
+    "REPLACE_RECORD",
     "BatchStatistics",
     "Bound",
     "BudgetExhausted",
@@ -49,19 +50,20 @@ __all__ = [
     "ExampleGradients",
     "Guarantee",
     "Ledger",
+    "NoisePlan",
     "NotAccountable",
     "NotSeparable",
-    "Plan",
     "PrivacyError",
     "PrivateGradient",
     "PrivateInitialization",
     "PrivateStatistics",
-    "PublicMap",
-    "PublicMaps",
+    "PublicEmbedder",
+    "PublicEmbedders",
     "Secret",
     "SeparableLoss",
     "TrainedNetworks",
     "as_secret",
+    "class_means_gradient",
     "class_sums",
     "compose",
     "condense_private",
@@ -71,9 +73,8 @@ __all__ = [
     "gaussian_sigma",
     "image_gradients",
     "image_sgd",
-    "map_gradient",
     "per_example_gradients",
-    "plan",
+    "plan_noise",
     "private_histogram",
     "release",
     "require_per_example",

@@ -29,18 +29,18 @@ class BudgetExhausted(PrivacyError):
 
     Args:
         message: what would have been spent, and by whom.
-        fits: as the attribute.
+        remaining: as the attribute.
 
     Attributes:
-        fits: how many of the event's repetitions the budget still allows.
+        remaining: how many of the event's repetitions the budget still allows.
     """
 
-    def __init__(self, message: str, *, fits: int) -> None:
+    def __init__(self, message: str, *, remaining: int) -> None:
         super().__init__(message)
-        self.fits = fits
+        self.remaining = remaining
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), fits=self.fits), self.args, vars(self)
+        return partial(type(self), remaining=self.remaining), self.args, vars(self)
 
 
 class NotAccountable(PrivacyError):

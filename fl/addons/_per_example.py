@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from distillkit.privacy.validation._mixing import refuse_mixing_augmentation, refuse_mixing_loss
+from distillkit.privacy.validation._independence import require_independent_augmentation, require_mean_objective
 from distillkit.rng import derive
 from fl.averaging import AddOn, AveragingServer, Local
 from fl.averaging._validation import empty_set, noise_set
@@ -46,9 +46,9 @@ def refuse_mixing_parts(server: AveragingServer, generator: torch.Generator) -> 
     """
     settings, data = server.settings, noise_set(server.task, empty_set(server), generator)
     logits = torch.randn(len(data), server.outputs, generator=generator).to(data.images.device)
-    refuse_mixing_loss(settings.objective_of(server.task), logits, data.labels)
+    require_mean_objective(settings.objective_of(server.task), logits, data.labels)
     if settings.augment is not None:
-        refuse_mixing_augmentation(settings.augment, data.images)
+        require_independent_augmentation(settings.augment, data.images)
 
 
 def public_examples(local: Local) -> list[torch.Tensor]:

@@ -12,10 +12,10 @@ import torch
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
-from distillkit.privacy.gradients._noisy_sum import refuse_half_precision
-from distillkit.privacy.gradients.per_example import Ways
-from distillkit.privacy.validation._arguments import refuse_large_delta
-from distillkit.privacy.validation._gradient_trial import examples_at_once
+from distillkit.privacy.gradients._engines import GradientMode
+from distillkit.privacy.validation._arguments import refuse_half_precision
+from distillkit.privacy.validation._delta import refuse_large_delta
+from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.sets import LabeledImages
 from fl.addons._per_example import public_examples, refuse_mixing_parts, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
@@ -44,7 +44,7 @@ class DPSGD(AddOn):
     Before the first round (and before a client is charged, where its process has not done so) every phase's gradients
     are tried on public noise with the parameters that it trains; see `privacy.per_example_gradients`.
 
-    sigma for a wanted epsilon: `privacy.plan(epsilon, delta, rate=rate, count=steps a round * rounds).sigma`.
+    sigma for a wanted epsilon: `privacy.plan_noise(epsilon, delta, rate=rate, count=steps a round * rounds).sigma`.
 
     Deviations. The denominator is public, where the algorithm divides by the lot size: the size of the lot that was
     drawn, empty at times, is private. `epochs` are passes in expectation, round(epochs / rate) steps (never fewer than
@@ -66,7 +66,7 @@ class DPSGD(AddOn):
     size: int
     clip: float = 1.0
     chunk: int | None = None
-    gradients: Ways = "auto"
+    gradients: GradientMode = "auto"
     reads = "nothing"
     private = True
 
@@ -122,7 +122,7 @@ class DPSGD(AddOn):
         data, settings, moved = local.data, local.settings, local.trained_parameters(phase)
         refuse_half_precision(data.images, "a client's set")
         like = data.images[:0]
-        chunk, sizes = examples_at_once(like, self.rate * self.size, self.chunk)
+        chunk, sizes = choose_batch_sizes(like, self.rate * self.size, self.chunk)
         names = sorted(data.columns)
 
         def losses(images: torch.Tensor, labels: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit.augment import require_space
-from distillkit.privacy.validation._mixing import public_trial
+from distillkit.privacy._public_noise import public_test_images
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging._entries import Entries
@@ -192,5 +192,5 @@ def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) 
     if not task.single_label:
         labels = F.one_hot(labels, classes).float()
     return LabeledImages(
-        public_trial(len(labels), like, generator), labels, num_classes=classes, normalization=like.normalization
+        public_test_images(len(labels), like, generator), labels, num_classes=classes, normalization=like.normalization
     )

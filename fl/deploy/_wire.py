@@ -50,7 +50,7 @@ class Job:
 
     Attributes:
         header, client, request: see `Transport.exchange`.
-        ledger: of a private run, what the client must know of its ledger (see `known_of`).
+        ledger: of a private run, what the client must know of its ledger (see `child_state`).
     """
 
     header: RequestHeader

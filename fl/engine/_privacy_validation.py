@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy import Ledger
-from distillkit.privacy.validation._arguments import FRESH
+from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.sets import StoredImages
 from fl.engine._clients import ClientRegistry
 from fl.engine.client_data import ClientData
@@ -53,9 +53,9 @@ def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
         ledger, fresh, panel: see `open_ledger`.
     """
     if fresh:
-        ledger.remark(FRESH)
+        ledger.add_remark(NEW_LEDGER_REMARK)
     if panel != "none":
-        ledger.remark(EXACT_TESTS)
+        ledger.add_remark(EXACT_TESTS)
 
 
 def _content(held: ClientData) -> Tensor:

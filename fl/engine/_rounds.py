@@ -219,7 +219,7 @@ class RoundRunner:
                 self._close(tests.completed())
             if isinstance(error, BudgetExhausted):
                 kept = f"round {number} was not finished; the state after round {self.committed} is kept"
-                raise BudgetExhausted(f"{error}; {kept}", fits=error.fits) from error
+                raise BudgetExhausted(f"{error}; {kept}", remaining=error.remaining) from error
             raise
         row |= {f"note_{k}" if k in row else k: v for k, v in server.notes.items()}
         row["seconds"] = time.perf_counter() - started

@@ -11,7 +11,7 @@ from torch import Tensor
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.privacy import Ledger
-from distillkit.privacy.validation._arguments import refuse_measured, require_given_classes
+from distillkit.privacy.validation._arguments import refuse_measured_normalization, require_given_num_classes
 from distillkit.sets import Images, LabeledImages, StoredImages
 from fl.engine._clients import grown, read_or_stored, read_set, require_like
 from fl.method import Method
@@ -215,9 +215,9 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
     if method.private:
         # A method with an option of that name has its own say (`PrivateFedDM`).
         if getattr(method.inner, "public_statistics", None) is None:
-            refuse_measured(first.normalization, type(method.inner).__name__)
+            refuse_measured_normalization(first.normalization, type(method.inner).__name__)
         if task is None:
-            require_given_classes(first)
+            require_given_num_classes(first)
 
 
 def require_ledger(method: Method, ledger: object, secret: object, out: object) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
-from distillkit.privacy import CLIENT, EVERYONE, Event, Ledger, NotAccountable, PrivacyError
+from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import require_shapes, require_sums
 from fl.filters._vectors import clipped, group, like
@@ -71,7 +71,7 @@ class ClientDP(Filter):
 
     Args:
         sigma: noise standard deviation / sensitivity of a round, at least 0; for a wanted epsilon
-            `distillkit.privacy.plan(..., rate=q, count=rounds).sigma`. With 0 nothing is guaranteed.
+            `distillkit.privacy.plan_noise(..., rate=q, count=rounds).sigma`. With 0 nothing is guaranteed.
         rate: q in (0, 1], the probability with which a client takes part in a round.
         clip: entry -> its C, for every entry that a reply holds; a number is that of `FedAvg.update`.
         adaptive: an `Adaptive(...)` moves the norms, from `clip` on; the updates and the bits together have `sigma`.
@@ -161,7 +161,9 @@ class ClientDP(Filter):
 
     def _event(self, server: Server) -> Event:
         seeded, when = server.secret.seeded, server.round
-        return Event("client_dp", self.sigma, self.rate, 1, EVERYONE, when, relation=CLIENT, seeded=seeded)
+        return Event(
+            "client_dp", self.sigma, self.rate, 1, ALL_CLIENTS, when, relation=ADD_OR_REMOVE_CLIENT, seeded=seeded
+        )
 
     def draw(self, server: Server) -> list[int]:
         """Draw every client with probability q, on its own and in secret, if the budget allows the round.

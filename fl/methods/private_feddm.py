@@ -13,18 +13,19 @@ from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.networks import NetworkBall
 from distillkit.privacy import (
-    ASSUMED,
+    ASSUMPTIONS,
     Ledger,
     PrivacyError,
     PrivateInitialization,
-    PublicMaps,
+    PublicEmbedders,
     class_sums,
     fit_to_means,
     image_sgd,
     private_histogram,
     release,
 )
-from distillkit.privacy.validation._arguments import private_set, public_start, refuse_large_delta, refuse_measured
+from distillkit.privacy.validation._arguments import as_private_set, initial_images, refuse_measured_normalization
+from distillkit.privacy.validation._delta import refuse_large_delta
 from distillkit.sets import LabeledImages
 from fl.message import Entry
 from fl.method import NoUsableReply
@@ -50,7 +51,7 @@ class PrivateFedDM(FedDM):
 
     Args:
         sigma: noise standard deviation / sensitivity of each of the `draws` (or `steps`) releases of a round; from
-            `privacy.plan(epsilon, delta, count=draws * rounds, spent=[(sigma_sizes, 1.0, 1)])`, with `rate=rate`
+            `privacy.plan_noise(epsilon, delta, count=draws * rounds, spent=[(sigma_sizes, 1.0, 1)])`, with `rate=rate`
             and `count=steps * rounds` for `"image_sgd"`.
         mechanism: "class_means" or "image_sgd", see above.
         draws: how many networks are drawn, a map of each, in a round (class means only).
@@ -153,9 +154,11 @@ class PrivateFedDM(FedDM):
         if self.sizes is not None and len(self.sizes) != classes:
             raise ValueError(f"sizes must be {classes} numbers, one a class, got {len(self.sizes)}")
         if not self.public_statistics:
-            refuse_measured(server.normalization, type(self).__name__)
+            refuse_measured_normalization(server.normalization, type(self).__name__)
         if server.ledger is not None:
-            server.ledger.assume(next(k for k in (getattr(c, "key", "") for c in type(self).__mro__) if k in ASSUMED))
+            server.ledger.assume(
+                next(k for k in (getattr(c, "key", "") for c in type(self).__mro__) if k in ASSUMPTIONS)
+            )
         if server.ledger is not None and self.sizes is not None:
             refuse_large_delta(sum(self.sizes), server.ledger.delta)
         net = self.networks.on(server, server.state[self.model])
@@ -163,7 +166,7 @@ class PrivateFedDM(FedDM):
 
     def maps(
         self, network: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
-    ) -> PublicMaps:
+    ) -> PublicEmbedders:
         """The public maps of one round: networks around the received weights, centred on released images or noise.
 
         Args:
@@ -176,7 +179,7 @@ class PrivateFedDM(FedDM):
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
         if around is not None and len(around):
             options["centers"] = around
-        return PublicMaps(NetworkBall(network, self.rho), self.draws, like=like, seed=seed, **options)
+        return PublicEmbedders(NetworkBall(network, self.rho), self.draws, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, Ledger]:
         """The records of this `client`, checked for a private release, and the ledger that they are charged to.
@@ -187,7 +190,7 @@ class PrivateFedDM(FedDM):
         if client.ledger is None:
             raise PrivacyError("the client has no ledger to charge: run the method with `simulate`, which gives it one")
         options: dict[str, Any] = {"num_classes": None, "normalization": None, "delta": client.ledger.delta}
-        real = private_set(client.data, None, public_statistics=self.public_statistics, **options)
+        real = as_private_set(client.data, None, public_statistics=self.public_statistics, **options)
         return real, client.ledger
 
     def sizes_of(self, client: Client) -> Tensor:
@@ -240,7 +243,7 @@ class PrivateFedDM(FedDM):
             like: a set in whose space they are; its own images are not read.
             generator: draws them.
         """
-        return public_start("noise", like, ipc=self.ipc, generator=generator)[0]
+        return initial_images("noise", like, ipc=self.ipc, generator=generator)[0]
 
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
         """Which classes are sent, bool [classes]: those with at least `least` noised (or public) records.
@@ -252,7 +255,7 @@ class PrivateFedDM(FedDM):
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least
 
-    def fit(self, start: Tensor, maps: PublicMaps, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
+    def fit(self, start: Tensor, maps: PublicEmbedders, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
         """Fit images to noised means, class by class; post-processing, which costs no epsilon.
 
         Args:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.privacy import PublicMaps, class_sums
+from distillkit.privacy import PublicEmbedders, class_sums
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message
@@ -69,9 +69,9 @@ class SummedFedDM(PrivateFedDM):
         shape = self.draws, server.task.num_classes, self.maps_of(server, server.state, self.blank(server)).dim
         server.state[self.sums] = torch.zeros(shape, dtype=torch.float64)
         if self.noise == "shares" and server.ledger is not None:
-            server.ledger.remark(REMARK)
+            server.ledger.add_remark(REMARK)
 
-    def maps_of(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicMaps:
+    def maps_of(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
         """This round's maps, the same on either side: a function of the seed, the round and what was sent.
 
         Args:

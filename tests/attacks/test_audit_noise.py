@@ -18,7 +18,7 @@ from distillkit.privacy import (
     Event,
     Ledger,
     PrivateGradient,
-    PublicMaps,
+    PublicEmbedders,
     Secret,
     class_sums,
     private_histogram,
@@ -64,7 +64,7 @@ def test_dp_sgd_draws_what_it_is_charged_for() -> None:
 
 def test_a_private_set_draws_what_it_is_charged_for() -> None:
     secret, ledger = Secret(), Ledger()
-    maps = PublicMaps(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
+    maps = PublicEmbedders(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
     sums = class_sums(DATA.images, DATA.labels, maps, num_classes=2)
     release(sums, sigma=SIGMA, sensitivity=maps.sensitivity, ledger=ledger, secret=secret)
     private_histogram(DATA.labels, num_classes=2, sigma=5.0, ledger=ledger, secret=secret)

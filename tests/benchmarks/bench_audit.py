@@ -33,7 +33,7 @@ from attacks.audit import ceiling, many_run, refutes
 from distillkit._utils.provenance import git_commit
 from distillkit.networks import build
 from distillkit.normalization import Normalization
-from distillkit.privacy import PrivateGradient, Secret, compose, gaussian_delta, per_example_gradients, plan
+from distillkit.privacy import PrivateGradient, Secret, compose, gaussian_delta, per_example_gradients, plan_noise
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.study import Record, Records, read_records, write_records
@@ -96,7 +96,7 @@ WAYS = {
 @cache
 def sigma_for(rate: float) -> float:
     """The noise that one step at this rate needs for the claim."""
-    return plan(EPSILON, DELTA, rate=rate).sigma
+    return plan_noise(EPSILON, DELTA, rate=rate).sigma
 
 
 @cache

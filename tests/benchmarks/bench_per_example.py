@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from distillkit.networks import ConvNet, build
 from distillkit.privacy import PrivateGradient, Secret, per_example_gradients
-from distillkit.privacy.validation._gradient_trial import examples_at_once
+from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.rng import derive
 
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -56,7 +56,7 @@ def seconds(call: Callable[[], object], rounds: int) -> float:
 def measure(name: str, model: nn.Module, ways: tuple[str, ...], batch: int, rounds: int) -> None:
     images, labels = torch.randn(batch, *SHAPE, generator=derive(0)), torch.arange(batch) % CLASSES
     public = torch.randn(6, *SHAPE, generator=derive(1)), torch.arange(6)
-    chunk, sizes = examples_at_once(images, batch, None)
+    chunk, sizes = choose_batch_sizes(images, batch, None)
     private = PrivateGradient(list(model.parameters()), sigma=1.0, clip=1.0, denominator=batch, secret=Secret())
 
     def losses(x: Tensor, y: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from distillkit.condense import distance_to_means, embedding_means
 from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.privacy import PrivateGradient, PublicMaps, Secret, image_gradients, map_gradient
+from distillkit.privacy import PrivateGradient, PublicEmbedders, Secret, class_means_gradient, image_gradients
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -58,9 +58,9 @@ def dm_step(width: int, batch: int) -> Step:
 
 def class_means(width: int, batch: int) -> Step:
     like = LabeledImages(*data(CLASSES), num_classes=CLASSES)
-    maps = PublicMaps(RandomNetworks(lambda: ConvNet(SHAPE, CLASSES, width=width)), 1, like=like)
+    maps = PublicEmbedders(RandomNetworks(lambda: ConvNet(SHAPE, CLASSES, width=width)), 1, like=like)
     synthetic, target = data(CLASSES * IPC)[0].unflatten(0, (CLASSES, IPC)), maps[0](like.images).detach()
-    return lambda: map_gradient(synthetic, maps, 0, target)
+    return lambda: class_means_gradient(synthetic, maps, 0, target)
 
 
 def image_sgd(width: int, batch: int) -> Step:

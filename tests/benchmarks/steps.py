@@ -15,8 +15,15 @@ from distillkit.condense import distribution_matching, fit_to_gradient, gradient
 from distillkit.generate import invert
 from distillkit.networks import FixedNetwork
 from distillkit.normalization import IDENTITY
-from distillkit.privacy import PrivateGradient, PublicMaps, Secret, image_gradients, map_gradient, per_example_gradients
-from distillkit.privacy.validation._gradient_trial import examples_at_once
+from distillkit.privacy import (
+    PrivateGradient,
+    PublicEmbedders,
+    Secret,
+    class_means_gradient,
+    image_gradients,
+    per_example_gradients,
+)
+from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.rng import derive
 from distillkit.training import accuracy
 from tests.benchmarks import plain
@@ -158,14 +165,14 @@ def noises() -> Iterator[float]:
 def mean_steps(s: Sizes) -> Race:
     """A step of `fit_to_means`, on class means that were released."""
     network, like = convnet(s, s.private_width).requires_grad_(False), images(s.shape, s.classes, s.ipc, 1)
-    maps = PublicMaps(FixedNetwork(network), 1, like=like)
+    maps = PublicEmbedders(FixedNetwork(network), 1, like=like)
     synthetic = like.images.unflatten(0, (s.classes, s.ipc))
     with torch.no_grad():
         target = maps[0](torch.randn(s.classes, *s.shape, generator=derive(4)))
 
     def ours(laps: int, lap: Lap) -> Tensor:
         for _ in range(laps):
-            found = map_gradient(synthetic, maps, 0, target)
+            found = class_means_gradient(synthetic, maps, 0, target)
             lap()
         return found
 
@@ -180,7 +187,7 @@ def private_training(s: Sizes) -> Race:
     network = convnet(s, s.private_width).train()
     data = torch.randn(s.records, *s.shape, generator=derive(3)), torch.arange(s.records) % s.classes
     public = torch.randn(6, *s.shape, generator=derive(1)), torch.arange(6) % s.classes
-    chunk, sizes = examples_at_once(data[0], s.records, None)
+    chunk, sizes = choose_batch_sizes(data[0], s.records, None)
     parameters = list(network.parameters())
 
     def losses(x: Tensor, y: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from distillkit.condense import distribution_matching, gradient_matching
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.privacy import condense_private
-from distillkit.privacy.validation._mixing import refuse_mixing_augmentation
+from distillkit.privacy.validation._independence import require_independent_augmentation
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
 
@@ -309,7 +309,7 @@ def test_crop_flip_gives_each_image_its_own_draw() -> None:
     x = pictures(1).expand(64, -1, -1, -1)
     assert len(CropFlip(CIFAR, pad=2)(x, 1).unique(dim=0)) > 30
     assert len(CropFlip(CIFAR, pad=2)(x, 1, siamese=True).unique(dim=0)) == 1
-    refuse_mixing_augmentation(CropFlip(CIFAR, pad=2, cutout=4), pictures(4).float())
+    require_independent_augmentation(CropFlip(CIFAR, pad=2, cutout=4), pictures(4).float())
 
 
 def test_crop_flip_is_differentiable_twice() -> None:

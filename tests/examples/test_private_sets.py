@@ -10,7 +10,7 @@ import torch
 
 from distillkit import LabeledImages
 from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.privacy import Ledger, PublicMaps, class_sums
+from distillkit.privacy import Ledger, PublicEmbedders, class_sums
 from distillkit.rng import derive
 from distillkit.study import Condense, Study, Task, equal_search_sizes, read_records
 from distillkit.training import Protocol, train
@@ -124,7 +124,7 @@ def test_bfloat16_networks_move_a_class_sum_by_one_record_of_length_one_and_trai
     rough, exact = network.features(images), ConvNet.features(network, images)
     assert not torch.equal(rough, exact)
     torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.05)
-    maps = PublicMaps(RandomNetworks(factory), 1, like=real)
+    maps = PublicEmbedders(RandomNetworks(factory), 1, like=real)
     with_all, without = (class_sums(*part, maps, num_classes=2) for part in (real, real[1:]))
     torch.testing.assert_close((with_all - without).norm(dim=2), torch.tensor([[1.0, 0.0]]).double(), atol=1e-5, rtol=0)
     before = network(images).detach().clone()

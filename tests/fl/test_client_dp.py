@@ -20,8 +20,8 @@ from torch import Tensor
 
 from distillkit import LabeledImages
 from distillkit.privacy import (
-    CLIENT,
-    EVERYONE,
+    ADD_OR_REMOVE_CLIENT,
+    ALL_CLIENTS,
     BudgetExhausted,
     Event,
     Ledger,
@@ -307,7 +307,7 @@ def test_every_round_is_one_event_and_epsilon_is_their_composition(tmp_path: Pat
     run = play(Filtered(averaging(), ClientDP(1.2, 0.4, 1.0)), rounds=4, out=tmp_path)
     events = Ledger(tmp_path / "ledger.jsonl").events
     assert events == tuple(
-        Event("client_dp", 1.2, 0.4, client=EVERYONE, round=t, relation=CLIENT) for t in (1, 2, 3, 4)
+        Event("client_dp", 1.2, 0.4, client=ALL_CLIENTS, round=t, relation=ADD_OR_REMOVE_CLIENT) for t in (1, 2, 3, 4)
     )
     want = [compose([(1.2, 0.4, t)], 1e-5).epsilon for t in (1, 2, 3, 4)]
     assert [row["epsilon"] for row in run.rows] == pytest.approx(want)

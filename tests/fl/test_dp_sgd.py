@@ -260,7 +260,7 @@ def test_the_budget_stops_before_the_round_and_nothing_is_drawn(monkeypatch: pyt
     ledger = Ledger(delta=DELTA, budget=compose([(1.5, 0.5, 6)], DELTA).epsilon)
     with pytest.raises(BudgetExhausted, match="the state after round 2 is kept") as caught:
         play(noisy(), rounds=5, steps=3, how={"ledger": ledger, "on_round": rows.append})
-    assert caught.value.fits == 0
+    assert caught.value.remaining == 0
     assert [row["round"] for row in rows] == [1, 2]
     assert paid(ledger) == {k: [1, 2] for k in range(3)}
     before = len(drawn)

@@ -27,9 +27,9 @@ from distillkit.privacy import (
     compose,
     gaussian_epsilon,
     image_sgd,
-    plan,
+    plan_noise,
 )
-from distillkit.privacy.validation._mixing import public_noise
+from distillkit.privacy._public_noise import public_noise
 from distillkit.rng import derive
 from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
 from fl.methods import PrivateFedDM, SummedFedDM
@@ -371,7 +371,7 @@ def test_epsilon_is_the_closed_form_and_every_draw_is_an_event(
 
 def test_the_planned_noise_costs_what_was_planned() -> None:
     """And image SGD is charged for its steps, at the rate at which records take part."""
-    sigma = plan(3.0, 1e-5, count=2 * MAPS, spent=[(9.0, 1.0, 1)]).sigma
+    sigma = plan_noise(3.0, 1e-5, count=2 * MAPS, spent=[(9.0, 1.0, 1)]).sigma
     assert play(rounds=2, sigma=sigma, sigma_sizes=9.0).rows[-1]["epsilon"] == pytest.approx(3.0)
     run = play(rounds=2, mechanism="image_sgd", rate=0.2, sigma_sizes=9.0)
     expected = compose([(SIGMA, 0.2, 2 * STEPS), (9.0, 1.0, 1)], 1e-5).epsilon

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from distillkit.privacy import BudgetExhausted, Event, Ledger, compose
-from distillkit.privacy.ledger._child_ledger import Branch, carry_back, known_of
+from distillkit.privacy._child_ledger import ChildLedger, child_state, merge_child
 from fl import (
     CheckpointError,
     Classification,
@@ -262,7 +262,7 @@ def test_the_budget_ends_a_run_of_the_loopback_as_it_ends_one_of_threads(tmp_pat
                 NoisySum(), holders(), rounds=9, backend=backend, ledger=book, secret=1, out=tmp_path / name,
                 on_round=rows.append, progress=False,
             )  # fmt: skip
-        said.append((str(caught.value), caught.value.fits, [row["round"] for row in rows]))
+        said.append((str(caught.value), caught.value.remaining, [row["round"] for row in rows]))
         states.append(Store(tmp_path / name).state()[NoisySum.total])
         assert sum(e.count for e in book.events if e.client == "1") == 4
     assert said[0] == said[1]
@@ -274,26 +274,26 @@ def test_a_branch_of_a_ledger_refuses_what_the_ledger_would_and_lists_what_it_wa
     event = Event("x", 2.0, client=1)
     trunk = Ledger(tmp_path / "l.jsonl", delta=1e-5, budget=compose([(2.0, 1.0, 3)], 1e-5).epsilon)
     trunk.spend(event, Event("x", 2.0, client=2), event)
-    trunk.remark("known")
-    branch = Branch(json.loads(json.dumps(known_of(trunk, 1))))
+    trunk.add_remark("known")
+    branch = ChildLedger(json.loads(json.dumps(child_state(trunk, 1))))
     assert branch.epsilon(1) == trunk.epsilon(1)
     assert branch.charged == []
     branch.spend(event)
-    branch.remark("known")
-    branch.remark("new")
+    branch.add_remark("known")
+    branch.add_remark("new")
     branch.void("tested", client=1)
     with pytest.raises(BudgetExhausted):
         branch.spend(event)
     assert [next(iter(line)) for line in branch.charged] == ["event", "remark", "void"]
-    carry_back(trunk, branch.charged)
+    merge_child(trunk, branch.charged)
     again = Ledger(tmp_path / "l.jsonl", delta=1e-5)
     for one in (trunk, again):
         assert one.guarantee(1).nominal == branch.guarantee(1).nominal
         assert one.guarantee(1).reason == "tested"
         assert one.guarantee(1).remarks == branch.guarantee(1).remarks == ("known", "new")
     assert trunk.guarantee(2).reason == ""
-    carry_back(trunk, [{"event": asdict(event)}] * 5)  # over the budget: it was spent
-    assert trunk.fits(event) == 0
+    merge_child(trunk, [{"event": asdict(event)}] * 5)  # over the budget: it was spent
+    assert trunk.remaining(event) == 0
 
 
 # Processes that die, are interrupted, or cannot be given the method.

@@ -132,7 +132,7 @@ class Ends(AddOn):
     """A send that charges what is not left; where another process finds it."""
 
     def send(self, server: Any, client: int, message: Message) -> None:
-        raise BudgetExhausted("nothing is left", fits=0)
+        raise BudgetExhausted("nothing is left", remaining=0)
 
 
 @pytest.mark.parametrize("backend", ["threads", Loopback()])

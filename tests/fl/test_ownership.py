@@ -87,7 +87,7 @@ def test_nobody_charges_a_ledger_that_another_process_runs_with_and_anybody_may_
     mine.spend(event)
     before, epsilon = path.read_bytes(), mine.epsilon()
     with held(tmp_path / "ledger.jsonl.owner.lock") as pid:
-        for charge in (lambda: mine.spend(event), lambda: mine.void("x"), lambda: mine.remark("x")):
+        for charge in (lambda: mine.spend(event), lambda: mine.void("x"), lambda: mine.add_remark("x")):
             with pytest.raises(InUse, match=rf"the ledger .*ledger\.jsonl is in use by process {pid}"):
                 charge()
         with pytest.raises(InUse, match=str(pid)):

@@ -17,7 +17,7 @@ from torch import Tensor
 from distillkit import LabeledImages
 from distillkit.normalization import Normalization
 from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, PrivateStatistics, Secret, compose
-from distillkit.privacy.validation._arguments import FRESH
+from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.rng import derive
 from fl import (
     CheckpointError,
@@ -152,7 +152,7 @@ def test_the_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path
     rows: list[Any] = []
     with pytest.raises(BudgetExhausted, match="round 3 was not finished; the state after round 2 is kept") as caught:
         play(rounds=9, ledger=book(tmp_path, budget=budget), out=tmp_path, on_round=rows.append)
-    assert caught.value.fits == 0
+    assert caught.value.remaining == 0
     assert [row["round"] for row in rows] == [1, 2]
     assert rows[-1]["epsilon"] == pytest.approx(budget)
     more = play(rounds=3, ledger=book(tmp_path), out=tmp_path, resume=True)
@@ -333,5 +333,5 @@ def test_the_same_images_with_two_clients_are_warned_of() -> None:
 
 def test_a_run_with_a_ledger_of_its_own_says_so(tmp_path: Path) -> None:
     for run in (play(rounds=1), play(rounds=1, out=tmp_path), play(rounds=2, out=tmp_path, resume=True)):
-        assert run.rows[-1]["privacy"]["remarks"] == [FRESH]
+        assert run.rows[-1]["privacy"]["remarks"] == [NEW_LEDGER_REMARK]
     assert "remarks" not in play(rounds=1, ledger=Ledger(delta=DELTA)).rows[0]["privacy"]

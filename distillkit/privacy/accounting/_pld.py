@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-__all__ = ["installed", "pld_epsilon"]
+__all__ = ["dp_accounting_installed", "pld_epsilon"]
 
 
-def installed() -> bool:
+def dp_accounting_installed() -> bool:
     """Whether dp-accounting can be imported here; `pip install "distillkit[pld]"` brings it."""
     return importlib.util.find_spec("dp_accounting") is not None
 

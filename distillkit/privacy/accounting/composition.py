@@ -9,10 +9,11 @@ from functools import lru_cache
 
 from distillkit._utils import check
 from distillkit.privacy.accounting import _pld
-from distillkit.privacy.accounting.gaussian import checked_delta, gaussian_epsilon
+from distillkit.privacy.accounting.gaussian import gaussian_epsilon
 from distillkit.privacy.errors import NotAccountable
+from distillkit.privacy.validation._delta import check_delta
 
-__all__ = ["LOOSE", "Bound", "Spend", "compose"]
+__all__ = ["Bound", "Spend", "compose"]
 
 Spend = tuple[float, float, int]
 """(sigma, rate, count): noise standard deviation / sensitivity, sampling rate, number of releases."""
@@ -27,8 +28,6 @@ _ORDERS = (
     *(64.0, 72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 384.0, 512.0),
 )
 _CHEAP_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 160.0, 256.0, 512.0)
-LOOSE = "by RDP: an upper bound, 5 to 26 % above the truth in the settings compared; distillkit[pld] brings a tight one"
-"""What is said beside a number of the fallback."""
 
 _PRV_POINTS = 1_500_000
 _PRV_EPSILON = 100.0
@@ -80,7 +79,7 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") 
         check.real_number(rate, "rate", least=0.0, most=1.0)
         if check.positive_int(count, "count", least=0) and rate:
             merged[sigma, rate] = merged.get((sigma, rate), 0) + count
-    return _bound(tuple((s, q, n) for (s, q), n in sorted(merged.items())), checked_delta(delta), accountant)
+    return _bound(tuple((s, q, n) for (s, q), n in sorted(merged.items())), check_delta(delta), accountant)
 
 
 @lru_cache(maxsize=4096)
@@ -107,13 +106,13 @@ def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
             f"PRV would need {_prv_points(spends, delta, by_rdp):.1e} points at delta {delta:g} for these spends (RDP "
             f"epsilon {by_rdp:.4g}), or is not accurate enough there; take accountant='rdp', a sound upper bound"
         )
-    if not affordable and by_rdp < _PRV_EPSILON and _pld.installed():
+    if not affordable and by_rdp < _PRV_EPSILON and _pld.dp_accounting_installed():
         return min(Bound(_pld_epsilon(spends, delta), "pld"), Bound(by_rdp, "rdp"), key=lambda bound: bound.epsilon)
     return Bound(by_rdp, "rdp")
 
 
 def _pld_epsilon(spends: tuple[Spend, ...], delta: float) -> float:
-    if not _pld.installed():
+    if not _pld.dp_accounting_installed():
         raise NotAccountable(
             "accountant='pld' needs dp-accounting: pip install \"distillkit[pld]\"; or take 'auto', a sound upper bound"
         )

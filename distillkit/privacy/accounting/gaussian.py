@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
 from distillkit._utils import check
-from distillkit.privacy.errors import NotAccountable
+from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
+from distillkit.privacy.validation._delta import check_delta
 
-__all__ = ["checked_delta", "gaussian_delta", "gaussian_epsilon", "gaussian_sigma", "sigma_for", "smallest"]
+__all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_sigma"]
 
 
 def _log_phi(x: float) -> float:
@@ -49,13 +49,13 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
         NotAccountable: delta outside (0, 1).
         TypeError, ValueError: numbers out of range.
     """
-    checked_delta(delta)
+    check_delta(delta)
     if gaussian_delta(sigma, 0.0) <= delta:
         return 0.0
     high = 1.0
     while gaussian_delta(sigma, high) > delta:
         high *= 2
-    return smallest(lambda e: gaussian_delta(sigma, e) <= delta, 0.0, high)
+    return bisect(lambda e: gaussian_delta(sigma, e) <= delta, 0.0, high)
 
 
 def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
@@ -74,47 +74,4 @@ def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
     """
     check.real_number(epsilon, "epsilon", above=0.0)
     check.positive_int(releases, "releases")
-    return math.sqrt(releases) * sigma_for(lambda s: gaussian_epsilon(s, delta), epsilon, 1e-12)
-
-
-def sigma_for(cost: Callable[[float], float], wanted: float, tolerance: float) -> float:
-    """The smallest sigma whose `cost`, an epsilon that falls with sigma, is at most `wanted`.
-
-    Args:
-        cost: maps a sigma to an epsilon.
-        wanted: the epsilon that may be spent.
-        tolerance: relative, by which sigma is rounded up at most.
-    """
-    high = 1.0
-    while cost(high) > wanted:
-        high *= 2
-    return smallest(lambda s: cost(s) <= wanted, high / 2 if high > 1 else 1e-4, high, tolerance=tolerance)
-
-
-def smallest(good: Callable[[float], bool], low: float, high: float, *, tolerance: float = 1e-13) -> float:
-    """The smallest number in (`low`, `high`] for which `good` holds, by bisection, rounded up so that it does hold.
-
-    Args:
-        good: False below some number and True above it; True at `high`.
-        low, high: between which the number lies.
-        tolerance: relative, by which the result is rounded up at most.
-    """
-    while high - low > tolerance * high:
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (low, middle) if good(middle) else (middle, high)
-    return high
-
-
-def checked_delta(delta: float) -> float:
-    """Return `delta` if it is in (0, 1).
-
-    Raises:
-        NotAccountable: it is not, so that no accountant can say anything.
-        TypeError: it is no number.
-    """
-    check.real_number(delta, "delta")
-    if not 0 < delta < 1:
-        raise NotAccountable(f"delta must be in (0, 1), well below one over the number of records, got {delta:g}")
-    return float(delta)
+    return math.sqrt(releases) * smallest_sigma(lambda s: gaussian_epsilon(s, delta), epsilon, 1e-12)

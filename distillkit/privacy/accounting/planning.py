@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from distillkit._utils import check
+from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
-from distillkit.privacy.accounting.gaussian import sigma_for, smallest
 from distillkit.privacy.errors import NotAccountable, PrivacyError
 
-__all__ = ["Plan", "either", "plan"]
+__all__ = ["NoisePlan", "plan_noise", "resolve_sigma"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class NoisePlan:
     """The noise for a wanted guarantee, and what signal is left; see `plan`.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan:
         return signal / (self.noise_std(size) * math.sqrt(check.positive_int(dim, "dim")))
 
 
-def plan(
+def plan_noise(
     epsilon: float,
     delta: float,
     *,
@@ -65,7 +65,7 @@ def plan(
     rate: float = 1.0,
     spent: Iterable[Spend] = (),
     accountant: str = "auto",
-) -> Plan:
+) -> NoisePlan:
     """How much noise a wanted (epsilon, delta) takes, before any budget is spent, and how much signal it leaves.
 
     Call it before a run to choose its steps, rate and sigma. Neighbours differ by one added or removed record.
@@ -98,14 +98,14 @@ def plan(
 
     exact = rate == 1 and all(q == 1 for _, q, _ in before) and accountant == "auto"
     first = accountant if exact or accountant != "auto" else "rdp"
-    sigma = sigma_for(lambda s: bound(s, first).epsilon, epsilon, 1e-12 if exact else 1e-3)
+    sigma = smallest_sigma(lambda s: bound(s, first).epsilon, epsilon, 1e-12 if exact else 1e-3)
     if not exact and accountant == "auto" and bound(sigma, "auto").accountant != "rdp":
-        sigma = smallest(lambda s: bound(s, "auto").epsilon <= epsilon, 0.7 * sigma, sigma, tolerance=5e-3)
+        sigma = bisect(lambda s: bound(s, "auto").epsilon <= epsilon, 0.7 * sigma, sigma, tolerance=5e-3)
     final = bound(sigma, accountant)
-    return Plan(sigma, final.epsilon, delta, rate, count, final.accountant)
+    return NoisePlan(sigma, final.epsilon, delta, rate, count, final.accountant)
 
 
-def either(epsilon: float | None, sigma: float | None, *, delta: float, count: int, rate: float) -> float:
+def resolve_sigma(epsilon: float | None, sigma: float | None, *, delta: float, count: int, rate: float) -> float:
     """Read two options of which a caller gives one: the noise, or the guarantee from which it follows.
 
     Args:
@@ -124,4 +124,4 @@ def either(epsilon: float | None, sigma: float | None, *, delta: float, count: i
     if sigma is not None:
         return sigma
     assert epsilon is not None
-    return plan(epsilon, delta, count=count, rate=rate).sigma
+    return plan_noise(epsilon, delta, count=count, rate=rate).sigma

@@ -13,16 +13,24 @@ from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes
 from distillkit._utils.progress import bar
 from distillkit.networks._dropout import no_dropout, seeded_dropout
-from distillkit.privacy.accounting.planning import either
-from distillkit.privacy.gradients._noisy_sum import PrivateGradient, refuse_half_precision
-from distillkit.privacy.gradients.per_example import Ways, keeps_statistics, per_example_gradients, require_per_example
-from distillkit.privacy.ledger.events import EVERYONE, Event
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy._clients import ALL_CLIENTS
+from distillkit.privacy._public_noise import public_test_images
+from distillkit.privacy.accounting.planning import resolve_sigma
+from distillkit.privacy.events import Event
+from distillkit.privacy.gradients._engines import GradientMode
+from distillkit.privacy.gradients.per_example import (
+    keeps_statistics,
+    per_example_gradients,
+    require_per_example,
+)
+from distillkit.privacy.gradients.private_gradient import PrivateGradient
+from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.validation._arguments import ledger_at, refuse_large_delta, refuse_measured
-from distillkit.privacy.validation._gradient_trial import examples_at_once
-from distillkit.privacy.validation._isolation import untouched
-from distillkit.privacy.validation._mixing import public_trial, refuse_mixing_rows
+from distillkit.privacy.validation._arguments import ledger_or_new, refuse_half_precision, refuse_measured_normalization
+from distillkit.privacy.validation._delta import refuse_large_delta
+from distillkit.privacy.validation._gradient_check import choose_batch_sizes
+from distillkit.privacy.validation._independence import require_independent_losses
+from distillkit.privacy.validation._side_effects import forbid_side_effects
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 
@@ -71,12 +79,12 @@ def train_private(
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     loss: RowLoss | None = None,
     ledger: Ledger | None = None,
-    client: int | str = EVERYONE,
+    client: int | str = ALL_CLIENTS,
     round: int = 0,
     secret: Secret | int | None = None,
     chunk: int | None = None,
     progress: bool = True,
-    gradients: Ways = "auto",
+    gradients: GradientMode = "auto",
     public_statistics: bool = False,
 ) -> Ledger:
     """Train `network` in place so that its weights are differentially private, by DP-SGD.
@@ -118,7 +126,7 @@ def train_private(
         The ledger; `.guarantee(client)` is what now holds for the records.
 
     Raises:
-        BudgetExhausted: before the first step; `.fits` of the steps would do.
+        BudgetExhausted: before the first step; `.remaining` of the steps would do.
         BatchStatistics, NotSeparable, PrivateStatistics, PrivacyError, TypeError, ValueError: bad network, loss, data
             or options; before anything is charged.
     """
@@ -128,18 +136,18 @@ def train_private(
     check.positive_int(steps, "steps")
     check.real_number(rate, "rate", above=0.0, most=1.0)
     check.real_number(lr, "lr", above=0.0)
-    sigma = either(epsilon, sigma, delta=delta, count=steps, rate=rate)
+    sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)
     refuse_large_delta(size, delta)
     if not check.boolean(public_statistics, "public_statistics"):
-        refuse_measured(real.normalization, "train_private")
+        refuse_measured_normalization(real.normalization, "train_private")
     refuse_half_precision(real.images, "the images")
-    ledger = ledger_at(ledger, delta)
+    ledger = ledger_or_new(ledger, delta)
     secret = as_secret(secret)
     rows_of = loss if loss is not None else _cross_entropy
     trained = {n: p for n, p in network.named_parameters() if p.requires_grad}
     parameters = list(trained.values())
     public = _public_examples(real)
-    part, sizes = examples_at_once(real.images, rate * size, chunk)
+    part, sizes = choose_batch_sizes(real.images, rate * size, chunk)
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
         return rows_of(network(inputs), targets)
@@ -173,15 +181,15 @@ def _public_examples(like: LabeledImages) -> tuple[Tensor, Tensor]:
     """Six noise images, with labels of the set's kind."""
     classes = (torch.arange(6) * (like.num_classes - 1) // 5).to(like.labels.device)
     labels = classes if like.labels.ndim == 1 else F.one_hot(classes, like.labels.shape[1])
-    return public_trial(6, like, derive(0, "train_private")), labels.to(like.labels.dtype)
+    return public_test_images(6, like, derive(0, "train_private")), labels.to(like.labels.dtype)
 
 
 def _refuse_mixing_loss(network: nn.Module, loss: RowLoss, images: Tensor, labels: Tensor) -> None:
     what = f"the network {type(network).__name__}"
-    with torch.no_grad(), no_dropout(network), untouched(what, network, device=images.device):
+    with torch.no_grad(), no_dropout(network), forbid_side_effects(what, network, device=images.device):
         logits = network(images)
     drawn = torch.randn(logits.shape, generator=derive(0, "logits"), dtype=torch.float64)
-    refuse_mixing_rows(loss, drawn.to(logits), labels)
+    require_independent_losses(loss, drawn.to(logits), labels)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

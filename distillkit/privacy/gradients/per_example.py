@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
 
 from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit.privacy.errors import BatchStatistics, PrivacyError
-from distillkit.privacy.gradients._hooks import ExampleGradients, Losses
-from distillkit.privacy.gradients._noisy_sum import refuse_half_precision
-from distillkit.privacy.validation._gradient_trial import tried
+from distillkit.privacy.gradients._engines import ExampleGradients, GradientMode, Losses
+from distillkit.privacy.validation._arguments import refuse_half_precision
+from distillkit.privacy.validation._gradient_check import choose_engine
 
-__all__ = ["Ways", "per_example_gradients", "require_per_example"]
-
-Ways = Literal["auto", "hooks", "func"]
+__all__ = ["per_example_gradients", "require_per_example"]
 
 
 def require_per_example(network: nn.Module) -> None:
@@ -66,7 +63,7 @@ def per_example_gradients(
     chunk: int,
     sizes: Sequence[int] = (),
     trained: Mapping[str, nn.Parameter] | None = None,
-    how: Ways = "auto",
+    how: GradientMode = "auto",
     engine: str | None = None,
 ) -> Iterator[ExampleGradients]:
     """A `with` block in which `gradients(images, labels)` gives the gradient of every example's own loss.
@@ -122,7 +119,7 @@ def per_example_gradients(
         parameter.requires_grad_(False)
     gradients = ExampleGradients(network, losses, chosen, chunk)
     try:
-        gradients.engine = tried(gradients, public, sizes, how) if engine is None else engine
+        gradients.engine = choose_engine(gradients, public, sizes, how) if engine is None else engine
         yield gradients
     finally:
         gradients.close()

@@ -14,18 +14,19 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
+from distillkit.privacy._clients import ALL_CLIENTS
 from distillkit.privacy.errors import PrivacyError
-from distillkit.privacy.ledger.events import EVERYONE, Event
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy.events import Event
+from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.sets._public_maps import PublicMaps
+from distillkit.privacy.sets.public_embedders import PublicEmbedders
 
-__all__ = ["class_sums", "fit_to_means", "map_gradient", "release"]
+__all__ = ["class_means_gradient", "class_sums", "fit_to_means", "release"]
 
 
 @torch.no_grad()
 def class_sums(
-    images: Tensor, labels: Tensor, maps: PublicMaps, *, num_classes: int, chunk: int | None = None
+    images: Tensor, labels: Tensor, maps: PublicEmbedders, *, num_classes: int, chunk: int | None = None
 ) -> Tensor:
     """Embed the private images and add up their vectors v(x), class by class, for every map.
 
@@ -61,7 +62,7 @@ def release(
     sigma: float,
     sensitivity: float,
     ledger: Ledger,
-    client: int | str = EVERYONE,
+    client: int | str = ALL_CLIENTS,
     round: int = 0,
     secret: Secret | int | None = None,
 ) -> Tensor:
@@ -76,8 +77,8 @@ def release(
 
     Args:
         sums: float64 [G, K, F] from `class_sums`: G maps, all K classes, vectors of length F.
-        sigma: noise standard deviation / sensitivity of each of the G releases; see `plan(count=G)`. 0 adds no noise,
-            which the ledger records as no guarantee.
+        sigma: noise standard deviation / sensitivity of each of the G releases; see `plan_noise(count=G)`. 0 adds no
+            noise, which the ledger records as no guarantee.
         sensitivity: `maps.sensitivity`, the most that one record adds to the sums of one map.
         ledger: charged before the noise is drawn.
         client, round: whose records these are and when, for the ledger.
@@ -102,7 +103,9 @@ def release(
     return sums.double() + noise.to(sums.device)
 
 
-def map_gradient(images: Tensor, maps: PublicMaps, k: int, target: Tensor, *, chunk: int | None = None) -> Tensor:
+def class_means_gradient(
+    images: Tensor, maps: PublicEmbedders, k: int, target: Tensor, *, chunk: int | None = None
+) -> Tensor:
     """One step's gradient of distribution matching: how to change the images so that their class means meet `target`.
 
     The gradient in the images s of sum_c ||target_c - mean_j v(s_cj)||^2, with v the map `maps[k]`. `fit_to_means`
@@ -129,7 +132,7 @@ def map_gradient(images: Tensor, maps: PublicMaps, k: int, target: Tensor, *, ch
 
 def fit_to_means(
     start: Tensor,
-    maps: PublicMaps,
+    maps: PublicEmbedders,
     targets: Tensor,
     *,
     steps: int = 300,
@@ -169,7 +172,7 @@ def fit_to_means(
     with bar(steps, "fitting private images", progress=progress) as shown:
         for step in range(steps):
             k = step % len(maps)
-            gradient = map_gradient(images, maps, k, targets[k], chunk=chunk)
+            gradient = class_means_gradient(images, maps, k, targets[k], chunk=chunk)
             velocity.mul_(momentum).add_(gradient)
             images.sub_(velocity, alpha=lr * 0.5 * (1 + math.cos(math.pi * step / steps)))
             shown.update()

@@ -16,15 +16,16 @@ from distillkit.networks._validation import require_sampler
 from distillkit.networks.convnet import ConvNet
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
 from distillkit.normalization import Normalization
+from distillkit.privacy._clients import ALL_CLIENTS
 from distillkit.privacy.accounting.gaussian import gaussian_sigma
-from distillkit.privacy.ledger.events import EVERYONE, Event
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy.events import Event
+from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.sets._public_maps import PublicMaps
 from distillkit.privacy.sets.class_means import class_sums, fit_to_means, release
 from distillkit.privacy.sets.histogram import private_histogram
+from distillkit.privacy.sets.public_embedders import PublicEmbedders
 from distillkit.privacy.sets.trained_networks import TrainedNetworks
-from distillkit.privacy.validation._arguments import ledger_at, private_set, public_start
+from distillkit.privacy.validation._arguments import as_private_set, initial_images, ledger_or_new
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, require_protocol
@@ -60,7 +61,7 @@ def condense_private(
     normalization: Normalization | None = None,
     public_statistics: bool = False,
     ledger: Ledger | None = None,
-    client: int | str = EVERYONE,
+    client: int | str = ALL_CLIENTS,
     round: int = 0,
     secret: Secret | int | None = None,
     generator: int | torch.Generator = 0,
@@ -141,7 +142,7 @@ def condense_private(
         check.positive_int(size, "size")
     if sizes is not None and (sizes.ndim != 1 or not bool((sizes > 0).all())):
         raise ValueError(f"sizes must be positive numbers, one a class, got {sizes.tolist()}")
-    real = private_set(
+    real = as_private_set(
         images,
         labels,
         num_classes=num_classes,
@@ -165,7 +166,7 @@ def condense_private(
     if train is not None:
         require_protocol(train)
     seed, first_seed, *more = torch.randint(2**62, (passes,), generator=as_generator(generator)).tolist()
-    fitted, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))
+    fitted, init_name = initial_images(init, real, ipc=ipc, generator=derive(seed, "start"))
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
     networks = public_networks(networks, real)
     if train is not None and not isinstance(networks, RandomNetworks):
@@ -173,8 +174,8 @@ def condense_private(
             f"networks must be RandomNetworks(factory) if `train` is to train them, got {type(networks).__name__}"
         )
     options: dict[str, Any] = {"like": real, "clip": clip, "match": match, "augment": augment}
-    maps = PublicMaps(networks, draws, seed=seed, **options)
-    secret, ledger = as_secret(secret), ledger_at(ledger, delta)
+    maps = PublicEmbedders(networks, draws, seed=seed, **options)
+    secret, ledger = as_secret(secret), ledger_or_new(ledger, delta)
     where: dict[str, Any] = {"ledger": ledger, "client": client, "round": round, "secret": secret}
 
     whole = 0.0 if epsilon == math.inf else gaussian_sigma(epsilon, delta)
@@ -196,14 +197,16 @@ def condense_private(
         sizes = counted.clamp_min(max(1.0, 2 * sigma_sizes))
     denominators = sizes.view(1, -1, 1)
 
-    def fit(start: Tensor, maps: PublicMaps, sigma: float, steps: int) -> Tensor:
+    def fit(start: Tensor, maps: PublicEmbedders, sigma: float, steps: int) -> Tensor:
         sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes, chunk=chunk)
         noised = release(sums, sigma=sigma, sensitivity=maps.sensitivity, **where)
         targets = noised / denominators.to(noised)
         return fit_to_means(start, maps, targets, steps=steps, lr=lr, momentum=momentum, chunk=chunk, progress=progress)
 
     if first_share:
-        fitted = fit(fitted, PublicMaps(networks, first_draws, seed=first_seed, **options), sigma_first, first_steps)
+        fitted = fit(
+            fitted, PublicEmbedders(networks, first_draws, seed=first_seed, **options), sigma_first, first_steps
+        )
     trained: NetworkSampler | None = None
     for number, own_seed in enumerate((seed, *more)):
         if first_share or number:
@@ -211,7 +214,7 @@ def condense_private(
             if train is not None and isinstance(networks, RandomNetworks):
                 redraw = networks.redraw
                 trained = TrainedNetworks(networks.factory, shown, train, redraw=redraw, progress=progress)
-            maps = PublicMaps(trained or networks, draws, seed=own_seed, centers=fitted, **options)
+            maps = PublicEmbedders(trained or networks, draws, seed=own_seed, centers=fitted, **options)
         fitted = fit(fitted, maps, sigma, steps)
     guarantee = ledger.guarantee(client)
     info = {

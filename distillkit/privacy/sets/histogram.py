@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.privacy.ledger.events import EVERYONE, Event
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy._clients import ALL_CLIENTS
+from distillkit.privacy.events import Event
+from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
 
 __all__ = ["private_histogram"]
@@ -19,7 +20,7 @@ def private_histogram(
     num_classes: int,
     sigma: float,
     ledger: Ledger,
-    client: int | str = EVERYONE,
+    client: int | str = ALL_CLIENTS,
     round: int = 0,
     secret: Secret | int | None = None,
 ) -> Tensor:

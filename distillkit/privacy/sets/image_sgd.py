@@ -14,16 +14,17 @@ from distillkit.augment import Augmentation
 from distillkit.chunking import chunk_size
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
-from distillkit.privacy.accounting.planning import either
-from distillkit.privacy.gradients._noisy_sum import PrivateGradient
-from distillkit.privacy.ledger.events import EVERYONE, Event
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy._clients import ALL_CLIENTS
+from distillkit.privacy._public_noise import public_noise
+from distillkit.privacy.accounting.planning import resolve_sigma
+from distillkit.privacy.events import Event
+from distillkit.privacy.gradients.private_gradient import PrivateGradient
+from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.sets._public_maps import PublicMap, PublicMaps
 from distillkit.privacy.sets.condense import public_networks
+from distillkit.privacy.sets.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.sets.separable import SeparableLoss, require_separable, squared_distance
-from distillkit.privacy.validation._arguments import ledger_at, private_set, public_start
-from distillkit.privacy.validation._mixing import public_noise
+from distillkit.privacy.validation._arguments import as_private_set, initial_images, ledger_or_new
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 
@@ -100,7 +101,7 @@ def image_sgd(
     normalization: Normalization | None = None,
     public_statistics: bool = False,
     ledger: Ledger | None = None,
-    client: int | str = EVERYONE,
+    client: int | str = ALL_CLIENTS,
     round: int = 0,
     secret: Secret | int | None = None,
     generator: int | torch.Generator = 0,
@@ -152,8 +153,8 @@ def image_sgd(
     check.real_number(rate, "rate", above=0.0, most=1.0)
     check.real_number(lr, "lr", above=0.0)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
-    sigma = either(epsilon, sigma, delta=delta, count=steps, rate=rate)
-    real = private_set(
+    sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)
+    real = as_private_set(
         images,
         labels,
         num_classes=num_classes,
@@ -166,12 +167,12 @@ def image_sgd(
     part = chunk_size(real.images, chunk)
     if callback is not None:
         check.callable_with(callback, "callback", ["step", "gradient"], "a function of both")
-    ledger = ledger_at(ledger, delta)
+    ledger = ledger_or_new(ledger, delta)
     secret = as_secret(secret)
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
-    start, init_name = public_start(init, real, ipc=ipc, generator=derive(seed, "start"))
+    start, init_name = initial_images(init, real, ipc=ipc, generator=derive(seed, "start"))
     synthetic = start.unflatten(0, (real.num_classes, ipc)).requires_grad_()
-    maps = PublicMaps(
+    maps = PublicEmbedders(
         public_networks(networks, real), steps, like=real, match=match, augment=augment, centers=0, seed=seed
     )
     if clip is None:
@@ -212,7 +213,7 @@ def image_sgd(
         )
 
 
-def _public_clip(images: Tensor, phi: PublicMap, loss: SeparableLoss, like: LabeledImages, seed: int) -> float:
+def _public_clip(images: Tensor, phi: PublicEmbedder, loss: SeparableLoss, like: LabeledImages, seed: int) -> float:
     noise = public_noise(32, like, derive(seed, "clip"))
     with torch.no_grad():
         embedding = phi.embedding(noise)

@@ -17,8 +17,8 @@ __all__ = ["TrainedNetworks"]
 class TrainedNetworks(Configurable):
     """A sampler of networks that were trained from scratch on a public set, a fresh one for every draw.
 
-    For `condense_private`'s later passes, or as `networks` of `PublicMaps`. Trained on a set that was released before,
-    they know what was released and nothing else, so they may embed the private images for the next release. Their
+    For `condense_private`'s later passes, or as `networks` of `PublicEmbedders`. Trained on a set that was released
+    before, they know only what was released, so they may embed the private images for the next release. Their
     embeddings tell classes apart where those of untrained networks mostly tell what all images have in common.
 
     Papers: DM embeds by untrained networks (Zhao and Bilen, WACV 2023); matching with networks that were trained on

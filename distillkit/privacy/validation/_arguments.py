@@ -8,30 +8,30 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.privacy.errors import (
-    NotAccountable,
     PrivacyError,
     PrivateInitialization,
     PrivateStatistics,
 )
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.validation._delta import refuse_large_delta
 from distillkit.sets import LabeledImages, as_set
 
 __all__ = [
-    "FRESH",
-    "ledger_at",
-    "private_set",
-    "public_start",
-    "refuse_large_delta",
-    "refuse_measured",
-    "require_given_classes",
+    "NEW_LEDGER_REMARK",
+    "as_private_set",
+    "initial_images",
+    "ledger_or_new",
+    "refuse_half_precision",
+    "refuse_measured_normalization",
+    "require_given_num_classes",
 ]
 
 
-FRESH = "this ledger began with this call: what the same records paid elsewhere is not in its epsilon"
+NEW_LEDGER_REMARK = "this ledger began with this call: what the same records paid elsewhere is not in its epsilon"
 """What a ledger remarks that a call made for itself, because none was given."""
 
 
-def private_set(
+def as_private_set(
     images: Tensor | LabeledImages,
     labels: Tensor | None,
     *,
@@ -59,7 +59,7 @@ def private_set(
         NotAccountable: delta is not below one over the public number of records, `size`, if there is one.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization)
-    require_given_classes(real)
+    require_given_num_classes(real)
     if real.labels.ndim != 1:
         raise PrivacyError(
             "labels must be class indices [N]: soft rows have no bounded contribution to a class; take labels.argmax(1)"
@@ -67,11 +67,11 @@ def private_set(
     if size is not None:
         refuse_large_delta(size, delta)
     if not check.boolean(public_statistics, "public_statistics"):
-        refuse_measured(real.normalization)
+        refuse_measured_normalization(real.normalization)
     return real
 
 
-def require_given_classes(real: LabeledImages) -> None:
+def require_given_num_classes(real: LabeledImages) -> None:
     """Refuse a set whose class count was read off its labels: it would tell whether anybody has the last class.
 
     Args:
@@ -88,24 +88,7 @@ def require_given_classes(real: LabeledImages) -> None:
         )
 
 
-def refuse_large_delta(size: float, delta: float) -> None:
-    """Refuse a delta at which even publishing a random record counts as private.
-
-    Args:
-        size: a *public* number of records; 0 compares with nothing.
-        delta: must be below 1 / size.
-
-    Raises:
-        NotAccountable: it is not.
-    """
-    if size and delta >= 1 / size:
-        raise NotAccountable(
-            f"delta must be below one over the number of records (1/{size:g}), got {delta:g}: at that delta even "
-            "publishing a random record passes"
-        )
-
-
-def refuse_measured(normalization: Normalization, who: str = "a private component") -> None:
+def refuse_measured_normalization(normalization: Normalization, who: str = "a private component") -> None:
     """Refuse a normalisation that was measured on images which nobody said are public.
 
     Args:
@@ -124,7 +107,7 @@ def refuse_measured(normalization: Normalization, who: str = "a private componen
         )
 
 
-def ledger_at(ledger: Ledger | None, delta: float) -> Ledger:
+def ledger_or_new(ledger: Ledger | None, delta: float) -> Ledger:
     """The ledger that a call charges: the one given, or a new one in memory, which remarks that it is new.
 
     Args:
@@ -141,11 +124,11 @@ def ledger_at(ledger: Ledger | None, delta: float) -> Ledger:
         )
     if ledger is None:
         ledger = Ledger(delta=delta)
-        ledger.remark(FRESH)
+        ledger.add_remark(NEW_LEDGER_REMARK)
     return ledger
 
 
-def public_start(
+def initial_images(
     init: str | LabeledImages, real: LabeledImages, *, ipc: int, generator: torch.Generator
 ) -> tuple[Tensor, str]:
     """The images from which a set that will be released starts, none of them private.
@@ -184,3 +167,20 @@ def public_start(
                 "init holds an image of the private set; take init='noise', or a set that is public indeed"
             )
     return start.clone(), "public set"
+
+
+def refuse_half_precision(values: Tensor, what: str) -> None:
+    """Refuse numbers whose rounding would exceed what a clip promises.
+
+    Args:
+        values: images or a parameter.
+        what: names them in the message.
+
+    Raises:
+        PrivacyError: they are neither float32 nor float64.
+    """
+    if values.dtype not in (torch.float32, torch.float64):
+        raise PrivacyError(
+            f"{what} is {values.dtype}: its rounding exceeds what a clip promises; private training takes float32 or "
+            "float64, so convert model and images, for instance with .float()"
+        )

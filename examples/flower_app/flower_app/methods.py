@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from distillkit.networks import ConvNet
-from distillkit.privacy import plan
+from distillkit.privacy import plan_noise
 from fl import FedAvg, FedDM, Method
 from fl.addons import VHL
 from fl.methods import PrivateFedDM
@@ -26,7 +26,7 @@ def method_of(config: Mapping[str, Any]) -> Method:
     if config["method"] == "vhl":
         return FedAvg(VHL(per_class=config["per-class"]), factory=factory, lr=0.05, epochs=1, batch=32)
     if config["method"] == "private":
-        noise = plan(config["epsilon"], DELTA, count=DRAWS * config["rounds"], spent=[(SIGMA_SIZES, 1.0, 1)])
+        noise = plan_noise(config["epsilon"], DELTA, count=DRAWS * config["rounds"], spent=[(SIGMA_SIZES, 1.0, 1)])
         return PrivateFedDM(
             factory=factory, sigma=noise.sigma, sigma_sizes=SIGMA_SIZES, draws=DRAWS, server_batch=32, **sets
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distillkit.privacy import BudgetExhausted, Ledger
-from distillkit.privacy.ledger._child_ledger import mirror, mirrored
+from distillkit.privacy._child_ledger import mirror_lines, mirrored_count
 from fl.deploy.flower._handshake import Hello
 
 __all__ = ["asked_of", "enter", "exhausted"]
@@ -23,7 +23,7 @@ def asked_of(ledger: Ledger | None, hello: Hello) -> dict[str, Any] | None:
         ledger: of a private run, or None.
         hello: what the node said of itself.
     """
-    return None if ledger is None else {"name": hello.ledger, "seen": mirrored(ledger, hello.ledger)}
+    return None if ledger is None else {"name": hello.ledger, "seen": mirrored_count(ledger, hello.ledger)}
 
 
 def enter(ledger: Ledger, hello: Hello, facts: Mapping[str, str]) -> None:
@@ -50,11 +50,11 @@ def enter(ledger: Ledger, hello: Hello, facts: Mapping[str, str]) -> None:
     ordered = all(type(n) is int and n > 0 for n in numbers) and numbers == sorted(set(numbers))
     if type(since) is not int or not ordered:
         raise ValueError("what it charged is not in order")
-    if since > mirrored(ledger, name):
+    if since > mirrored_count(ledger, name):
         raise ValueError("lines of its ledger are missing")
     if not all(isinstance(line, dict) for _, line in lines):
         raise ValueError("what it charged must be maps")
-    mirror(ledger, name, hello.partition, lines)
+    mirror_lines(ledger, name, hello.partition, lines)
 
 
 def exhausted(facts: Mapping[str, str]) -> BudgetExhausted:
@@ -68,6 +68,6 @@ def exhausted(facts: Mapping[str, str]) -> BudgetExhausted:
     """
     try:
         why, fits = json.loads(facts["exhausted"])
-        return BudgetExhausted(str(why)[:500], fits=int(fits))
+        return BudgetExhausted(str(why)[:500], remaining=int(fits))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"it says of the budget what cannot be read: {error}") from error

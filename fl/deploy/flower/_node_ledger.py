@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from distillkit.privacy import BudgetExhausted, Event, Ledger
-from distillkit.privacy.ledger._child_ledger import Branch, lines_of, mirror, mirrored
-from distillkit.privacy.ledger._journal import Journal
+from distillkit.privacy._child_ledger import ChildLedger, ledger_lines, mirror_lines, mirrored_count
+from distillkit.privacy._journal import Journal
 from fl.deploy.flower.policy import Policy, PolicyRefusal
 
 __all__ = ["Account"]
@@ -44,13 +44,15 @@ class Account:
                 before.append({"data": name})
         for other in names:
             if other != name:
-                lines = lines_of(Ledger(folder / f"{other}.jsonl", disjoint=False), mirrored(self.ledger, other))
+                lines = ledger_lines(
+                    Ledger(folder / f"{other}.jsonl", disjoint=False), mirrored_count(self.ledger, other)
+                )
                 own = [(number, line) for number, line in lines if "from" not in line]
-                mirror(self.ledger, other, partition, own)
+                mirror_lines(self.ledger, other, partition, own)
 
-    def branch(self, known: Mapping[str, Any]) -> Branch:
+    def branch(self, known: Mapping[str, Any]) -> ChildLedger:
         """The ledger that a client is given: the run's, as the server `known` it, which charges this one first."""
-        return Branch(known, self._charge)
+        return ChildLedger(known, self._charge)
 
     def _charge(self, lines: Sequence[Mapping[str, Any]]) -> None:
         events = [Event(**line["event"]) for line in lines if "event" in line]
@@ -69,7 +71,7 @@ class Account:
             if "void" in line:
                 self.ledger.void(line["void"], client=line["client"])
             elif "remark" in line:
-                self.ledger.remark(line["remark"])
+                self.ledger.add_remark(line["remark"])
             elif "assumed" in line:
                 self.ledger.assume(line["by"], line["assumed"])
 
@@ -86,7 +88,7 @@ class Account:
         if not isinstance(asked, Mapping) or type(asked.get("seen")) is not int:
             raise ValueError("the method is private, and the server does not say what it has seen of its ledger")
         seen = asked["seen"] if asked.get("name") == self.name else 0
-        every = lines_of(self.ledger)
+        every = ledger_lines(self.ledger)
         last = every[-1][0] if every else 0
         if last < seen:
             raise ValueError(

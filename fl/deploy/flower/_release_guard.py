@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from distillkit.privacy import BudgetExhausted
-from distillkit.privacy.ledger._child_ledger import Branch
+from distillkit.privacy._child_ledger import ChildLedger
 from fl._codec import Parts, to_parts
 from fl.deploy._wire import Job, answer_parts
 from fl.deploy.flower._node_ledger import Account
@@ -52,7 +52,7 @@ class Guard:
         if self._policy is not None:
             self._policy.require_request(self._method, job.header.verb, app)
 
-    def branch(self, job: Job) -> Branch | None:
+    def branch(self, job: Job) -> ChildLedger | None:
         """The ledger that the client charges for a `job`: the node's own before the run's.
 
         Raises:
@@ -98,7 +98,7 @@ class Guard:
         if account.refused:
             return _refused(account.refused, facts)
         if isinstance(found, BudgetExhausted):
-            return to_parts(Message(), {**facts, "exhausted": json.dumps([str(found), found.fits])})
+            return to_parts(Message(), {**facts, "exhausted": json.dumps([str(found), found.remaining])})
         if self._strict:
             try:
                 found = self._covered(job, found, account)

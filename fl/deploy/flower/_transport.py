@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from distillkit._sanity_checks import warn
 from distillkit.privacy import BudgetExhausted, Ledger
-from distillkit.privacy.ledger._child_ledger import known_of
+from distillkit.privacy._child_ledger import child_state
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._wire import Job, read_answer
 from fl.deploy.flower._handshake import Roll
@@ -127,7 +127,7 @@ class GridTransport:
         asked = []
         for head, build_request, take in questions:
             try:
-                known = None if self._ledger is None else known_of(self._ledger, client)
+                known = None if self._ledger is None else child_state(self._ledger, client)
                 asked.append(Question(Job(head, client, build_request(client), known), take))
             except (Interrupted, BudgetExhausted):
                 raise

@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from typing import Any, Self
 
 from distillkit.privacy import BudgetExhausted, Ledger
-from distillkit.privacy.ledger._child_ledger import carry_back, known_of
+from distillkit.privacy._child_ledger import child_state, merge_child
 from fl.deploy._wire import Job, pack_job, unpack_answer
 from fl.deploy.loopback._processes import PATIENCE, Ended, Process, give_back, pickled, take
 from fl.deploy.loopback._worker import WorkerConfig, pack_client_data
@@ -106,7 +106,7 @@ class ProcessTransport:
     def _begin(self, header: RequestHeader, client: int, build_request: RequestBuilder) -> None:
         slot = self._slot(client)
         try:
-            known = known_of(self._ledger, client) if self._ledger is not None else None
+            known = child_state(self._ledger, client) if self._ledger is not None else None
             job = Job(header, client, build_request(client), known)
             frames = self._frames(slot, job)
         except (Interrupted, BudgetExhausted):
@@ -171,7 +171,7 @@ class ProcessTransport:
             self._receive(rest[0])
         elif kind == "owes":
             for client in sorted(rest[0]):
-                self._carry_back(rest[0][client])
+                self._merge_child(rest[0][client])
         elif kind == "lacking":
             job = self._asked[rest[0]]
             costs = sizes(job.request.message).items()
@@ -180,7 +180,7 @@ class ProcessTransport:
         else:
             del self._asked[rest[0]]
             if kind == "exhausted":
-                raise BudgetExhausted(rest[1], fits=rest[2])
+                raise BudgetExhausted(rest[1], remaining=rest[2])
             if kind == "interrupted":
                 raise Interrupted
             self._done[rest[0]] = ClientResult(rest[0], error="lost" if rest[1] == "lost" else "came too late")
@@ -191,13 +191,13 @@ class ProcessTransport:
         if version != self._version or answer.client not in self._asked:
             self.dropped += 1
             return
-        self._carry_back(charged)
+        self._merge_child(charged)
         del self._asked[answer.client]
         self._done[answer.client] = replace(answer, resent=self._resent.pop(answer.client, 0))
 
-    def _carry_back(self, lines: Sequence[dict[str, Any]]) -> None:
+    def _merge_child(self, lines: Sequence[dict[str, Any]]) -> None:
         if self._ledger is not None and lines:
-            carry_back(self._ledger, lines)
+            merge_child(self._ledger, lines)
 
     def _collect(self) -> None:
         """Fetch what was charged for answers that never came."""

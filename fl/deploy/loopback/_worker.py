@@ -18,7 +18,7 @@ import torch
 
 from distillkit.locking import exit_with_parent
 from distillkit.privacy import BudgetExhausted
-from distillkit.privacy.ledger._child_ledger import Branch
+from distillkit.privacy._child_ledger import ChildLedger
 from distillkit.sets import LabeledImages
 from fl._codec import decode, encode
 from fl.deploy._wire import Job, PayloadCache, PayloadMissing, pack_answer, unpack_job
@@ -99,24 +99,24 @@ class _Run:
             job = unpack_job(data, self.payloads)
         except PayloadMissing as error:
             return [("lacking", error.client)]
-        branch = Branch(job.ledger) if job.ledger is not None else None
+        branch = ChildLedger(job.ledger) if job.ledger is not None else None
         frames: list[Frame] = [("answer", held) for held in self.late]
         self.late.clear()
         try:
             answer = respond(replace(self.runtime, ledger=branch), job.header, job.client, lambda: job.request)
         except BudgetExhausted as error:
             self._owe(job, branch)
-            return [*frames, ("exhausted", job.client, str(error), error.fits)]
+            return [*frames, ("exhausted", job.client, str(error), error.remaining)]
         except Interrupted:
             self._owe(job, branch)
             return [*frames, ("interrupted", job.client)]
         return [*frames, *self._sent(job, branch, answer)]
 
-    def _owe(self, job: Job, branch: Branch | None) -> None:
+    def _owe(self, job: Job, branch: ChildLedger | None) -> None:
         if branch is not None and branch.charged:
             self.charged.setdefault(job.client, []).extend(branch.charged)
 
-    def _sent(self, job: Job, branch: Branch | None, answer: ClientResult) -> list[Frame]:
+    def _sent(self, job: Job, branch: ChildLedger | None, answer: ClientResult) -> list[Frame]:
         fate = self.faults.fate(job.header.verb, job.header.round, job.client)
         if fate in ("lost", "late"):
             self._owe(job, branch)

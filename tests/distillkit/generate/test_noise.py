@@ -17,7 +17,7 @@ from distillkit.generate.noise import stylegan_noise, upsampled_gaussian
 from distillkit.generate.stylegan2 import StyleGAN2, pyramid
 from distillkit.networks import build
 from distillkit.normalization import Normalization
-from distillkit.privacy.validation._arguments import refuse_measured
+from distillkit.privacy.validation._arguments import refuse_measured_normalization
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages
 
@@ -145,7 +145,7 @@ def test_a_noise_set_is_scaled_and_standardised(
 @pytest.mark.parametrize("name", MAKERS)
 def test_noise_is_public_and_so_is_what_is_measured_on_it(name: str) -> None:
     """What a guarantee takes for public (docs/privacy_guide.md, 3): no record had a part in it."""
-    refuse_measured(MAKERS[name](2, 3, 8).normalization)
+    refuse_measured_normalization(MAKERS[name](2, 3, 8).normalization)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -15,7 +15,7 @@ from distillkit.privacy import (
     gaussian_delta,
     gaussian_epsilon,
     gaussian_sigma,
-    plan,
+    plan_noise,
 )
 from distillkit.privacy.accounting._prv import prv_epsilon
 from distillkit.privacy.accounting.composition import _bound
@@ -209,19 +209,19 @@ def test_bad_spends_are_refused() -> None:
 
 
 def test_plan_is_exact_at_rate_one_and_leaves_room_for_what_was_spent() -> None:
-    alone = plan(4.0, DELTA, count=20)
+    alone = plan_noise(4.0, DELTA, count=20)
     assert alone.accountant == "exact"
     assert alone.sigma == pytest.approx(gaussian_sigma(4.0, DELTA, releases=20), rel=1e-9)
-    after = plan(4.0, DELTA, count=20, spent=[(2.0, 1.0, 1)])
+    after = plan_noise(4.0, DELTA, count=20, spent=[(2.0, 1.0, 1)])
     assert after.sigma > alone.sigma
     assert compose([(2.0, 1.0, 1), (after.sigma, 1.0, 20)], DELTA).epsilon == pytest.approx(4.0, rel=1e-9)
     with pytest.raises(NotAccountable, match="spent already"):
-        plan(1.0, DELTA, spent=[(2.0, 1.0, 1)])
+        plan_noise(1.0, DELTA, spent=[(2.0, 1.0, 1)])
 
 
 def test_plan_below_rate_one_is_tightened_by_prv_and_stays_within() -> None:
-    tight = plan(4.0, DELTA, count=100, rate=0.1)
-    loose = plan(4.0, DELTA, count=100, rate=0.1, accountant="rdp")
+    tight = plan_noise(4.0, DELTA, count=100, rate=0.1)
+    loose = plan_noise(4.0, DELTA, count=100, rate=0.1, accountant="rdp")
     assert tight.sigma < loose.sigma
     assert tight.accountant == "prv"
     assert 3.95 < tight.epsilon <= 4.0
@@ -233,7 +233,7 @@ def test_plan_below_rate_one_is_tightened_by_prv_and_stays_within() -> None:
     ("epsilon", "count", "std"), [(1.0, 200, 0.114), (2.0, 200, 0.061), (4.0, 200, 0.033), (8.0, 200, 0.018)]
 )
 def test_plan_says_the_noise_on_a_class_mean(epsilon: float, count: int, std: float) -> None:
-    expected = plan(epsilon, DELTA, count=count, accountant="rdp")
+    expected = plan_noise(epsilon, DELTA, count=count, accountant="rdp")
     assert expected.noise_std(500) == pytest.approx(std, rel=0.04)
     assert expected.snr(500, 2048) == pytest.approx(1 / (expected.noise_std(500) * math.sqrt(2048)))
     assert expected.snr(500, 2048, signal=0.5) == pytest.approx(expected.snr(500, 2048) / 2)
@@ -267,7 +267,7 @@ def test_where_prv_is_too_large_pld_takes_its_place_or_the_number_says_that_it_i
 ) -> None:
     spends = [(30.0, 0.02, 100_000)]
     assert compose(spends, DELTA) == compose(spends, DELTA, accountant="pld")
-    monkeypatch.setattr("distillkit.privacy.accounting._pld.installed", lambda: False)
+    monkeypatch.setattr("distillkit.privacy.accounting._pld.dp_accounting_installed", lambda: False)
     _bound.cache_clear()
     assert compose(spends, DELTA) == compose(spends, DELTA, accountant="rdp")
     with pytest.raises(NotAccountable, match=r'pip install "distillkit\[pld\]"'):

@@ -93,7 +93,7 @@ def test_a_row_for_each_patch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         self.loss_rows(examples[0].requires_grad_(), examples[1]).sum().backward()
         return [p.grad_sample for p in self.trained.values()]  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(per_example, "tried", lambda *_: "hooks")
+    monkeypatch.setattr(per_example, "choose_engine", lambda *_: "hooks")
     monkeypatch.setattr(ExampleGradients, "__call__", by_patch)
     inside, outside = worlds()
     assert float(inside.mean() - outside.mean()) == pytest.approx(16.0, abs=1.0)

@@ -19,15 +19,15 @@ from distillkit.privacy import (
     BudgetExhausted,
     Ledger,
     PrivacyError,
-    PublicMap,
-    PublicMaps,
+    PublicEmbedder,
+    PublicEmbedders,
     Secret,
+    class_means_gradient,
     class_sums,
     condense_private,
     fit_to_means,
     gaussian_sigma,
-    map_gradient,
-    plan,
+    plan_noise,
     private_histogram,
     release,
 )
@@ -38,8 +38,8 @@ from distillkit.sets import LabeledImages
 Factory = Callable[[], nn.Module]
 
 
-def maps_of(toy_set: LabeledImages, toy_network: Factory, count: int = 3, **options: object) -> PublicMaps:
-    return PublicMaps(RandomNetworks(toy_network), count, like=toy_set, **options)  # type: ignore[arg-type]
+def maps_of(toy_set: LabeledImages, toy_network: Factory, count: int = 3, **options: object) -> PublicEmbedders:
+    return PublicEmbedders(RandomNetworks(toy_network), count, like=toy_set, **options)  # type: ignore[arg-type]
 
 
 def test_unit_vectors_have_length_one_and_clipped_ones_at_most_the_clip(
@@ -73,7 +73,7 @@ def test_the_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages
 def test_a_vector_on_the_centre_is_zero_not_nan() -> None:
     center = torch.zeros(4, dtype=torch.float64)
     flat = split(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double())
-    assert torch.equal(PublicMap(flat, center)(torch.zeros(1, 1, 2, 2, dtype=torch.float64)), center[None])
+    assert torch.equal(PublicEmbedder(flat, center)(torch.zeros(1, 1, 2, 2, dtype=torch.float64)), center[None])
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 100])
@@ -90,7 +90,7 @@ def test_class_sums_equal_the_obvious_loop(toy_set: LabeledImages, toy_network: 
 
 def test_an_embedding_that_overflows_adds_nothing(toy_set: LabeledImages) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3)).double()
-    maps = PublicMaps(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set)
+    maps = PublicEmbedders(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set)
     images = torch.cat([toy_set.images, torch.full((1, 1, 4, 4), 1e308, dtype=torch.float64)])
     labels = torch.cat([toy_set.labels, torch.tensor([0])])
     sums = class_sums(images, labels, maps, num_classes=3)
@@ -107,7 +107,7 @@ def test_one_record_moves_the_sums_by_at_most_the_sensitivity(index: int, clip: 
     def factory() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)).double()
 
-    maps = PublicMaps(RandomNetworks(factory), 2, like=real, clip=clip)
+    maps = PublicEmbedders(RandomNetworks(factory), 2, like=real, clip=clip)
     keep = torch.arange(12) != index
     moved = class_sums(images, labels, maps, num_classes=3)
     moved = moved - class_sums(images[keep], labels[keep], maps, num_classes=3)
@@ -123,12 +123,12 @@ def test_one_record_moves_the_sums_by_at_most_the_sensitivity(index: int, clip: 
 
 def test_without_noise_and_clip_a_step_is_distribution_matching(toy_set: LabeledImages, toy_network: Factory) -> None:
     model = build(toy_network, 5)
-    maps = PublicMaps(FixedNetwork(model), 1, like=toy_set, clip=math.inf, match="embedding+logits")
+    maps = PublicEmbedders(FixedNetwork(model), 1, like=toy_set, clip=math.inf, match="embedding+logits")
     order = toy_set.labels.argsort(stable=True)
     sums = class_sums(toy_set.images, toy_set.labels, maps, num_classes=3)
     released = release(sums, sigma=0.0, sensitivity=maps.sensitivity, ledger=Ledger())
     synthetic = torch.randn(3, 2, 1, 4, 4, generator=derive(1), dtype=torch.float64)
-    ours = map_gradient(synthetic, maps, 0, released[0] / 4)
+    ours = class_means_gradient(synthetic, maps, 0, released[0] / 4)
     network = FixedNetwork(model).draw(derive(0))
     target = embedding_means(network, toy_set.images[order], [4, 4, 4], match="embedding+logits")
     _, reference = distance_to_means(network, target, synthetic.flatten(0, 1), [2, 2, 2], match="embedding+logits")
@@ -261,7 +261,7 @@ def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_net
     known = Ledger(budget=8.0)
     condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]), first_share=0.0)
     assert [e.mechanism for e in known.events] == ["class_means"]
-    assert known.events[0].sigma == pytest.approx(plan(8.0, 1e-5, count=3).sigma, rel=1e-9)
+    assert known.events[0].sigma == pytest.approx(plan_noise(8.0, 1e-5, count=3).sigma, rel=1e-9)
     with pytest.raises(BudgetExhausted):
         condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]))
 
@@ -269,9 +269,9 @@ def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_net
 def test_the_second_pass_is_centred_on_the_first_and_goes_on_from_it(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes: list[tuple[Tensor, PublicMaps, Tensor]] = []
+    passes: list[tuple[Tensor, PublicEmbedders, Tensor]] = []
 
-    def told(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
+    def told(start: Tensor, maps: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
         passes.append((start, maps, fit_to_means(start, maps, targets, **options)))
         return passes[-1][2]
 

@@ -19,7 +19,7 @@ from distillkit.privacy import (
     Secret,
     compose,
     per_example_gradients,
-    plan,
+    plan_noise,
     require_per_example,
     train_private,
     without_batch_norm,
@@ -171,7 +171,7 @@ def test_the_budget_stops_before_the_first_step(toy_set: LabeledImages) -> None:
     ledger = Ledger(budget=compose([(1.0, 0.5, 2)], 1e-5).epsilon)
     with pytest.raises(BudgetExhausted, match="2 of 3 releases of dp_sgd fit") as caught:
         train(model, toy_set, ledger=ledger)
-    assert caught.value.fits == 2
+    assert caught.value.remaining == 2
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     assert not model.training
     train(model, toy_set, ledger=ledger, steps=2)
@@ -197,7 +197,7 @@ def test_options(toy_set: LabeledImages) -> None:
         optimizer=lambda p: torch.optim.Adam(p, lr=0.01),
         loss=margin,
     )
-    assert ledger.events[0].sigma == plan(3.0, 1e-5, count=3, rate=0.5).sigma
+    assert ledger.events[0].sigma == plan_noise(3.0, 1e-5, count=3, rate=0.5).sigma
     assert torch.equal(model.classifier.bias, kept)  # type: ignore[union-attr]
     for wrong in ({"epsilon": 3.0}, {"sigma": None}):
         with pytest.raises(PrivacyError, match="either epsilon"):

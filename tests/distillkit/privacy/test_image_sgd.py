@@ -17,11 +17,11 @@ from distillkit.privacy import (
     Ledger,
     PrivacyError,
     PrivateGradient,
-    PublicMaps,
+    PublicEmbedders,
     Secret,
     image_gradients,
     image_sgd,
-    plan,
+    plan_noise,
     separable,
     squared_distance,
 )
@@ -95,7 +95,7 @@ def test_without_noise_and_clip_it_is_distribution_matching(toy_set: LabeledImag
     assert "without noise" in result.info["reason"]
 
     seed = int(torch.randint(2**62, (), generator=derive(0)))
-    maps = PublicMaps(
+    maps = PublicEmbedders(
         RandomNetworks(toy_network), 3, like=toy_set, match="embedding+logits", centers=0, seed=seed, clip=math.inf
     )
     shape = (6, 1, 4, 4)
@@ -171,7 +171,7 @@ def test_all_steps_are_charged_before_the_first_and_each_draws_once(
 
 def test_a_wanted_epsilon_gives_sigma(toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None) -> None:
     result = private(toy_set, toy_network, sigma=None, epsilon=3.0, clip=None)
-    assert result.info["sigma"] == plan(3.0, 1e-5, count=3, rate=0.5).sigma
+    assert result.info["sigma"] == plan_noise(3.0, 1e-5, count=3, rate=0.5).sigma
     assert 2.9 < result.info["epsilon"] <= 3.0
     assert result.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert bool(torch.isfinite(result.images).all())

@@ -21,7 +21,7 @@ from distillkit.privacy import (
     PrivateGradient,
     PrivateInitialization,
     PrivateStatistics,
-    PublicMaps,
+    PublicEmbedders,
     Secret,
     compose,
     condense_private,
@@ -37,7 +37,7 @@ Factory = Callable[[], nn.Module]
 
 def test_dosser_noise_belongs_to_the_cache_not_to_its_reader(toy_set: LabeledImages, toy_network: Factory) -> None:
     """Dosser caches clean sums and noises them at every read, but accounts for the sampling only."""
-    maps = PublicMaps(RandomNetworks(toy_network), 2, like=toy_set)
+    maps = PublicEmbedders(RandomNetworks(toy_network), 2, like=toy_set)
     cache = torch.randn(2, 3, 16, generator=derive(0), dtype=torch.float64)
     before = cache.clone()
     start = torch.randn(3, 1, 4, 4, generator=derive(1), dtype=torch.float64)

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.privacy import (
-    ASSUMED,
-    CLIENT,
-    EVERYONE,
-    REPLACED,
+    ADD_OR_REMOVE_CLIENT,
+    ALL_CLIENTS,
+    ASSUMPTIONS,
+    REPLACE_RECORD,
     BudgetExhausted,
     Event,
     Ledger,
@@ -59,7 +59,7 @@ def test_epsilon_is_the_maximum_over_disjoint_clients(events: list[tuple[int, fl
 
 def test_an_event_of_everyone_is_charged_to_each_client() -> None:
     ledger = Ledger()
-    ledger.spend(Event("server", 3.0, client=EVERYONE))
+    ledger.spend(Event("server", 3.0, client=ALL_CLIENTS))
     ledger.spend(Event("local", 2.0, client=1))
     both = compose([(3.0, 1.0, 1), (2.0, 1.0, 1)], 1e-5).epsilon
     assert ledger.epsilon(1) == both == ledger.epsilon()
@@ -224,7 +224,7 @@ def test_the_budget_stops_before_the_release(tmp_path: Path) -> None:
     before = (tmp_path / "l").read_bytes()
     with pytest.raises(BudgetExhausted, match="1 of 5 releases of class_means fit; or raise sigma") as caught:
         ledger.spend(replace(ONE, count=5))
-    assert caught.value.fits == 1 == ledger.fits(replace(ONE, count=5))
+    assert caught.value.remaining == 1 == ledger.remaining(replace(ONE, count=5))
     assert (tmp_path / "l").read_bytes() == before
     with pytest.raises(BudgetExhausted):
         ledger.check(ONE, ONE)
@@ -234,8 +234,8 @@ def test_the_budget_stops_before_the_release(tmp_path: Path) -> None:
         Ledger(tmp_path / "l", budget=ledger.budget).spend(ONE)
     ledger.spend(replace(ONE, client="other"))
     with pytest.raises(BudgetExhausted):
-        ledger.spend(Event("server", 50.0, client=EVERYONE))
-    assert Ledger().fits(replace(ONE, count=7)) == 7
+        ledger.spend(Event("server", 50.0, client=ALL_CLIENTS))
+    assert Ledger().remaining(replace(ONE, count=7)) == 7
 
 
 def test_several_events_are_charged_together_or_not_at_all() -> None:
@@ -268,7 +268,7 @@ def test_void_and_remarks_are_kept(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
     ledger.spend(replace(ONE, client=1), replace(ONE, client=2))
     ledger.void("raw images were sent", client=2)
-    ledger.remark("the clip was tuned on private data")
+    ledger.add_remark("the clip was tuned on private data")
     for opened in (ledger, Ledger(tmp_path / "l")):
         assert opened.epsilon(1) == gaussian_epsilon(2.0, 1e-5)
         assert opened.guarantee().reason == "raw images were sent"
@@ -283,7 +283,7 @@ def test_unknown_sampling_is_refused(sampling: str) -> None:
     with pytest.raises(NotAccountable, match="sampling='poisson'"):
         Event("dp_sgd", 1.0, 0.1, sampling=sampling)
     with pytest.raises(NotAccountable, match="Poisson amplification is proved for"):
-        Event("dp_sgd", 1.0, 0.1, relation=REPLACED)
+        Event("dp_sgd", 1.0, 0.1, relation=REPLACE_RECORD)
     with pytest.raises(NotAccountable, match="relation must be one of"):
         Event("dp_sgd", 1.0, relation="label change")
     assert Event("dp_sgd", 1.0, 0.1).sampling == "poisson"
@@ -292,11 +292,11 @@ def test_unknown_sampling_is_refused(sampling: str) -> None:
 def test_mixed_relations_are_refused() -> None:
     ledger = Ledger()
     ledger.spend(ONE)
-    for relation in (CLIENT, REPLACED):
+    for relation in (ADD_OR_REMOVE_CLIENT, REPLACE_RECORD):
         with pytest.raises(NotAccountable, match="keep two ledgers"):
             ledger.spend(replace(ONE, relation=relation))
     with pytest.raises(NotAccountable, match="keep two ledgers"):
-        Ledger().spend(ONE, replace(ONE, relation=CLIENT))
+        Ledger().spend(ONE, replace(ONE, relation=ADD_OR_REMOVE_CLIENT))
 
 
 def test_bad_events_and_ledgers_are_refused() -> None:
@@ -332,7 +332,8 @@ def test_one_call_of_many_clients_is_checked_whole_when_records_overlap() -> Non
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["A", "B", EVERYONE]), st.floats(1.0, 9.0)), min_size=1, max_size=4), st.data()
+    st.lists(st.tuples(st.sampled_from(["A", "B", ALL_CLIENTS]), st.floats(1.0, 9.0)), min_size=1, max_size=4),
+    st.data(),
 )
 def test_a_check_foresees_what_the_ledger_says_afterwards(events: list[tuple[str, float]], data: st.DataObject) -> None:
     disjoint = data.draw(st.booleans())
@@ -364,21 +365,23 @@ def test_everyone_pays_unless_a_client_is_named() -> None:
     ledger = Ledger()
     ledger.spend(Event("class_means", 2.0, client="A"))
     ledger.spend(Event("class_means", 2.0))
-    assert ledger.events[1].client == EVERYONE
-    assert ledger.epsilon("A") == ledger.epsilon(EVERYONE) == ledger.epsilon() == compose([(2.0, 1.0, 2)], 1e-5).epsilon
+    assert ledger.events[1].client == ALL_CLIENTS
+    assert (
+        ledger.epsilon("A") == ledger.epsilon(ALL_CLIENTS) == ledger.epsilon() == compose([(2.0, 1.0, 2)], 1e-5).epsilon
+    )
     assert ledger.epsilon("B") == compose([(2.0, 1.0, 1)], 1e-5).epsilon
 
 
 def test_remarks_and_assumptions_are_written_once_and_read_back(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
     for _ in range(2):
-        ledger.remark("the clip was tuned on private data")
+        ledger.add_remark("the clip was tuned on private data")
         ledger.assume("private_histogram")
         ledger.assume("mine", ["classes"])
     assert len((tmp_path / "l").read_text().splitlines()) == 3
     for one in (ledger, Ledger(tmp_path / "l")):
         assert one.guarantee().remarks == ("the clip was tuned on private data",)
         assert one.guarantee().info()["assumed_public"] == {
-            "private_histogram": list(ASSUMED["private_histogram"]),
+            "private_histogram": list(ASSUMPTIONS["private_histogram"]),
             "mine": ["classes"],
         }

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.networks.samplers import RandomNetworks
-from distillkit.privacy import Event, Ledger, PublicMaps, Secret, condense_private, image_sgd
-from distillkit.privacy.gradients import _noisy_sum
-from distillkit.privacy.ledger import _journal as journal_module
+from distillkit.privacy import Event, Ledger, PublicEmbedders, Secret, condense_private, image_sgd
+from distillkit.privacy import _journal as journal_module
+from distillkit.privacy.gradients import private_gradient
 from distillkit.privacy.sets import class_means, condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -57,7 +57,7 @@ def check_every_step_is_charged(toy_set: LabeledImages, toy_network: Factory) ->
 
 def check_support_does_not_depend_on_the_data(toy_set: LabeledImages, toy_network: Factory) -> None:
     for data in (toy_set, toy_set[toy_set.labels != 2], toy_set[:0]):
-        maps = PublicMaps(RandomNetworks(toy_network), 2, like=data)
+        maps = PublicEmbedders(RandomNetworks(toy_network), 2, like=data)
         sums = class_means.class_sums(data.images, data.labels, maps, num_classes=3)
         released = class_means.release(sums, sigma=1.0, sensitivity=1.0, ledger=Ledger())
         assert released.shape == (2, 3, 16)
@@ -130,9 +130,9 @@ def check_a_resumed_run_remembers(tmp_path: Path) -> None:
 
 
 def renoise(patch: Patch) -> None:
-    step = class_means.map_gradient
+    step = class_means.class_means_gradient
 
-    def noisy(images: Tensor, maps: PublicMaps, k: int, target: Tensor, **options: Any) -> Tensor:
+    def noisy(images: Tensor, maps: PublicEmbedders, k: int, target: Tensor, **options: Any) -> Tensor:
         return step(images, maps, k, target + secrets[0].normal(target.shape, 1.0), **options)
 
     secrets: list[Secret] = []
@@ -143,7 +143,7 @@ def renoise(patch: Patch) -> None:
         return release(*args, **options)
 
     patch.setattr(condense, "release", keep)
-    patch.setattr(class_means, "map_gradient", noisy)
+    patch.setattr(class_means, "class_means_gradient", noisy)
 
 
 def forget_a_step(patch: Patch) -> None:
@@ -161,32 +161,32 @@ def leave_absent_classes_out(patch: Patch) -> None:
 
 
 def leave_blocks_without_records_out(patch: Patch) -> None:
-    take = _noisy_sum.PrivateGradient.take
+    take = private_gradient.PrivateGradient.take
 
     def only_drawn(self: Any) -> list[Tensor]:
         drawn = [bool(s.any()) for s in self._sums]
         return [g if d else torch.zeros_like(g) for g, d in zip(take(self), drawn, strict=True)]
 
-    patch.setattr(_noisy_sum.PrivateGradient, "take", only_drawn)
+    patch.setattr(private_gradient.PrivateGradient, "take", only_drawn)
 
 
 def divide_by_the_class_count(patch: Patch) -> None:
-    private_set, fit_to_means = condense.private_set, condense.fit_to_means
+    as_private_set, fit_to_means = condense.as_private_set, condense.fit_to_means
     seen: list[Tensor] = []
 
     def keep(*args: Any, **options: Any) -> LabeledImages:
-        real = private_set(*args, **options)
+        real = as_private_set(*args, **options)
         seen.append(real.counts().clamp_min(1).view(1, -1, 1) / 4)
         return real
 
-    patch.setattr(condense, "private_set", keep)
+    patch.setattr(condense, "as_private_set", keep)
     patch.setattr(
         condense, "fit_to_means", lambda start, maps, targets, **o: fit_to_means(start, maps, targets / seen[-1], **o)
     )
 
 
 def divide_by_the_records_drawn(patch: Patch) -> None:
-    add, take = _noisy_sum.PrivateGradient.add, _noisy_sum.PrivateGradient.take
+    add, take = private_gradient.PrivateGradient.add, private_gradient.PrivateGradient.take
 
     def counting(self: Any, grads: list[Tensor]) -> None:
         self.drawn = getattr(self, "drawn", 0) + len(grads[0])
@@ -195,13 +195,13 @@ def divide_by_the_records_drawn(patch: Patch) -> None:
     def mean(self: Any) -> list[Tensor]:
         return [g * 12 / max(1, getattr(self, "drawn", 0)) for g in take(self)]
 
-    patch.setattr(_noisy_sum.PrivateGradient, "add", counting)
-    patch.setattr(_noisy_sum.PrivateGradient, "take", mean)
+    patch.setattr(private_gradient.PrivateGradient, "add", counting)
+    patch.setattr(private_gradient.PrivateGradient, "take", mean)
 
 
 def keep_the_first_network(patch: Patch) -> None:
-    get = PublicMaps.__getitem__
-    patch.setattr(PublicMaps, "__getitem__", lambda self, k: get(self, 0))
+    get = PublicEmbedders.__getitem__
+    patch.setattr(PublicEmbedders, "__getitem__", lambda self, k: get(self, 0))
 
 
 def start_a_new_file(patch: Patch) -> None:

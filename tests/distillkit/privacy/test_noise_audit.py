@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from distillkit.networks import build
 from distillkit.networks.samplers import FixedNetwork
-from distillkit.privacy import Ledger, PublicMaps, Secret, class_sums, gaussian_delta, image_sgd, release
+from distillkit.privacy import Ledger, PublicEmbedders, Secret, class_sums, gaussian_delta, image_sgd, release
 from distillkit.sets import LabeledImages
 
 EACH = 5000
@@ -48,7 +48,7 @@ def linear() -> nn.Module:
 
 
 def sums_of(data: LabeledImages) -> Tensor:
-    maps = PublicMaps(FixedNetwork(linear()), 1, like=data)
+    maps = PublicEmbedders(FixedNetwork(linear()), 1, like=data)
     return class_sums(data.images, data.labels, maps, num_classes=2)[0]
 
 

@@ -22,7 +22,7 @@ from distillkit.privacy import (
     PrivacyError,
     PrivateInitialization,
     PrivateStatistics,
-    PublicMaps,
+    PublicEmbedders,
     condense_private,
     image_sgd,
     require_separable,
@@ -279,11 +279,11 @@ def test_losses_that_are_not_separable(toy_set: LabeledImages, toy_network: Fact
 def test_bad_options_are_named(toy_set: LabeledImages, toy_network: Factory) -> None:
     networks = RandomNetworks(toy_network)
     with pytest.raises(ValueError, match="clip"):
-        PublicMaps(networks, 1, like=toy_set, clip=-1.0)
+        PublicEmbedders(networks, 1, like=toy_set, clip=-1.0)
     with pytest.raises(ValueError, match="match"):
-        PublicMaps(networks, 1, like=toy_set, match="gradient")
+        PublicEmbedders(networks, 1, like=toy_set, match="gradient")
     with pytest.raises(ValueError, match="draws"):
-        PublicMaps(networks, 0, like=toy_set)
+        PublicEmbedders(networks, 0, like=toy_set)
     with pytest.raises(ValueError, match="histogram_share"):
         condense_private(toy_set, epsilon=1.0, networks=RandomNetworks(toy_network), histogram_share=0.9)
     for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):

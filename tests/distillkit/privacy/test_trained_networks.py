@@ -13,7 +13,7 @@ from distillkit._utils.progress import bar
 from distillkit.networks import RandomNetworks, build, split
 from distillkit.privacy import (
     Ledger,
-    PublicMaps,
+    PublicEmbedders,
     TrainedNetworks,
     class_sums,
     condense_private,
@@ -52,7 +52,7 @@ def test_a_draw_is_the_network_that_the_set_trains(
 
 def test_a_record_adds_one_to_the_sum_of_trained_maps_as_well(toy_set: LabeledImages, toy_network: Factory) -> None:
     networks = TrainedNetworks(toy_network, toy_set[:6], SHORT)
-    maps = PublicMaps(networks, 2, like=toy_set, centers=toy_set.images[:6])
+    maps = PublicEmbedders(networks, 2, like=toy_set, centers=toy_set.images[:6])
     assert maps.sensitivity == 1.0
     with_all = class_sums(*toy_set, maps, num_classes=3)
     without = class_sums(*toy_set[1:], maps, num_classes=3)
@@ -96,9 +96,9 @@ def test_without_progress_no_training_shows_a_bar(
 def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes: list[tuple[PublicMaps, Tensor]] = []
+    passes: list[tuple[PublicEmbedders, Tensor]] = []
 
-    def told(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
+    def told(start: Tensor, maps: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
         passes.append((maps, fit_to_means(start, maps, targets, **options)))
         return passes[-1][1]
 
@@ -117,7 +117,7 @@ def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
 def test_without_noise_a_pass_is_the_matching_of_clean_means(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exact(start: Tensor, maps: PublicMaps, targets: Tensor, **options: Any) -> Tensor:
+    def exact(start: Tensor, maps: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
         means = class_sums(*toy_set, maps, num_classes=3) / 4
         torch.testing.assert_close(targets, means)
         return fit_to_means(start, maps, means, **options)

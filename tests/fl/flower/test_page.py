@@ -12,7 +12,7 @@ import pytest
 
 from distillkit.data import Split
 from distillkit.privacy import Event, Ledger
-from distillkit.privacy.ledger._child_ledger import known_of
+from distillkit.privacy._child_ledger import child_state
 from fl import Method
 from fl.deploy.flower import Policy, app_hash, read_policy
 from fl.deploy.flower._node_ledger import Account
@@ -84,7 +84,7 @@ def test_the_pages_table_of_refusals_says_what_nodes_say(told: dict[str, Any], t
 
 def asked(method: Method, verb: str, policy: Policy, account: Account) -> None:
     policy.require_request(method, verb, app_hash("my_app"))
-    account.branch(known_of(Ledger(None), 1)).spend(Event("dp_sgd", 2.0, 0.5, 10_000, client=1))
+    account.branch(child_state(Ledger(None), 1)).spend(Event("dp_sgd", 2.0, 0.5, 10_000, client=1))
 
 
 def table() -> list[tuple[list[str], str]]:

@@ -230,7 +230,7 @@ def test_a_server_that_does_not_say_what_it_has_seen_of_the_ledger_gets_a_refusa
         ClientResult(1, error="raised KeyError: 6 images"),
         ClientResult(1, Message({NoisySum.total: torch.ones(1)})),
     )
-    for found in (*told, BudgetExhausted("6 images", fits=0)):
+    for found in (*told, BudgetExhausted("6 images", remaining=0)):
         reply, facts = from_parts(*guard.parts(job, found, asked))
         assert not len(reply)
         assert facts == {"refused": "the method is private, and the server does not say what it has seen of its ledger"}

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from distillkit.privacy import CLIENT, BudgetExhausted, Event, Ledger, compose
-from distillkit.privacy.ledger._child_ledger import lines_of, mirror, mirrored
+from distillkit.privacy import ADD_OR_REMOVE_CLIENT, BudgetExhausted, Event, Ledger, compose
+from distillkit.privacy._child_ledger import ledger_lines, mirror_lines, mirrored_count
 from fl import ClientDP, FedAvg, Filtered, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
 from fl.deploy.flower import _import
@@ -173,7 +173,7 @@ def test_the_budget_of_the_run_ends_it_as_in_process(tmp_path: Path) -> None:
     for play in (lambda **how: summed(tmp_path, **how), lambda **how: simulate(NoisySum(), clients, **how, **SUM)):
         with pytest.raises(BudgetExhausted) as caught:
             play(ledger=Ledger(None, budget=budget))
-        said.append((str(caught.value), caught.value.fits))
+        said.append((str(caught.value), caught.value.remaining))
     assert said[0] == said[1]
 
 
@@ -181,7 +181,7 @@ def test_a_node_cannot_end_a_run_that_has_no_budget(tmp_path: Path) -> None:
     class Lying(NoisySum):
         def local(self, client: Any, message: Any) -> Any:
             if client.id == 1:
-                raise BudgetExhausted("nothing is left", fits=0)
+                raise BudgetExhausted("nothing is left", remaining=0)
             return super().local(client, message)
 
     run = over(grid(Lying(), tmp_path), Lying(), **{**SUM, "rounds": 1})
@@ -223,20 +223,20 @@ def line(**how: Any) -> dict[str, Any]:
 def test_a_mirror_takes_every_line_once_and_knows_so_after_a_restart(tmp_path: Path) -> None:
     node, run = Ledger(tmp_path / "node.jsonl"), Ledger(tmp_path / "run.jsonl")
     node.spend(Event("sum", SIGMA, count=2, client="somebody"), Event("sum", SIGMA, client="*"))
-    node.remark("tuned on the data")
+    node.add_remark("tuned on the data")
     node.assume("release")
     node.void("raw images took part")
-    lines = json.loads(json.dumps(lines_of(node)))
-    mirror(run, "a", 3, lines[:2])
+    lines = json.loads(json.dumps(ledger_lines(node)))
+    mirror_lines(run, "a", 3, lines[:2])
     for _ in range(2):
-        mirror(Ledger(tmp_path / "run.jsonl"), "a", 3, lines)
-    assert mirrored(run, "a") == len(lines) == 5
+        mirror_lines(Ledger(tmp_path / "run.jsonl"), "a", 3, lines)
+    assert mirrored_count(run, "a") == len(lines) == 5
     assert [(e.client, e.count) for e in run.events] == [("3", 2), ("3", 1)]
-    mirror(run, "b", 4, lines)
+    mirror_lines(run, "b", 4, lines)
     assert run.guarantee(4).reason == run.guarantee(3).reason == "raw images took part"
     assert run.guarantee().remarks == ("tuned on the data",)
     assert run.guarantee("nobody").epsilon == 0
-    assert lines_of(node, 4) == lines_of(node)[4:]
+    assert ledger_lines(node, 4) == ledger_lines(node)[4:]
 
 
 @pytest.mark.parametrize(
@@ -250,11 +250,11 @@ def test_a_mirror_takes_every_line_once_and_knows_so_after_a_restart(tmp_path: P
 def test_what_is_no_line_of_a_ledger_is_refused_whole(wrong: dict[str, Any], tmp_path: Path) -> None:
     run = Ledger(tmp_path / "run.jsonl")
     with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
-        mirror(run, "a", 0, [(1, line()), (2, wrong)])
+        mirror_lines(run, "a", 0, [(1, line()), (2, wrong)])
     assert not run.events
-    run.spend(Event("rounds", SIGMA, relation=CLIENT))
+    run.spend(Event("rounds", SIGMA, relation=ADD_OR_REMOVE_CLIENT))
     with pytest.raises(ValueError, match="one epsilon cannot cover"):
-        mirror(run, "a", 0, [(1, line())])
+        mirror_lines(run, "a", 0, [(1, line())])
 
 
 HELLO = Hello(3, 5, "m", "", "f", "a", "", False, True, "0", images(1, seed=0)[:0])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.privacy import PrivacyError, PrivateGradient, Secret, image_sgd, train_private
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy.ledger import Ledger
 from distillkit.sets import LabeledImages
 
 

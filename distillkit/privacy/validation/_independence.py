@@ -2,62 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from distillkit.networks._validation import uses_batch_statistics
 from distillkit.privacy.errors import (
     BatchStatistics,
     NotSeparable,
 )
+from distillkit.privacy.validation._side_effects import forbid_side_effects
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
 
 __all__ = [
-    "public_noise",
-    "public_trial",
     "refuse_batch_norm",
-    "refuse_mixing_augmentation",
-    "refuse_mixing_loss",
-    "refuse_mixing_rows",
+    "require_independent_augmentation",
+    "require_independent_losses",
+    "require_independent_rows",
+    "require_mean_objective",
 ]
-
-
-def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2) -> Tensor:
-    """Smooth noise images that owe nothing to the data, [count, C, H, W] in the set's normalised space.
-
-    Gaussian noise with the mean and standard deviation that the normalisation, a public constant, says pixels have; it
-    is drawn at a `coarse`-th of the resolution, enlarged bilinearly and clamped to [0, 1].
-
-    Args:
-        count: how many images.
-        like: gives shape, normalisation, dtype and device, and nothing else.
-        generator: draws them.
-        coarse: how much coarser than the images the noise is; 1 is white noise.
-    """
-    c, h, w = like.shape
-    small_h, small_w = (min(side, max(2, side // coarse)) for side in (h, w))
-    small = torch.randn(count, c, small_h, small_w, generator=generator, dtype=like.images.dtype)
-    smooth = torch.nn.functional.interpolate(small, size=(h, w), mode="bilinear", align_corners=False)
-    mean, std = (smooth.new_tensor(values).view(-1, 1, 1) for values in (like.mean, like.std))
-    return like.normalization.encode((mean + std * smooth).clamp(0, 1).to(like.images.device))
-
-
-def public_trial(count: int, like: LabeledImages, generator: torch.Generator) -> Tensor:
-    """Images to try a network on, float [count, C, H, W], that owe nothing to the data.
-
-    `public_noise` and a little white noise. The white noise keeps every image from being constant, where rounding in a
-    norm layer would look like a difference.
-
-    Args:
-        count: how many images.
-        like: gives shape, normalisation, dtype and device, and nothing else.
-        generator: draws them.
-    """
-    white = torch.randn(count, *like.shape, generator=generator, dtype=like.images.dtype)
-    return public_noise(count, like, generator) + 0.3 * white.to(like.images.device)
 
 
 def refuse_batch_norm(network: object) -> None:
@@ -77,7 +41,7 @@ def refuse_batch_norm(network: object) -> None:
         )
 
 
-def refuse_mixing_augmentation(
+def require_independent_augmentation(
     augment: Callable[[Tensor, torch.Generator], Tensor], public: Tensor, *, tries: int = 8
 ) -> None:
     """Refuse an augmentation in which the images of a batch meet: what it makes of one may not depend on the others.
@@ -108,7 +72,7 @@ def refuse_mixing_augmentation(
                 )
 
 
-def refuse_mixing_loss(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
+def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
     """Refuse a training objective that is not the mean of what each example alone would give.
 
     Args:
@@ -130,7 +94,7 @@ def refuse_mixing_loss(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor,
         )
 
 
-def refuse_mixing_rows(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
+def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
     """Refuse a loss of examples in which they meet: each must have the loss that its row alone would give.
 
     Args:
@@ -150,4 +114,53 @@ def refuse_mixing_rows(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor,
             f"the losses of {len(labels)} examples are not those that each has alone, so an example has no "
             "contribution of its own to clip; take a loss of every row by itself, without weights, contrasts or means "
             "over the batch"
+        )
+
+
+def require_independent_rows(
+    function: Callable[[Tensor], Tensor], images: Tensor, what: str, *modules: nn.Module, sizes: Sequence[int] = ()
+) -> None:
+    """Refuse a function in which the images of a batch meet: each row must be what its image alone would give.
+
+    Called before private images go through a network or an augmentation, because the sensitivity of a sum rests on it:
+    one record may change its own row and no other, wherever it stands. Tried on all images together, on a few, at other
+    batch sizes, and with some of them replaced.
+
+    Args:
+        function: maps images [N, C, H, W] to N rows of anything, without draws of its own.
+        images: public ones to try it on, float [N, C, H, W], at least two.
+        what: names the function in the message.
+        modules: what the function uses; it must change no tensor that they hold.
+        sizes: further batch sizes; larger batches hold the images several times, in random places.
+
+    Raises:
+        BatchStatistics: images meet, or their number or place counts, or there are not as many rows as images.
+        PrivacyError: it draws from a global random state.
+    """
+    with torch.no_grad(), forbid_side_effects(what, *modules, device=images.device):
+        alone = torch.cat([_rows(function, image, what) for image in images.split(1)])
+        for size in sorted({2, 3, len(images), *sizes}):
+            drawn = torch.randint(len(images), (size,), generator=derive(size, "try"))
+            index = (drawn if size != len(images) else torch.arange(size)).to(images.device)
+            batch, own = images[index], alone[index]
+            _same(_rows(function, batch, what), own, what)
+            kept = (torch.randperm(size, generator=derive(size, "kept")) % 2 == 0).to(images.device)
+            for rows in (kept, ~kept) if size in (len(images), max(sizes, default=0)) else ():
+                mixed = torch.where(rows.view(-1, 1, 1, 1), batch, 30 * batch.flip(0) + 1)
+                _same(_rows(function, mixed, what)[rows], own[rows], what)
+
+
+def _rows(function: Callable[[Tensor], Tensor], images: Tensor, what: str) -> Tensor:
+    out = function(images.clone())
+    if out.ndim < 1 or len(out) != len(images):
+        raise BatchStatistics(f"{what} makes {list(out.shape)} of {len(images)} images; each must give one row")
+    return out.flatten(1) if out.ndim > 1 else out[:, None]
+
+
+def _same(ours: Tensor, alone: Tensor, what: str) -> None:
+    moved = (ours - alone).abs().mean(1) / (alone.abs().mean(1) + 1e-12)
+    if not bool((moved <= torch.finfo(moved.dtype).eps ** 0.5).all()):
+        raise BatchStatistics(
+            f"{what} makes something else of an image when it stands elsewhere or among other images, so one record "
+            "changes more than its own contribution; every example must be treated by itself"
         )

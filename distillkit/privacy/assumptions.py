@@ -6,9 +6,9 @@ reads the number can check them.
 
 from __future__ import annotations
 
-__all__ = ["ASSUMED", "FACTS"]
+__all__ = ["ASSUMPTIONS", "PUBLIC_INPUTS"]
 
-FACTS = {
+PUBLIC_INPUTS = {
     "classes": "the class count K, and that these are the classes",
     "space": "shape, normalisation and number type of the images",
     "size": "the number of records that denominators are made of and delta is compared with",
@@ -29,7 +29,7 @@ FACTS = {
 _SET = ("classes", "space", "size", "budget", "clip", "networks", "start", "augment", "seed", "options")
 _RUN = ("clients", "taking part", "disjoint")
 
-ASSUMED: dict[str, tuple[str, ...]] = {
+ASSUMPTIONS: dict[str, tuple[str, ...]] = {
     "condense_private": _SET,
     "image_sgd": _SET,
     "train_private": ("space", "size", "budget", "clip", "model", "options"),
@@ -40,4 +40,4 @@ ASSUMED: dict[str, tuple[str, ...]] = {
     "SummedFedDM": (*_SET, "model", *_RUN),
     "ClientDP": ("classes", "space", "budget", "clip", "model", "seed", "options", "clients"),
 }
-"""Entry point -> the names (in `FACTS`) of what it takes to be public."""
+"""Entry point -> the names (in `PUBLIC_INPUTS`) of what it takes to be public."""

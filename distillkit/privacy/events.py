@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 from distillkit._utils import check
+from distillkit.privacy._clients import ALL_CLIENTS, client_id
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["CLIENT", "EVERYONE", "RECORD", "REPLACED", "Event", "Guarantee", "identity"]
+__all__ = ["ADD_OR_REMOVE_CLIENT", "ADD_OR_REMOVE_RECORD", "REPLACE_RECORD", "Event", "Guarantee"]
 
-EVERYONE = "*"
+
 """The client of an event that touches the records of all clients."""
 
-RECORD, REPLACED, CLIENT = "add or remove one record", "replace one record", "add or remove one client"
-_RELATIONS = (RECORD, REPLACED, CLIENT)
+ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT = (
+    "add or remove one record",
+    "replace one record",
+    "add or remove one client",
+)
+_RELATIONS = (ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT)
 _SAMPLINGS = ("everything", "poisson")
-
-
-def identity(client: int | str) -> str:
-    """The one form in which a ledger knows a client, a string: 1 and "1" are the same.
-
-    Args:
-        client: a number or a name.
-
-    Raises:
-        TypeError: neither an integer nor a string.
-    """
-    if isinstance(client, bool) or not isinstance(client, str | Integral):
-        raise TypeError(f"client must be an integer or a string, got {type(client).__name__}")
-    return str(client)
 
 
 @dataclass(frozen=True)
@@ -47,7 +37,7 @@ class Event:
         rate: with which probability a record takes part, the largest over all records (over the classes, if each
             class has its own). 1 if all do.
         count: how many releases.
-        client: whose records, a number or a name, kept as a string (1 is "1"). Default `EVERYONE`, which is always
+        client: whose records, a number or a name, kept as a string (1 is "1"). Default `ALL_CLIENTS`, which is always
             safe.
         round: when, for the reader.
         sampling: `"poisson"` (each record independently), or `"everything"` (rate 1). Default by the rate.
@@ -64,10 +54,10 @@ class Event:
     sigma: float
     rate: float = 1.0
     count: int = 1
-    client: int | str = EVERYONE
+    client: int | str = ALL_CLIENTS
     round: int = 0
     sampling: str = ""
-    relation: str = RECORD
+    relation: str = ADD_OR_REMOVE_RECORD
     seeded: bool = False
 
     def __post_init__(self) -> None:
@@ -75,7 +65,7 @@ class Event:
         object.__setattr__(self, "sigma", check.real_number(self.sigma, "sigma", least=0.0))
         object.__setattr__(self, "rate", check.real_number(self.rate, "rate", above=0.0, most=1.0))
         object.__setattr__(self, "count", check.positive_int(self.count, "count"))
-        object.__setattr__(self, "client", identity(self.client))
+        object.__setattr__(self, "client", client_id(self.client))
         if not self.sampling:
             object.__setattr__(self, "sampling", "everything" if self.rate == 1 else "poisson")
         if self.sampling not in _SAMPLINGS or (self.sampling == "everything" and self.rate < 1):
@@ -86,10 +76,10 @@ class Event:
             )
         if self.relation not in _RELATIONS:
             raise NotAccountable(f"{self.mechanism}: relation must be one of {_RELATIONS}, got {self.relation!r}")
-        if self.relation == REPLACED and self.rate < 1:
+        if self.relation == REPLACE_RECORD and self.rate < 1:
             raise NotAccountable(
-                f"{self.mechanism}: Poisson amplification is proved for {RECORD!r}, not for {REPLACED!r}; state the "
-                "sensitivity under the former, or take rate 1"
+                f"{self.mechanism}: Poisson amplification is proved for {ADD_OR_REMOVE_RECORD!r}, not for "
+                f"{REPLACE_RECORD!r}; state the sensitivity under the former, or take rate 1"
             )
 
 
@@ -107,7 +97,7 @@ class Guarantee:
             spent).
         accountant: how epsilon was computed, an upper bound each; see `compose`.
         remarks: what the reader must know besides, such as tuning on the private data.
-        assumed: what is taken to be public, by entry point (`ASSUMED`); epsilon does not cover it.
+        assumed: what is taken to be public, by entry point (`ASSUMPTIONS`); epsilon does not cover it.
     """
 
     epsilon: float | None

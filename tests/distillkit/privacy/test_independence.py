@@ -20,8 +20,7 @@ from distillkit.privacy import (
     require_separable,
     separable,
 )
-from distillkit.privacy.validation._isolation import require_rows_apart
-from distillkit.privacy.validation._mixing import refuse_mixing_augmentation
+from distillkit.privacy.validation._independence import require_independent_augmentation, require_independent_rows
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -41,11 +40,11 @@ def global_jitter(x: Tensor, generator: torch.Generator, *, siamese: bool = Fals
 
 
 def test_an_augmentation_is_tried_at_every_place() -> None:
-    refuse_mixing_augmentation(by_place, IMAGES)
+    require_independent_augmentation(by_place, IMAGES)
     with pytest.raises(BatchStatistics, match="when other images are in the batch"):
-        refuse_mixing_augmentation(only_the_last_mixes, IMAGES)
+        require_independent_augmentation(only_the_last_mixes, IMAGES)
     with pytest.raises(BatchStatistics, match="makes 12 images of 6"):
-        refuse_mixing_augmentation(lambda x, g: torch.cat([x, x]), IMAGES)
+        require_independent_augmentation(lambda x, g: torch.cat([x, x]), IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +115,16 @@ BAD: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 def test_rows_that_meet_are_refused(name: str, global_rng_untouched: None) -> None:
     function, why = BAD[name]
     with pytest.raises(PrivacyError, match=f"^it .*{why}"):
-        require_rows_apart(function, IMAGES, "it")
+        require_independent_rows(function, IMAGES, "it")
 
 
 @pytest.mark.parametrize("where", ["attribute", "buffer"])
 def test_what_a_forward_changes_is_named_and_put_back(where: str) -> None:
     module = Remembers(where)
     with pytest.raises(BatchStatistics, match="changes (plain|buffer)"):
-        require_rows_apart(module, IMAGES, "it", module)
+        require_independent_rows(module, IMAGES, "it", module)
     assert float(module.plain) == 0
-    require_rows_apart(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.ReLU()), IMAGES, "it")
+    require_independent_rows(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.ReLU()), IMAGES, "it")
 
 
 def test_a_separable_loss_is_tried_at_many_sizes() -> None:

@@ -13,7 +13,7 @@ from fl import FedAvg, Run, simulate
 from fl.addons import DPSGD, MOON, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
-from tests.distillkit.privacy.odd import OCCASIONS, WAYS, Odd
+from tests.distillkit.privacy.faulty_network import FAULTS, OCCASIONS, FaultyNetwork
 from tests.fl import linear, quadratic
 from tests.fl.small import images
 
@@ -32,9 +32,9 @@ def play(
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("occasion", OCCASIONS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FAULTS)
 def test_every_breach_on_every_occasion_is_refused_before_a_charge(way: str, occasion: str, free: bool) -> None:
-    network = partial(Odd, way=way, occasion=occasion, size=DRAWN, free=free)
+    network = partial(FaultyNetwork, way=way, occasion=occasion, size=DRAWN, free=free)
     ledger = Ledger()
     if way == "folds rows" and free and occasion != "at the drawn size":
         # torch.func takes whole examples, where the parameter outside a layer is trained
@@ -50,7 +50,7 @@ def test_every_breach_on_every_occasion_is_refused_before_a_charge(way: str, occ
 @pytest.mark.parametrize("addons", [(), (MOON(),), (FedProx(0.1), MOON())])
 def test_the_network_without_a_breach_is_trained(free: bool, addons: tuple[AddOn, ...]) -> None:
     ledger = Ledger()
-    run = play(partial(Odd, free=free), *addons, ledger=ledger, rounds=2)
+    run = play(partial(FaultyNetwork, free=free), *addons, ledger=ledger, rounds=2)
     assert not any(row["failed"] for row in run.rows)
     assert {e.count for e in ledger.events} == {2}
     assert len(ledger.events) == 8
@@ -72,7 +72,7 @@ class Mixes(AddOn):
 def test_a_term_that_says_example_and_reads_the_batch_is_found() -> None:
     ledger = Ledger()
     with pytest.raises(BatchStatistics, match="or its loss makes something else of an example"):
-        play(Odd, Mixes(), ledger=ledger)
+        play(FaultyNetwork, Mixes(), ledger=ledger)
     assert ledger.events == ()
 
 
@@ -92,7 +92,7 @@ def test_weights_outside_a_layer_are_clipped_example_by_example(network: Any) ->
 
 
 def test_folded_rows_can_be_asked_for_as_whole_examples() -> None:
-    network = partial(Odd, way="folds rows")
+    network = partial(FaultyNetwork, way="folds rows")
     private = DPSGD(sigma=1.0, rate=0.5, size=24, chunk=DRAWN, gradients="func")
     ledger = Ledger()
     method = FedAvg(private, factory=network, weights="uniform")
@@ -106,7 +106,7 @@ def test_a_process_that_has_not_tried_tries_before_it_is_charged(monkeypatch: py
     monkeypatch.setattr(DPSGD, "try_out", lambda self, local: None)
     ledger = Ledger()
     with pytest.raises(Exception, match="round 1|batch of 7"):
-        play(partial(Odd, way="mixes examples"), ledger=ledger)
+        play(partial(FaultyNetwork, way="mixes examples"), ledger=ledger)
     assert ledger.events == ()
 
 
@@ -119,6 +119,6 @@ def test_frozen_parameters_ask_for_gradients_again() -> None:
         def end(self, local: Any, update: Any, reply: Any) -> None:
             seen.extend(p.requires_grad for p in local.net.parameters())
 
-    play(Odd, Looks())
+    play(FaultyNetwork, Looks())
     assert seen
     assert all(seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.privacy.errors import BatchStatistics, PrivacyError
-from distillkit.rng import derive
 
-__all__ = ["require_rows_apart", "untouched"]
+__all__ = ["forbid_side_effects"]
 
 
 @contextmanager
-def untouched(what: str, *modules: nn.Module, device: torch.device) -> Iterator[None]:
+def forbid_side_effects(what: str, *modules: nn.Module, device: torch.device) -> Iterator[None]:
     """A `with` block whose code must leave no trace: it draws from no global random state and changes no held tensor.
 
     Both would be a way past the clip, by which one record could act on another. They are looked for after the block,
@@ -99,52 +98,3 @@ def _held(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, dict[str, Any],
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
-
-
-def require_rows_apart(
-    function: Callable[[Tensor], Tensor], images: Tensor, what: str, *modules: nn.Module, sizes: Sequence[int] = ()
-) -> None:
-    """Refuse a function in which the images of a batch meet: each row must be what its image alone would give.
-
-    Called before private images go through a network or an augmentation, because the sensitivity of a sum rests on it:
-    one record may change its own row and no other, wherever it stands. Tried on all images together, on a few, at other
-    batch sizes, and with some of them replaced.
-
-    Args:
-        function: maps images [N, C, H, W] to N rows of anything, without draws of its own.
-        images: public ones to try it on, float [N, C, H, W], at least two.
-        what: names the function in the message.
-        modules: what the function uses; it must change no tensor that they hold.
-        sizes: further batch sizes; larger batches hold the images several times, in random places.
-
-    Raises:
-        BatchStatistics: images meet, or their number or place counts, or there are not as many rows as images.
-        PrivacyError: it draws from a global random state.
-    """
-    with torch.no_grad(), untouched(what, *modules, device=images.device):
-        alone = torch.cat([_rows(function, image, what) for image in images.split(1)])
-        for size in sorted({2, 3, len(images), *sizes}):
-            drawn = torch.randint(len(images), (size,), generator=derive(size, "try"))
-            index = (drawn if size != len(images) else torch.arange(size)).to(images.device)
-            batch, own = images[index], alone[index]
-            _same(_rows(function, batch, what), own, what)
-            kept = (torch.randperm(size, generator=derive(size, "kept")) % 2 == 0).to(images.device)
-            for rows in (kept, ~kept) if size in (len(images), max(sizes, default=0)) else ():
-                mixed = torch.where(rows.view(-1, 1, 1, 1), batch, 30 * batch.flip(0) + 1)
-                _same(_rows(function, mixed, what)[rows], own[rows], what)
-
-
-def _rows(function: Callable[[Tensor], Tensor], images: Tensor, what: str) -> Tensor:
-    out = function(images.clone())
-    if out.ndim < 1 or len(out) != len(images):
-        raise BatchStatistics(f"{what} makes {list(out.shape)} of {len(images)} images; each must give one row")
-    return out.flatten(1) if out.ndim > 1 else out[:, None]
-
-
-def _same(ours: Tensor, alone: Tensor, what: str) -> None:
-    moved = (ours - alone).abs().mean(1) / (alone.abs().mean(1) + 1e-12)
-    if not bool((moved <= torch.finfo(moved.dtype).eps ** 0.5).all()):
-        raise BatchStatistics(
-            f"{what} makes something else of an image when it stands elsewhere or among other images, so one record "
-            "changes more than its own contribution; every example must be treated by itself"
-        )

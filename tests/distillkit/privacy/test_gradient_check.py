@@ -32,10 +32,10 @@ from distillkit.privacy import (
     per_example_gradients,
     train_private,
 )
-from distillkit.privacy.validation._gradient_trial import examples_at_once
+from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from tests.distillkit.privacy.odd import OCCASIONS, WAYS, Odd
+from tests.distillkit.privacy.faulty_network import FAULTS, OCCASIONS, FaultyNetwork
 
 DRAWN = 7
 DATA = LabeledImages(torch.randn(24, 1, 4, 4, generator=derive(0)), torch.arange(24) % 3, num_classes=3)
@@ -53,11 +53,11 @@ def state(model: nn.Module) -> dict[str, Any]:
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("occasion", OCCASIONS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FAULTS)
 def test_every_breach_on_every_occasion_is_refused_before_a_charge(
     way: str, occasion: str, free: bool, global_rng_untouched: None
 ) -> None:
-    model = build(lambda: Odd(3, way, occasion, size=DRAWN, free=free), 0)
+    model = build(lambda: FaultyNetwork(3, way, occasion, size=DRAWN, free=free), 0)
     if occasion == "in one phase":
         model.classifier.requires_grad_(False)  # type: ignore[union-attr]
     elif occasion == "in train mode":
@@ -89,7 +89,7 @@ WHY = {
 
 @pytest.mark.parametrize("free", [False, True])
 def test_the_network_without_a_breach_is_trained(free: bool) -> None:
-    model = build(lambda: Odd(3, free=free), 0)
+    model = build(lambda: FaultyNetwork(3, free=free), 0)
     before = [p.detach().clone() for p in model.parameters()]
     assert len(train(model).events) == 1
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before))
@@ -99,7 +99,7 @@ def test_what_folds_rows_is_exact_by_whole_examples() -> None:
     """The gradient of two views' mean, clipped once: the release moves by one clip, where hooks would add two."""
     moved = []
     for count in (1, 0):
-        model = build(lambda: Odd(3, "folds rows"), 0).double()
+        model = build(lambda: FaultyNetwork(3, "folds rows"), 0).double()
         data = DATA[:count].replace(images=DATA.images[:count].double())
         train(model, data, sigma=0.0, clip=0.01, rate=1.0, steps=1, size=1, lr=1.0, gradients="func")
         moved.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
@@ -222,17 +222,20 @@ def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
 def test_a_loss_that_reads_the_batch_is_refused(loss: Any) -> None:
     ledger = Ledger()
     with pytest.raises(NotSeparable, match="one value for each example|not those that each has alone"):
-        train(Odd(3), loss=loss, ledger=ledger)
+        train(FaultyNetwork(3), loss=loss, ledger=ledger)
     with pytest.raises(PrivacyError):  # a loss that mixes where it is used only
-        train(Odd(3), loss=lambda z, y: weighted(z, y) if len(y) == DRAWN else F.cross_entropy(z, y, reduction="none"))
+        train(
+            FaultyNetwork(3),
+            loss=lambda z, y: weighted(z, y) if len(y) == DRAWN else F.cross_entropy(z, y, reduction="none"),
+        )
     assert ledger.events == ()
 
 
 def test_a_measured_normalisation_is_refused_unless_public() -> None:
     measured = DATA.replace(normalization=Normalization.of(DATA.images))
     with pytest.raises(PrivateStatistics, match="train_private"):
-        train(Odd(3), measured)
-    train(Odd(3), measured, public_statistics=True)
+        train(FaultyNetwork(3), measured)
+    train(FaultyNetwork(3), measured, public_statistics=True)
 
 
 def dropping() -> nn.Module:
@@ -368,9 +371,9 @@ def test_a_vit_is_trained_privately() -> None:
 
 def test_hooks_alone_can_be_asked_for() -> None:
     with pytest.raises(PrivacyError, match="shift has a gradient but none per example.*gradients='auto'"):
-        train(Odd(3, free=True), gradients="hooks")
+        train(FaultyNetwork(3, free=True), gradients="hooks")
     with pytest.raises(ValueError, match="how must be one of"):
-        train(Odd(3), gradients="both")
+        train(FaultyNetwork(3), gradients="both")
 
 
 def test_every_forward_pass_has_the_size_that_was_tried() -> None:
@@ -381,7 +384,7 @@ def test_every_forward_pass_has_the_size_that_was_tried() -> None:
             sizes.append(0)
             super().spend(*events)
 
-    model = build(lambda: Odd(3), 0)
+    model = build(lambda: FaultyNetwork(3), 0)
     model.body.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))  # type: ignore[union-attr]
     train(model, steps=20, ledger=Marked())
     tried, used = sizes[: sizes.index(0)], sizes[sizes.index(0) + 1 :]
@@ -391,6 +394,6 @@ def test_every_forward_pass_has_the_size_that_was_tried() -> None:
 
 @pytest.mark.parametrize(("expected", "chunk", "wanted"), [(0.5, None, 3), (5, None, 8), (100, None, 16), (64, 5, 5)])
 def test_how_many_at_once_follows_from_public_numbers(expected: float, chunk: int | None, wanted: int) -> None:
-    at_once, sizes = examples_at_once(torch.zeros(0, 3, 32, 32), expected, chunk)
+    at_once, sizes = choose_batch_sizes(torch.zeros(0, 3, 32, 32), expected, chunk)
     assert at_once == wanted
     assert all(size > 1 and size != at_once for size in sizes)

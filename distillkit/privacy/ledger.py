@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.privacy.accounting.composition import LOOSE, Bound, Spend, compose
-from distillkit.privacy.accounting.gaussian import checked_delta
+from distillkit.privacy._clients import ALL_CLIENTS, client_id
+from distillkit.privacy._journal import Journal
+from distillkit.privacy.accounting.composition import Bound, Spend, compose
+from distillkit.privacy.assumptions import ASSUMPTIONS
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable
-from distillkit.privacy.ledger._journal import Journal
-from distillkit.privacy.ledger.assumptions import ASSUMED
-from distillkit.privacy.ledger.events import EVERYONE, Event, Guarantee, identity
+from distillkit.privacy.events import Event, Guarantee
+from distillkit.privacy.validation._delta import check_delta
 
 __all__ = ["Ledger"]
 
 _ROUNDING = 1 + 1e-9
+_RDP_REMARK = (
+    "by RDP: an upper bound, 5 to 26 % above the truth in the settings compared; distillkit[pld] brings a tight one"
+)
 
 
 class Ledger:
@@ -36,7 +40,7 @@ class Ledger:
     tore counts as the costliest event of the ledger, to everyone, although its release can never have been used.
 
     Epsilon composes over the events of a client and is the *maximum* over clients: their records are disjoint, so one
-    record is touched by one client's events only, and by those of `EVERYONE`. It covers what was charged to *this*
+    record is touched by one client's events only, and by those of `ALL_CLIENTS`. It covers what was charged to *this*
     ledger: releases from the same records that were charged to another one, or to none, come on top.
 
     Args:
@@ -63,7 +67,7 @@ class Ledger:
         budget: float | None = None,
         disjoint: bool = True,
     ) -> None:
-        self.delta, self.disjoint = checked_delta(delta), check.boolean(disjoint, "disjoint")
+        self.delta, self.disjoint = check_delta(delta), check.boolean(disjoint, "disjoint")
         self.budget = None if budget is None else check.real_number(budget, "budget", above=0.0)
         self.path = None if path is None else Path(path)
         self._journal = Journal(self.path)
@@ -114,8 +118,8 @@ class Ledger:
             events: what will be released; on disk when this returns.
 
         Raises:
-            BudgetExhausted: the budget does not allow it; nothing was written. `.fits` of the first event's `count`
-                would do.
+            BudgetExhausted: the budget does not allow it; nothing was written. `.remaining` of the first event's
+                `count` would do.
             NotAccountable: a relation that differs from that of the events before it.
             distillkit.locking.InUse: another process owns the ledger.
         """
@@ -125,14 +129,14 @@ class Ledger:
             for event in events:
                 self._add(event)
 
-    def fits(self, event: Event) -> int:
+    def remaining(self, event: Event) -> int:
         """How many of the event's `count` releases the budget still allows, 0 to `count`; nothing is charged.
 
         Args:
             event: what would be released; without a budget all of it fits.
         """
         with self._current():
-            return self._fits(event)
+            return self._remaining(event)
 
     def owned(self) -> AbstractContextManager[None]:
         """A `with` block for the length of a run, in which no other process may charge; the threads of this one may.
@@ -142,21 +146,21 @@ class Ledger:
         """
         return self._journal.owned()
 
-    def void(self, reason: str, *, client: int | str = EVERYONE) -> None:
+    def void(self, reason: str, *, client: int | str = ALL_CLIENTS) -> None:
         """Record that no guarantee holds for somebody any more, for instance because its raw images took part.
 
         Args:
             reason: why, in words that complete "no guarantee: ..."; the first one given is the one shown.
-            client: whose records; `EVERYONE` by default.
+            client: whose records; `ALL_CLIENTS` by default.
 
         Raises:
             distillkit.locking.InUse: another process owns the ledger.
         """
         with self._current():
-            self._journal.append({"void": reason, "client": identity(client)})
-            self._reasons.setdefault(identity(client), reason)
+            self._journal.append({"void": reason, "client": client_id(client)})
+            self._reasons.setdefault(client_id(client), reason)
 
-    def remark(self, text: str) -> None:
+    def add_remark(self, text: str) -> None:
         """Record, once, what epsilon does not cover, such as options that were tuned on the private data.
 
         Args:
@@ -172,34 +176,34 @@ class Ledger:
 
         Args:
             entry: the entry point's name.
-            facts: names in `FACTS`; default the line of `ASSUMED` with the entry's name.
+            facts: names in `PUBLIC_INPUTS`; default the line of `ASSUMPTIONS` with the entry's name.
         """
-        found = tuple(ASSUMED[entry] if facts is None else facts)
+        found = tuple(ASSUMPTIONS[entry] if facts is None else facts)
         with self._current():
             if self._assumed.get(entry) != found:
                 self._journal.append({"assumed": list(found), "by": entry})
                 self._assumed[entry] = found
 
     def spends(self, client: int | str | None = None) -> list[Spend]:
-        """What somebody's records have paid, as `plan(spent=...)` and `compose` take it: (sigma, rate, count) each.
+        """List what has been spent on a client's records: (sigma, rate, count) each, as `compose` takes it.
 
         Args:
-            client: whose records; events of `EVERYONE` touch them too. None: the events of all clients.
+            client: whose records; events of `ALL_CLIENTS` touch them too. None: the events of all clients.
         """
         with self._current():
-            return self._spends(None if client is None else identity(client))
+            return self._spends(None if client is None else client_id(client))
 
     def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
         """What can be promised for somebody's records after all that was charged, or why nothing can.
 
         Args:
-            client: whose records; None or `EVERYONE` for whoever paid most.
+            client: whose records; None or `ALL_CLIENTS` for whoever paid most.
             delta: in (0, 1); default the ledger's.
 
         Raises:
             NotAccountable: delta outside (0, 1).
         """
-        client = None if client in (None, EVERYONE) else identity(client)
+        client = None if client in (None, ALL_CLIENTS) else client_id(client)
         with self._current():
             delta = self.delta if delta is None else delta
             clients = self._clients() if client is None else [client]
@@ -214,7 +218,7 @@ class Ledger:
                 nominal=worst.epsilon,
                 accountant=worst.accountant,
                 reason=reason,
-                remarks=(*self._remarks, *([LOOSE] if worst.accountant == "rdp" and not reason else [])),
+                remarks=(*self._remarks, *([_RDP_REMARK] if worst.accountant == "rdp" and not reason else [])),
                 assumed=dict(self._assumed),
             )
 
@@ -238,12 +242,12 @@ class Ledger:
 
     def _clients(self) -> list[int | str]:
         owners = dict.fromkeys([*self._totals, *self._reasons])
-        return [c for c in owners if c != EVERYONE] or [EVERYONE]
+        return [c for c in owners if c != ALL_CLIENTS] or [ALL_CLIENTS]
 
     def _touching(self, client: int | str | None) -> list[int | str]:
         """Whose events touch the records of `client`."""
         owners = list(dict.fromkeys([*self._totals, *self._reasons]))
-        return [o for o in owners if not self.disjoint or client is None or o in (client, EVERYONE)]
+        return [o for o in owners if not self.disjoint or client is None or o in (client, ALL_CLIENTS)]
 
     def _spends(self, client: int | str | None) -> list[Spend]:
         owners = self._touching(client)
@@ -257,15 +261,15 @@ class Ledger:
     def _after(self, events: Sequence[Event]) -> float:
         """The largest nominal epsilon of any client whom `events` touch."""
         owners = [e.client for e in events]
-        clients = self._clients() + [c for c in owners if c != EVERYONE] if EVERYONE in owners else owners
+        clients = self._clients() + [c for c in owners if c != ALL_CLIENTS] if ALL_CLIENTS in owners else owners
 
         def all_of(client: int | str) -> list[Spend]:
-            own = [e for e in events if not self.disjoint or e.client in (client, EVERYONE)]
+            own = [e for e in events if not self.disjoint or e.client in (client, ALL_CLIENTS)]
             return [*self._spends(client), *((e.sigma, e.rate, e.count) for e in own)]
 
         return max(compose(all_of(c), self.delta).epsilon for c in dict.fromkeys(clients))
 
-    def _fits(self, event: Event) -> int:
+    def _remaining(self, event: Event) -> int:
         def within(count: int) -> bool:
             return self.budget is None or self._after([replace(event, count=count)]) <= self.budget * _ROUNDING
 
@@ -288,12 +292,12 @@ class Ledger:
                 )
         if not events or self.budget is None or (after := self._after(events)) <= self.budget * _ROUNDING:
             return
-        first, fits = events[0], self._fits(events[0])
+        first, remaining = events[0], self._remaining(events[0])
         raise BudgetExhausted(
             f"{' and '.join(e.mechanism for e in events)} for {_who(events)} would bring epsilon to "
-            f"{after:.4g}, over the budget of {self.budget:g} (delta {self.delta:g}). {fits} of {first.count} releases "
-            f"of {first.mechanism} fit; or raise sigma, or stop here",
-            fits=fits,
+            f"{after:.4g}, over the budget of {self.budget:g} (delta {self.delta:g}). {remaining} of {first.count} "
+            f"releases of {first.mechanism} fit; or raise sigma, or stop here",
+            remaining=remaining,
         )
 
     @contextmanager
@@ -319,13 +323,13 @@ class Ledger:
 
     def _enter(self, line: dict[str, Any]) -> None:
         known = {f.name for f in fields(Event)}
-        if "from" in line:  # see `distillkit.privacy.ledger._child_ledger.mirror`
+        if "from" in line:  # see `distillkit.privacy._child_ledger.mirror`
             source, place = line["from"]
             self._mirrored[source] = max(place, self._mirrored.get(source, 0))
         if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
             self._add(Event(**line["event"]))
         elif "void" in line:
-            self._reasons.setdefault(identity(line.get("client", EVERYONE)), line["void"])
+            self._reasons.setdefault(client_id(line.get("client", ALL_CLIENTS)), line["void"])
         elif "remark" in line:
             if line["remark"] not in self._remarks:
                 self._remarks.append(line["remark"])
@@ -336,5 +340,5 @@ class Ledger:
 
 
 def _who(events: Sequence[Event]) -> str:
-    names = ["everyone" if e.client == EVERYONE else f"client {e.client!r}" for e in events]
+    names = ["everyone" if e.client == ALL_CLIENTS else f"client {e.client!r}" for e in events]
     return " and ".join(dict.fromkeys(names))

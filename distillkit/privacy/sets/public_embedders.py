@@ -13,19 +13,19 @@ from distillkit.chunking import chunk_size
 from distillkit.condense._mean_matching import MATCHES
 from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
-from distillkit.privacy.validation._isolation import require_rows_apart
-from distillkit.privacy.validation._mixing import public_noise, public_trial, refuse_batch_norm
+from distillkit.privacy._public_noise import public_noise, public_test_images
+from distillkit.privacy.validation._independence import refuse_batch_norm, require_independent_rows
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
-__all__ = ["PublicMap", "PublicMaps"]
+__all__ = ["PublicEmbedder", "PublicEmbedders"]
 
 
-class PublicMap:
+class PublicEmbedder:
     """One map v(x) of images to vectors of bounded length, the same for private and synthetic images.
 
-    Its bound is what makes noise on a sum of vectors private. `PublicMaps` makes it; it is called with images [N, C, H,
-    W]. v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, (phi(x) - a) min(1, C / ||phi(x) - a||).
+    Its bound is what makes noise on a sum of vectors private. `PublicEmbedders` makes it; it is called with images
+    [N, C, H, W]. v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, (phi(x) - a) min(1, C / ||phi(x) - a||).
 
     Args:
         network: gives phi, its embedding, or embedding and logits in a row.
@@ -96,7 +96,7 @@ class PublicMap:
         return vectors * (self.clip / length.clamp_min(self.clip))
 
 
-class PublicMaps:
+class PublicEmbedders:
     """The public maps of one release, each with its own network, centre and augmentation: `maps[0]`, `maps[1]`, ...
 
     What `class_sums`, `release` and `fit_to_means` share. `maps[k]` is a pure function of the seed. A map is valid
@@ -150,17 +150,17 @@ class PublicMaps:
         if augment is not None:
             require_space(augment, like.normalization)
         first = self[0]
-        noise = public_trial(6, like, derive(seed, "try"))
+        noise = public_test_images(6, like, derive(seed, "try"))
         self._refuse(first, noise, chunk_size(like.images))
         with torch.no_grad():
             self.dim = first.embedding(noise[:1]).shape[1]
 
-    def _refuse(self, first: PublicMap, noise: Tensor, chunk: int) -> None:
+    def _refuse(self, first: PublicEmbedder, noise: Tensor, chunk: int) -> None:
         network, augment = first.network, self._augment
         refuse_batch_norm(network)
         held = [network] if isinstance(network, nn.Module) else []
         sizes = sorted({5, 8, 16, chunk // 2, min(chunk, 256)} & set(range(2, chunk + 1)))
-        require_rows_apart(first.plain, noise, f"the network {type(network).__name__}", *held, sizes=sizes)
+        require_independent_rows(first.plain, noise, f"the network {type(network).__name__}", *held, sizes=sizes)
         if augment is None:
             return
         for k in range(8):  # it may act on some draws alone
@@ -168,7 +168,7 @@ class PublicMaps:
             def once(images: Tensor, k: int = k) -> Tensor:
                 return augment(images, derive(self._seed, "augment", k), siamese=True)
 
-            require_rows_apart(once, noise[:4], "augment with siamese=True (one draw for all images)")
+            require_independent_rows(once, noise[:4], "augment with siamese=True (one draw for all images)")
 
     @property
     def sensitivity(self) -> float:
@@ -178,14 +178,14 @@ class PublicMaps:
     def __len__(self) -> int:
         return self.draws
 
-    def __getitem__(self, k: int) -> PublicMap:
+    def __getitem__(self, k: int) -> PublicEmbedder:
         network = self._networks.draw(derive(self._seed, "network", k))
         if self._centered and k not in self._centers:
             with torch.no_grad():
                 self._centers[k] = self._map(network, None, k).embedding(self._around).mean(0)
         return self._map(network, self._centers.get(k), k)
 
-    def _map(self, network: Network, center: Tensor | None, k: int) -> PublicMap:
-        return PublicMap(
+    def _map(self, network: Network, center: Tensor | None, k: int) -> PublicEmbedder:
+        return PublicEmbedder(
             network, center, clip=self.clip, match=self._match, augment=self._augment, state=(self._seed, k)
         )

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from distillkit.chunking import chunk_size
 from distillkit.networks._dropout import no_dropout
 from distillkit.privacy.errors import BatchStatistics, PrivacyError
-from distillkit.privacy.gradients._hooks import ExampleGradients, Unserved, folds
-from distillkit.privacy.validation._isolation import untouched
+from distillkit.privacy.gradients._engines import ExampleGradients, UnsupportedLayer, folded_batch_message
+from distillkit.privacy.validation._side_effects import forbid_side_effects
 from distillkit.rng import derive
 
-__all__ = ["examples_at_once", "tried"]
+__all__ = ["choose_batch_sizes", "choose_engine"]
 
 _TRIES = 3
 _PIXELS = 128 * 32 * 32
 
 
-def examples_at_once(images: Tensor, expected: float, chunk: int | None) -> tuple[int, list[int]]:
+def choose_batch_sizes(images: Tensor, expected: float, chunk: int | None) -> tuple[int, list[int]]:
     """How many examples go through the network at once, and other batch sizes to try it on; from public numbers alone.
 
     The default of `chunk` in private training. A batch is filled up to a multiple of the first: on a CPU that is a
@@ -52,7 +52,7 @@ def examples_at_once(images: Tensor, expected: float, chunk: int | None) -> tupl
     return count, sorted({size for size in sizes if 2 <= size <= largest} - {count})
 
 
-def tried(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence[int], how: str) -> str:
+def choose_engine(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence[int], how: str) -> str:
     """Try a network's per-example gradients on public examples, and say which way of finding them is right for it.
 
     The first in which every row is one example's own: "hooks", "vmap" or "loop". Tried in float64 where the network can
@@ -75,16 +75,16 @@ def tried(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence
     if double:
         try:
             with _in_float64(gradients.network):
-                engine = _Trial(gradients, double, sizes, how).run()
+                engine = _GradientCheck(gradients, double, sizes, how).run()
             if examples[0].dtype != torch.float64:
-                _Trial(gradients, examples, sizes, how).confirm(engine)
+                _GradientCheck(gradients, examples, sizes, how).confirm(engine)
             return engine
         except (RuntimeError, TypeError):  # a type that is written into the network, or a real fault: see below
             gradients.close()
     for attempt in range(_TRIES):
         noise = torch.randn(examples[0].shape, generator=derive(attempt, "try")).to(examples[0])
         try:
-            return _Trial(gradients, [examples[0] + 0.1 * attempt * noise, *examples[1:]], sizes, how).run()
+            return _GradientCheck(gradients, [examples[0] + 0.1 * attempt * noise, *examples[1:]], sizes, how).run()
         except PrivacyError:
             if attempt + 1 == _TRIES:
                 raise
@@ -104,7 +104,7 @@ def _in_float64(network: nn.Module) -> Iterator[None]:
             tensor.data = data
 
 
-class _Trial:
+class _GradientCheck:
     """One trial in one type. `examples` are a few; larger batches hold them several times, in random places."""
 
     def __init__(self, gradients: ExampleGradients, examples: list[Tensor], sizes: Sequence[int], how: str) -> None:
@@ -117,7 +117,7 @@ class _Trial:
     def run(self) -> str:
         network, device = self.gradients.network, self.examples[0].device
         with no_dropout(network):
-            with untouched(self.what, network, device=device), self._watching_rows():
+            with forbid_side_effects(self.what, network, device=device), self._watching_rows():
                 each = self._look_at_each()
                 self.values = torch.stack([self._value(self._at(i)) for i in each])
                 self._totals()
@@ -128,7 +128,7 @@ class _Trial:
         self.gradients.close()
         self.tolerance = 0.05
         with no_dropout(self.gradients.network):
-            with untouched(self.what, self.gradients.network, device=self.examples[0].device):
+            with forbid_side_effects(self.what, self.gradients.network, device=self.examples[0].device):
                 self._look_at_each()
                 wrong = self._wrong(engine) if engine != "loop" else ""
             if wrong:
@@ -207,13 +207,13 @@ class _Trial:
         unserved = self.gradients.unknown_to_hooks()
         if self.how != "func" and not unserved:
             if self.folded is not None:
-                raise PrivacyError(folds(*self.folded))
+                raise PrivacyError(folded_batch_message(*self.folded))
             try:
-                with untouched(self.what, self.gradients.network, device=self.examples[0].device):
+                with forbid_side_effects(self.what, self.gradients.network, device=self.examples[0].device):
                     unserved = self._wrong("hooks")
                 if not unserved:
                     return "hooks"
-            except Unserved as parameter:
+            except UnsupportedLayer as parameter:
                 unserved = str(parameter)
             except RuntimeError:  # from inside a rule for a layer
                 unserved = next(iter(self.gradients.trained))
@@ -224,7 +224,7 @@ class _Trial:
                 "its layer's forward alone, in a layer that Opacus knows, or allow gradients='auto' (slower)"
             )
         try:
-            with untouched(self.what, self.gradients.network, device=self.examples[0].device):
+            with forbid_side_effects(self.what, self.gradients.network, device=self.examples[0].device):
                 if not self._wrong("vmap"):
                     return "vmap"
         except RuntimeError:  # no batching rule, or control flow by values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,20 @@ from distillkit.privacy.errors import NotSeparable, PrivacyError
 if TYPE_CHECKING:
     from opacus.grad_sample import GradSampleModule
 
-__all__ = ["ExampleGradients", "Losses", "Unserved", "folds"]
+__all__ = ["ExampleGradients", "GradientMode", "Losses", "UnsupportedLayer", "folded_batch_message"]
+
+GradientMode = Literal["auto", "hooks", "func"]
+"""Engines that may compute per-example gradients: any, Opacus' hooks alone, or torch.func (else a loop)."""
 
 Losses = Callable[..., Tensor]
 """`losses(images, labels, ...)`: the loss of each of n examples, float [n]."""
 
 
-class Unserved(Exception):
+class UnsupportedLayer(Exception):
     """One way of collecting gradients does not serve this parameter; the next way is tried. Never reaches a user."""
 
 
-def folds(parameter: str, rows: int, examples: int) -> str:
+def folded_batch_message(parameter: str, rows: int, examples: int) -> str:
     """The message for a network that folds the views or patches of an example into the batch, with the remedy.
 
     Args:
@@ -127,7 +130,7 @@ class ExampleGradients:
         """The rows of `examples` by one backward pass, in which Opacus' hooks collect them.
 
         Raises:
-            Unserved: hooks see nothing of a parameter that has a gradient.
+            UnsupportedLayer: hooks see nothing of a parameter that has a gradient.
             PrivacyError: they see more or fewer rows than examples.
         """
         self._begin()
@@ -140,9 +143,9 @@ class ExampleGradients:
             grads = [getattr(p, "grad_sample", None) for p in parameters]
             for (name, parameter), rows in zip(self.trained.items(), grads):
                 if (rows is None and parameter.grad is not None) or isinstance(rows, list):
-                    raise Unserved(name)
+                    raise UnsupportedLayer(name)
                 if rows is not None and len(rows) != count:
-                    raise PrivacyError(folds(name, len(rows), count))
+                    raise PrivacyError(folded_batch_message(name, len(rows), count))
         finally:
             for parameter in parameters:
                 parameter.grad = None

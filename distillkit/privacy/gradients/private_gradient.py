@@ -11,8 +11,9 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.privacy.errors import PrivacyError
 from distillkit.privacy.noise import Secret
+from distillkit.privacy.validation._arguments import refuse_half_precision
 
-__all__ = ["PrivateGradient", "refuse_half_precision"]
+__all__ = ["PrivateGradient"]
 
 # A float64 sum of squares over P numbers is off by at most P 2^-53 of itself: this covers P up to 10^8.
 _MARGIN = 1 - 2.0**-26
@@ -103,20 +104,3 @@ def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, rows.shape[1], width):
         place = slice(start, start + width)
         yield place, rows[:, place].double()
-
-
-def refuse_half_precision(values: Tensor, what: str) -> None:
-    """Refuse numbers whose rounding would exceed what a clip promises.
-
-    Args:
-        values: images or a parameter.
-        what: names them in the message.
-
-    Raises:
-        PrivacyError: they are neither float32 nor float64.
-    """
-    if values.dtype not in (torch.float32, torch.float64):
-        raise PrivacyError(
-            f"{what} is {values.dtype}: its rounding exceeds what a clip promises; private training takes float32 or "
-            "float64, so convert model and images, for instance with .float()"
-        )

@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from distillkit.privacy._clients import ALL_CLIENTS, client_id
+from distillkit.privacy._journal import Journal
 from distillkit.privacy.errors import NotAccountable
-from distillkit.privacy.ledger._journal import Journal
-from distillkit.privacy.ledger.events import EVERYONE, Event, identity
-from distillkit.privacy.ledger.ledger import Ledger
+from distillkit.privacy.events import Event
+from distillkit.privacy.ledger import Ledger
 
-__all__ = ["Branch", "carry_back", "known_of", "lines_of", "mirror", "mirrored"]
+__all__ = ["ChildLedger", "child_state", "ledger_lines", "merge_child", "mirror_lines", "mirrored_count"]
 
 Line = dict[str, Any]
 
 
-def known_of(ledger: Ledger, client: int | str) -> dict[str, Any]:
-    """What a `Branch` for one client must know of the run's ledger, as plain values that JSON can write.
+def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
+    """What a `ChildLedger` for one client must know of the run's ledger, as plain values that JSON can write.
 
     Events of one kind are summed up; where records may lie with several clients, they are those of all clients.
 
@@ -29,7 +30,7 @@ def known_of(ledger: Ledger, client: int | str) -> dict[str, Any]:
         ledger: the run's.
         client: whose records will be charged.
     """
-    owners, counts = dict.fromkeys((identity(client), EVERYONE)), Counter[Event]()
+    owners, counts = dict.fromkeys((client_id(client), ALL_CLIENTS)), Counter[Event]()
     with ledger._current():
         touching = [e for k in owners for e in ledger._of.get(k, ())] if ledger.disjoint else list(ledger._events)
     for event in touching:
@@ -55,13 +56,13 @@ class _Kept(Journal):
         self.lines.extend(lines)
 
 
-class Branch(Ledger):
+class ChildLedger(Ledger):
     """A ledger in memory for one client, where the run's cannot be reached: on another machine, say.
 
-    It refuses what the run's would refuse, and lists what it is charged, for `carry_back` to the run's ledger.
+    It refuses what the run's would refuse, and lists what it is charged, for `merge_child` to the run's ledger.
 
     Args:
-        known: see `known_of`.
+        known: see `child_state`.
         before: is called with what is charged or noted before that counts; what it raises refuses the charge.
     """
 
@@ -77,7 +78,7 @@ class Branch(Ledger):
         return list(self._kept.lines)
 
 
-def carry_back(ledger: Ledger, lines: Sequence[Line]) -> None:
+def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
     """Record in the run's ledger what was charged to a branch of it; it is on disk when this returns.
 
     Nothing is refused, whatever the budget: it was spent. What is known already is not noted again.
@@ -98,10 +99,10 @@ def _known(ledger: Ledger, line: Line) -> bool:
         return line["remark"] in ledger._remarks
     if "assumed" in line:
         return ledger._assumed.get(line["by"]) == tuple(line["assumed"])
-    return "void" in line and identity(line["client"]) in ledger._reasons
+    return "void" in line and client_id(line["client"]) in ledger._reasons
 
 
-def lines_of(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
+def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
     """The lines of a ledger's file behind the first `since`, each with its number from 1.
 
     Args:
@@ -113,13 +114,13 @@ def lines_of(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
     return [(number, line) for number, line in lines if number > since]
 
 
-def mirrored(ledger: Ledger, source: str) -> int:
+def mirrored_count(ledger: Ledger, source: str) -> int:
     """How many lines of the ledger called `source` the `ledger` has taken over."""
     with ledger._current():
         return ledger._mirrored.get(source, 0)
 
 
-def mirror(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
+def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
     """Take over lines of another ledger of the same records, each once however often it comes.
 
     Nothing is refused for the budget: it was spent. On disk when this returns.
@@ -128,12 +129,12 @@ def mirror(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple
         ledger: of a run, say.
         source: a name of the other ledger, which it keeps.
         client: whose records the other ledger is about, by whatever name it knows them itself.
-        lines: of the other ledger, see `lines_of`; they may come from anywhere.
+        lines: of the other ledger, see `ledger_lines`; they may come from anywhere.
 
     Raises:
         ValueError: no lines of a ledger, or of one under another relation.
     """
-    owner = identity(client)
+    owner = client_id(client)
     with ledger._current():
         seen = ledger._mirrored.get(source, 0)
         new = [{**_owned(line, owner), "from": [source, number]} for number, line in lines if number > seen]

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WAYS = ("folds rows", "mixes examples", "draws globally", "counts the batch", "moves a buffer")
+FAULTS = ("folds rows", "mixes examples", "draws globally", "counts the batch", "moves a buffer")
 OCCASIONS = ("always", "in train mode", "in one phase", "at the drawn size")
 
 
-class Odd(nn.Module):
+class FaultyNetwork(nn.Module):
     """Two linear layers on 1x4x4 images, with the features/classifier split.
 
     Args:

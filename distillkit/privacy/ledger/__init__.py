@@ -1,1 +1,0 @@
-"""The privacy ledger: events, guarantees and the file that records them."""
