@@ -6,23 +6,24 @@ are in `fl.addons`, their methods in `fl.methods`.
 
 from distillkit._utils.lazy_loading import lazy_submodules
 from fl.addons.fedopt import ServerAdaptive
-from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_replied
-from fl.batches import Batch, Phase, shuffled
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
+from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_full_models
+from fl.batches import Batch, Phase, shuffled_indices
 from fl.deploy.loopback import Loopback
 from fl.engine import CheckpointError, ClientData, Run, history, simulate
 from fl.filters import Adaptive, ClientDP, Filter, Filtered
 from fl.message import Entry, Message, Tensors
-from fl.method import Method, NoUsableReply, Predictor, sums_like
+from fl.method import Method, NoUsableReply, Predictor, evaluation_spec
 from fl.methods import FedDM, Real
 from fl.networks import Factory, Networks
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
 from fl.secure import Keyring, Registry, SecureSums
 from fl.task import Classification, LabelTask, MultiLabel
 
 __all__ = [
     "Adaptive",
     "AddOn",
+    "AggregatedReplies",
     "AveragingServer",
     "Batch",
     "CheckpointError",
@@ -31,6 +32,7 @@ __all__ = [
     "ClientDP",
     "ClientData",
     "Entry",
+    "EntrySpec",
     "Factory",
     "FedAvg",
     "FedDM",
@@ -38,7 +40,6 @@ __all__ = [
     "Filtered",
     "Keyring",
     "LabelTask",
-    "Like",
     "Local",
     "Loopback",
     "Message",
@@ -50,7 +51,6 @@ __all__ = [
     "Phase",
     "Predictor",
     "Real",
-    "Reduced",
     "Registry",
     "Run",
     "Schema",
@@ -60,10 +60,10 @@ __all__ = [
     "Settings",
     "Step",
     "Tensors",
+    "evaluation_spec",
     "history",
-    "require_replied",
-    "shuffled",
+    "require_full_models",
+    "shuffled_indices",
     "simulate",
-    "sums_like",
 ]
 __getattr__, __dir__ = lazy_submodules(__name__, ("addons", "deploy", "filters", "methods", "secure", "study"), __all__)

@@ -144,7 +144,7 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
         forms = json.loads(meta.pop("forms", ""))
         if not isinstance(forms, dict):
             raise TypeError("its forms must be a map from keys")
-        message = Message.of({key: _unpack(key, form, left) for key, form in forms.items()})
+        message = Message.unchecked({key: _unpack(key, form, left) for key, form in forms.items()})
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"not a message: {error}") from error
     if left:

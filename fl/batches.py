@@ -12,7 +12,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.sets import LabeledImages
 
-__all__ = ["Batch", "Phase", "pick", "rows", "shuffled"]
+__all__ = ["Batch", "Phase", "batch_at", "select_rows", "shuffled_indices"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Batch:
     columns: dict[str, Tensor] = field(default_factory=dict)
     joint: bool = False
 
-    def rows(self, index: Tensor) -> Batch:
+    def batch_at(self, index: Tensor) -> Batch:
         """The images at these places, with all that belongs to them; `index` is int64 [m]."""
         columns = {n: c.index_select(0, index) for n, c in self.columns.items()}
         return replace(
@@ -73,7 +73,9 @@ class Phase:
         return fnmatch.fnmatch(name, self.train.removeprefix("!")) != self.train.startswith("!")
 
 
-def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None) -> Iterator[Tensor]:
+def shuffled_indices(
+    count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None
+) -> Iterator[Tensor]:
     """The order in which a training reads its images: for each step the places of the images of its batch.
 
     Args:
@@ -107,7 +109,7 @@ def shuffled(count: int, batch: int, generator: torch.Generator, epochs: int, st
         done += 1
 
 
-def pick(values: Tensor, index: Tensor) -> Tensor:
+def select_rows(values: Tensor, index: Tensor) -> Tensor:
     """Some rows of a tensor, where it lies; orders are drawn on the CPU, so their places are brought there.
 
     Args:
@@ -117,12 +119,12 @@ def pick(values: Tensor, index: Tensor) -> Tensor:
     return values.index_select(0, index.to(values.device))
 
 
-def rows(data: LabeledImages, index: Tensor) -> Batch:
+def batch_at(data: LabeledImages, index: Tensor) -> Batch:
     """The images of a set at some places, with their labels and columns, as a batch.
 
     Args:
         data: the set.
         index: places, int64 [m].
     """
-    columns = {name: pick(column, index) for name, column in data.columns.items()}
-    return Batch(pick(data.images, index), pick(data.labels, index), columns)
+    columns = {name: select_rows(column, index) for name, column in data.columns.items()}
+    return Batch(select_rows(data.images, index), select_rows(data.labels, index), columns)

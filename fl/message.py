@@ -11,7 +11,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.sets import LabeledImages
 
-__all__ = ["DTYPES", "Entry", "Message", "Rule", "Tensors", "Value", "check_value", "declared", "sizes"]
+__all__ = ["DTYPES", "Entry", "Message", "Rule", "Tensors", "Value", "check_value", "declared_entries", "payload_bytes"]
 
 Tensors = dict[str, Tensor]
 Value = Tensor | Tensors | LabeledImages | float | int | str
@@ -39,11 +39,11 @@ class Entry(Generic[V]):
     * `union`: rows one after the other in client order, each with its client's number.
 
     Args:
-        reduce: the rule by which replies combine.
+        rule: the rule by which replies combine.
         by: the entry of the same reply that holds the weights (mean only).
         over: a public denominator, > 0 (mean only, not with `by`).
         bound: the largest absolute value of an element, for secure sums and clipping; checked on arrival.
-        kept: for what the server sends round after round unchanged: the body travels only to a client that does not
+        cached: for what the server sends round after round unchanged: the body travels only to a client that does not
             hold the current value; else its digest does.
 
     Attributes:
@@ -54,30 +54,30 @@ class Entry(Generic[V]):
 
     Raises:
         ValueError: options out of range, or that do not go together.
-        TypeError: `kept` that is neither True nor False.
+        TypeError: `cached` that is neither True nor False.
     """
 
     def __init__(
         self,
-        reduce: Rule = "mean",
+        rule: Rule = "mean",
         *,
         by: Entry[Any] | None = None,
         over: float | None = None,
         bound: float | None = None,
-        kept: bool = False,
+        cached: bool = False,
     ) -> None:
-        if reduce not in get_args(Rule):
-            raise ValueError(f"reduce must be one of {', '.join(get_args(Rule))}, got {reduce!r}")
-        if reduce != "mean" and (by is not None or over is not None):
-            raise ValueError(f"by and over belong to reduce='mean', got reduce={reduce!r}; leave them out")
+        if rule not in get_args(Rule):
+            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {rule!r}")
+        if rule != "mean" and (by is not None or over is not None):
+            raise ValueError(f"by and over belong to rule='mean', got rule={rule!r}; leave them out")
         if by is not None and over is not None:
             raise ValueError("give by (divide by the sum of weights) or over (by a public constant), not both")
         if over is not None and not over > 0:
             raise ValueError(f"over must be positive, got {over}")
         if bound is not None and not bound > 0:
             raise ValueError(f"bound must be positive, got {bound}")
-        check.boolean(kept, "kept")
-        self.reduce, self.by, self.over, self.bound, self.kept = reduce, by, over, bound, kept
+        check.boolean(cached, "cached")
+        self.rule, self.by, self.over, self.bound, self.cached = rule, by, over, bound, cached
         self.key = self.name = self.owner = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -89,10 +89,10 @@ class Entry(Generic[V]):
             self.__module__, self.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
 
     def __repr__(self) -> str:
-        return f"Entry({self.key!r}, {self.reduce})"
+        return f"Entry({self.key!r}, {self.rule})"
 
 
-def declared(owner: object) -> list[Entry[Any]]:
+def declared_entries(owner: object) -> list[Entry[Any]]:
     """The entries that an object's class and its bases declare: what its messages may hold.
 
     Args:
@@ -129,7 +129,7 @@ class Message:
             self[entry] = value
 
     @staticmethod
-    def of(values: Mapping[str, Value]) -> Message:
+    def unchecked(values: Mapping[str, Value]) -> Message:
         """Build a message from keys, without checking the values: what `codec.decode` does, which checked them.
 
         Args:
@@ -174,13 +174,13 @@ class Message:
 
     def copy(self) -> Message:
         """A shallow copy: setting entries in it leaves this one alone, but the values are the same objects."""
-        return Message.of(self._values)
+        return Message.unchecked(self._values)
 
     def __len__(self) -> int:
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"Message({', '.join(f'{k}: {n} bytes' for k, n in sizes(self).items())})"
+        return f"Message({', '.join(f'{k}: {n} bytes' for k, n in payload_bytes(self).items())})"
 
 
 def check_value(key: str, value: Any) -> Value:
@@ -243,7 +243,7 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def sizes(message: Message) -> dict[str, int]:
+def payload_bytes(message: Message) -> dict[str, int]:
     """How many bytes of payload each entry of a message has, by key: what a run's history counts.
 
     A set counts its pixels under its key, labels and columns under `key:labels` etc. Numbers count 8 bytes, strings

@@ -1,9 +1,9 @@
 """A federated method: three verbs over messages, and what stands beside them.
 
-The life of a run, in the order of calls: `check_run`, `start`; if the method `asks`, `send`, `answer` at every client
-and `answered`; then in every round `draw` or the engine's own draw, `send` for each drawn client, `local` there,
-`expect` and `read_reply` for each reply as it comes, `receive` once, `predictors`, and `send` and `evaluate` for the
-clients that are tested. A method may talk with its clients more than once in a round, see `exchanges`.
+The life of a run, in the order of calls: `check_run`, `start`; if the method `has_query`, `send`, `answer` at every
+client and `receive_answers`; then in every round `draw` or the engine's own draw, `send` for each drawn client, `local`
+there, `expect` and `read_reply` for each reply as it comes, `receive` once, `predictors`, and `send` and `evaluate`
+for the clients that are tested. A method may talk with its clients more than once in a round, see `exchanges`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import nn
 
 from distillkit.sets import LabeledImages
-from fl._parts import Keyed, Part, require_plain_options, spelled
-from fl.message import Entry, Message, declared
+from fl._components import Component, KeyedObject, constructor_call, require_plain_options
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
+from fl.message import Entry, Message, declared_entries
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
 from fl.task import LabelTask
 
-__all__ = ["Method", "NoUsableReply", "Predictor", "at_once", "require_method", "sums_like"]
+__all__ = ["Method", "NoUsableReply", "Predictor", "evaluation_batch_size", "evaluation_spec", "require_method"]
 
 
 class NoUsableReply(RuntimeError):
@@ -53,9 +53,9 @@ class Predictor:
         Args:
             data: the test images, where the network lies.
             task: what the labels mean.
-            chunk: images per forward pass. Default: `at_once`.
+            chunk: images per forward pass. Default: `evaluation_batch_size`.
         """
-        chunk = at_once(data.shape, data.images.device) if chunk is None else chunk
+        chunk = evaluation_batch_size(data.shape, data.images.device) if chunk is None else chunk
         total = torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64)
         for start in range(0, len(data), chunk):
             logits = self.network(data.images[start : start + chunk])[:, : self.outputs]
@@ -63,7 +63,7 @@ class Predictor:
         return total
 
 
-def at_once(shape: Sequence[int], device: torch.device) -> int:
+def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
     """How many test images go through a network at a time: 256, or fewer if they are large.
 
     A network keeps a multiple of its images in memory; on a CPU as many as of 256 images of 32x32, on an accelerator
@@ -78,17 +78,17 @@ def at_once(shape: Sequence[int], device: torch.device) -> int:
     return 1 << (fitting.bit_length() - 1)
 
 
-def sums_like(task: LabelTask, *names: str) -> Like:
+def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
     """What a client's test results must look like: the line of the schema that `expect_evaluation` returns.
 
     Args:
         task: gives the number of classes.
         names: of the models that are tested: "global", "personal", or others.
     """
-    return Like({name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names})
+    return EntrySpec({name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names})
 
 
-class Method(Keyed, ABC):
+class Method(KeyedObject, ABC):
     """Base of every federated method. For an idea on top of weight averaging write an `fl.AddOn` instead.
 
     Method objects are frozen and live on the server and on every client alike; what changes is kept in `server.state`
@@ -134,13 +134,13 @@ class Method(Keyed, ABC):
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 
     @property
-    def parts(self) -> tuple[Keyed, ...]:
+    def parts(self) -> tuple[KeyedObject, ...]:
         """What declares entries: the method itself, and whatever it is made of."""
         return (self,)
 
     def entries(self) -> list[Entry[Any]]:
         """Every entry that may travel or be kept; the engine asks once, before the run."""
-        return [entry for part in self.parts for entry in declared(part)]
+        return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
         """The networks that take part, by name, for so many classes: what tells a resumed run that one was exchanged.
@@ -178,16 +178,16 @@ class Method(Keyed, ABC):
     def expect(self, server: Server, client: int) -> Schema:
         """What the reply to `send(server, client)` must look like, so that nothing else is let in.
 
-        A `Like` for each entry that is due, by its key; what has no line is refused.
+        A `EntrySpec` for each entry that is due, by its key; what has no line is refused.
         """
 
     @property
-    def asks(self) -> bool:
+    def has_query(self) -> bool:
         """Whether the server asks every client with images one question (`answer`) before round 1. Default: no."""
         return False
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Answer the one question before round 1, where the data lives: with class counts, say. See `asks`.
+        """Answer the one question before round 1, where the data lives: with class counts, say. See `has_query`.
 
         What `client` writes into its memory is lost; `message` is that of `send`.
         """
@@ -197,7 +197,7 @@ class Method(Keyed, ABC):
         """What the `answer` to `send(server, client)` must look like; as `expect`."""
         return {}
 
-    def answered(self, server: Server, replies: Reduced) -> None:
+    def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
         """Put into `server.state` what later rounds need of the answers: `replies`, combined as their entries say."""
 
     @abstractmethod
@@ -222,23 +222,24 @@ class Method(Keyed, ABC):
         """What drawn clients are asked for in a round, one exchange after the other. Default: `local` alone.
 
         A further one is a method of the same form as `local`, by name; clients are asked for it if their answers to
-        all before it can be used (`server.present`). Its own verbs are `send_in`, `expect_in` and `receive_in`. What a
+        all before it can be used (`server.present`). Their server side is
+        `send_exchange`, `expect_exchange` and `receive_exchange`. What a
         client writes into its memory is kept of `local` alone.
         """
         return ("local",)
 
-    def send_in(self, server: Server, verb: str, client: int) -> Message:
+    def send_exchange(self, server: Server, verb: str, client: int) -> Message:
         """What the client of this number is told in a further exchange, named by its `verb`; as `send`, pure.
 
         Called on the `server`.
         """
         return Message()
 
-    def expect_in(self, server: Server, verb: str, client: int) -> Schema:
+    def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
         """What a client's answer in the further exchange `verb` must look like; as `expect`, on the `server`."""
         return {}
 
-    def receive_in(self, server: Server, verb: str, replies: Reduced) -> Mapping[int, str]:
+    def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Take the answers of one exchange into `server.state`, before the next one begins.
 
         Called after each exchange of a method that has several, after `local` too (whose replies `receive` still gets).
@@ -256,7 +257,7 @@ class Method(Keyed, ABC):
         """
         return {}
 
-    def act(self, verb: str, client: Client, message: Message) -> Message:
+    def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
         """What `client` answers to a `message`: `local` and its like, called by the name of the exchange, the `verb`.
 
         Raises:
@@ -267,7 +268,7 @@ class Method(Keyed, ABC):
         return getattr(self, verb)(client, message)
 
     @abstractmethod
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Learn from the round: update `server.state`, and prepare the next round. Called once a round.
 
         `replies` are combined as their entries say. There are enough of them, unless the method draws its clients
@@ -286,7 +287,7 @@ class Method(Keyed, ABC):
         return Message()
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """What the results of `evaluate` after `send(server, client)` must look like; `sums_like` makes the line."""
+        """What the results of `evaluate` after `send(server, client)` must look like, see `evaluation_spec`."""
         return {}
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
@@ -301,9 +302,9 @@ def require_method(method: object) -> Method:
         TypeError: a class, an add-on or a filter, with what to write instead.
     """
     kind = method if isinstance(method, type) else type(method)
-    if issubclass(kind, Part):
-        part = spelled(method) if isinstance(method, Part) else f"{kind.__name__}(...)"
-        raise TypeError(f"{kind.__name__} is part of a method and none by itself: give {kind.in_a_method(part)}")
+    if issubclass(kind, Component):
+        part = constructor_call(method) if isinstance(method, Component) else f"{kind.__name__}(...)"
+        raise TypeError(f"{kind.__name__} is part of a method and none by itself: give {kind.usage_example(part)}")
     if isinstance(method, type):
         raise TypeError(f"method must be an object, got the class {method.__name__}: {method.__name__}(...)")
     if not isinstance(method, Method):

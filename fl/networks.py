@@ -157,14 +157,14 @@ class Networks:
             Parameters and buffers, by the network's own names, on the CPU.
         """
         net = self.draw(name, classes, derive(seed, 0, "server", f"init {name}"))
-        given = self.part(self.initial or {}, name)
+        given = self.unprefixed(self.initial or {}, name)
         return {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
 
     def all_first(self, server: Server) -> Tensors:
         """w_0 of every architecture, as one group for the state of the `server` and for messages, where it computes."""
         found: Tensors = {}
         for name in self.names:
-            found |= self.named(self.first(name, server.task.num_classes, server.seed), name)
+            found |= self.prefixed(self.first(name, server.task.num_classes, server.seed), name)
         return {n: t.to(server.device) for n, t in found.items()}
 
     def on(self, side: Server | Client, weights: Tensors, name: str | None = None) -> nn.Module:
@@ -183,7 +183,7 @@ class Networks:
         return net
 
     @staticmethod
-    def part(group: Tensors, name: str) -> Tensors:
+    def unprefixed(group: Tensors, name: str) -> Tensors:
         """Of a group of all architectures, as messages hold it, the tensors of one, under its network's own names.
 
         Args:
@@ -196,7 +196,7 @@ class Networks:
         return {n.removeprefix(prefix): t for n, t in group.items() if n.startswith(prefix)}
 
     @staticmethod
-    def named(tensors: Tensors, name: str) -> Tensors:
+    def prefixed(tensors: Tensors, name: str) -> Tensors:
         """The inverse of `part`: one architecture's tensors under their names in a group of all.
 
         Args:
@@ -232,7 +232,7 @@ class Networks:
     def _require_initial(self, classes: int) -> None:
         known: Tensors = {}
         for name, net in self.templates(classes).items():
-            known |= self.named(dict(net.state_dict()), name)
+            known |= self.prefixed(dict(net.state_dict()), name)
         given = self.initial or {}
         unknown = sorted(set(given) - set(known), key=str)
         if unknown:

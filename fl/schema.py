@@ -13,9 +13,9 @@ from torch import Tensor
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Value, check_value
 
-__all__ = ["MOST", "BadReply", "Like", "Schema", "check_reply"]
+__all__ = ["MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply"]
 
-MOST = 1e6
+MAX_WEIGHT = 1e6
 """The largest weight that one reply may claim where its schema names no other: a public number."""
 
 
@@ -24,7 +24,7 @@ class BadReply(ValueError):
 
 
 @dataclass(frozen=True)
-class Like:
+class EntrySpec:
     """What one entry of a reply must look like: a line of the schema that `Method.expect` and its kin return.
 
     A client's reply is compared with it before anything is done with it, so that no client can send what the server
@@ -33,24 +33,24 @@ class Like:
     Attributes:
         value: a value of the wanted kind. A tensor's or group's names, shapes and dtypes must equal its own; a set must
             have its space, dtypes, columns and `info` (for most: no columns, no info), with any number of images.
-        rows: the most rows that a set or tensor may have (then the first dimension is free).
-        along: an entry of the same reply; this one has as many rows as that.
-        per_class: the most images of one class that a set may have.
-        least, most: the range of every number in it (of a set: of its pixels). A weight, which another entry is reduced
-            `by`, is never negative, and `most` is `MOST` unless given.
+        max_rows: the most rows that a set or tensor may have (then the first dimension is free).
+        same_rows_as: an entry of the same reply; this one has as many rows as that.
+        max_per_class: the most images of one class that a set may have.
+        minimum, maximum: the range of every number in it (of a set: of its pixels). A weight, which another entry is
+            reduced `by`, is never negative, and `maximum` is `MAX_WEIGHT` unless given.
         optional: may be left out.
     """
 
     value: Value
-    rows: int | None = None
-    along: Entry[Any] | None = None
-    per_class: int | None = None
-    least: float = -math.inf
-    most: float = math.inf
+    max_rows: int | None = None
+    same_rows_as: Entry[Any] | None = None
+    max_per_class: int | None = None
+    minimum: float = -math.inf
+    maximum: float = math.inf
     optional: bool = False
 
 
-Schema = dict[str, Like]
+Schema = dict[str, EntrySpec]
 """The entries that are due in a reply, by key; it is closed: what it does not name is refused."""
 
 
@@ -88,39 +88,39 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
         elif not like.optional:
             raise BadReply(f"{key} is missing")
     for key, value in held.items():
-        least, most = schema[key].least, schema[key].most
+        least, most = schema[key].minimum, schema[key].maximum
         if key in weights:
-            least, most = max(least, 0.0), most if math.isfinite(most) else MOST
-        for name, part in _parts(value):
+            least, most = max(least, 0.0), most if math.isfinite(most) else MAX_WEIGHT
+        for name, part in _components(value):
             label = f"{key}[{name}]" if name else key
-            remedy = "; the largest weight is the method's to say (most_samples)" if key in weights else ""
+            remedy = "; the largest weight is the method's to say (max_samples)" if key in weights else ""
             _check_range(label, part, least, most, entries[key].bound, remedy)
         _check_rule(entries[key], value, held)
     return reply
 
 
-def _check_like(key: str, got: Value, like: Like, held: Mapping[str, Value]) -> None:
+def _check_like(key: str, got: Value, like: EntrySpec, held: Mapping[str, Value]) -> None:
     want = like.value
     if isinstance(want, Tensor) and isinstance(got, Tensor):
-        _check_tensor(key, got, want, like.rows)
+        _check_tensor(key, got, want, like.max_rows)
     elif isinstance(want, dict) and isinstance(got, dict):
         missing, extra = sorted(set(want) - set(got)), sorted(n[:80] for n in set(got) - set(want))
         if missing or extra:
             wrong = {"lacks": missing[:3], "has unknown": extra[:3]}
             raise BadReply(f"{key} {' and '.join(f'{what} {names}' for what, names in wrong.items() if names)}")
         for name, tensor in got.items():
-            _check_tensor(f"{key}[{name}]", tensor, want[name], like.rows)
+            _check_tensor(f"{key}[{name}]", tensor, want[name], like.max_rows)
     elif isinstance(want, LabeledImages) and isinstance(got, LabeledImages):
         _check_set(key, got, want, like)
     elif isinstance(want, float) and isinstance(got, float | int):
         pass  # a whole number may travel as an int
     elif type(want) is not type(got):
         raise BadReply(f"{key} is a {type(got).__name__}, want a {type(want).__name__}")
-    if like.along is not None:
-        other = held.get(like.along.key)
+    if like.same_rows_as is not None:
+        other = held.get(like.same_rows_as.key)
         count, wanted = _rows(got), _rows(other)
         if count is None or count != wanted:
-            raise BadReply(f"{key} must have a row for each of {like.along.key}: {count} for {wanted}")
+            raise BadReply(f"{key} must have a row for each of {like.same_rows_as.key}: {count} for {wanted}")
 
 
 def _rows(value: object) -> int | None:
@@ -140,13 +140,13 @@ def _check_tensor(name: str, got: Tensor, want: Tensor, rows: int | None) -> Non
         raise BadReply(f"{name} has {len(got)} rows, at most {rows} are allowed")
 
 
-def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: Like) -> None:
+def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpec) -> None:
     try:
         got.replace()  # a set can be changed after it was made: its own checks once more
         want.require_same_space(got)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BadReply(f"{key}: {error}") from error
-    most = len(got) if like.rows is None else like.rows
+    most = len(got) if like.max_rows is None else like.max_rows
     _check_tensor(f"{key} images", got.images, want.images, most)
     _check_tensor(f"{key} labels", got.labels, want.labels, most)
     if set(got.columns) != set(want.columns):
@@ -157,11 +157,13 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: Like) ->
     if got.info != want.info:
         came = [str(n)[:80] for n in got.info]
         raise BadReply(f"{key} carries info ({', '.join(came[:3])}), which is not due: send `replace(info={{}})`")
-    if like.per_class is not None and len(got) and int(got.counts().max()) > like.per_class:
-        raise BadReply(f"{key} has {int(got.counts().max())} images of one class, at most {like.per_class} are allowed")
+    if like.max_per_class is not None and len(got) and int(got.counts().max()) > like.max_per_class:
+        raise BadReply(
+            f"{key} has {int(got.counts().max())} images of one class, at most {like.max_per_class} are allowed"
+        )
 
 
-def _parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
+def _components(value: Value) -> Iterator[tuple[str, Tensor | float]]:
     """What has a range, with its name."""
     if isinstance(value, dict):
         yield from value.items()
@@ -190,12 +192,12 @@ def _check_range(label: str, part: Tensor | float, least: float, most: float, bo
 
 def _check_rule(entry: Entry[Any], value: Value, held: Mapping[str, Value]) -> None:
     """Whether the entry's rule is defined for such a value, and its weight for it."""
-    key, rule = entry.key, entry.reduce
+    key, rule = entry.key, entry.rule
     if rule == "first":
         return
     if isinstance(value, str) or (isinstance(value, LabeledImages) and rule != "union"):
         raise BadReply(f"{key} is a {type(value).__name__}, which has no {rule}")
-    tensors = [t for _, t in _parts(value) if isinstance(t, Tensor)]
+    tensors = [t for _, t in _components(value) if isinstance(t, Tensor)]
     for tensor in tensors if rule != "union" else ():
         if rule == "mean" and not tensor.is_floating_point():
             raise BadReply(f"{key} is {tensor.dtype}: integers have no mean (use max, sum or first)")

@@ -16,11 +16,11 @@ import fl.addons
 import fl.methods
 from distillkit import LabeledImages
 from fl import FedDM, Method, Real, Run, simulate
+from fl.aggregation import AggregatedReplies, Aggregator
 from fl.engine import _rounds
 from fl.engine._client_memory import MemoryStore
-from fl.message import Entry, Message, sizes
+from fl.message import Entry, Message, payload_bytes
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
-from fl.reduce import Reduced, Reducer
 from tests.fl.test_grid import NAMES, OPTIONS, PICTURE, POOL, SHARED, Net, digits, plain
 from tests.scripts import ROOT, load_script
 
@@ -53,7 +53,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 """Every public method and add-on, so that no two letters of the formulas have the same value but where they must."""
 
 
-class Recording(Reducer):
+class Recording(Aggregator):
     """Keeps the replies, too."""
 
     made: list[Recording]
@@ -89,7 +89,7 @@ def played(request: pytest.FixtureRequest) -> Played:
     stage = MemoryStore.stage
 
     def watched(self: MemoryStore, client: int, version: str, kept: Message) -> None:
-        memory.update(sizes(kept))
+        memory.update(payload_bytes(kept))
         stage(self, client, version, kept)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +109,7 @@ def letters(name: str, method: Method, run: Run) -> dict[str, float]:
     """What the letters of the formulas stand for in these runs."""
     network = next(iter(method.inner.architectures(CLASSES).values()))
     weights = list(network.state_dict().values())
-    state = sizes(run.server.state)
+    state = payload_bytes(run.server.state)
     return {
         "P": sum(t.numel() for t in weights), "T": len(weights), "e": 16, "x": 64, "K": CLASSES, "N": CLIENTS,
         "H": sum(t.numel() for t in network.classifier.parameters()), "c": CLASSES if name == "PrivateFedDM" else 2,
@@ -139,7 +139,7 @@ def test_formulas_are_what_rounds_count_and_what_is_kept(
         "down": row["bytes_down"] / CLIENTS,
         "once": sum(first[key] for key in bodies) / CLIENTS,
         "client": sum(memory.values()),
-        "server": sum(sizes(run.server.state).values()),
+        "server": sum(payload_bytes(run.server.state).values()),
     }
     assert counted == said
 
@@ -150,8 +150,8 @@ def test_what_the_server_holds_of_each_client_is_what_has_the_rule_union(
     name, method, run, last, _ = played
     cost = COSTS.cost_of(name)
     found = dict(last.result()._values.items())
-    rows = Message.of({key: value for key, value in found.items() if last.entries[key].reduce == "union"})
-    assert sum(sizes(rows).values()) / CLIENTS == COSTS.bytes_of(cost.each, letters(name, method, run))
+    rows = Message.unchecked({key: value for key, value in found.items() if last.entries[key].rule == "union"})
+    assert sum(payload_bytes(rows).values()) / CLIENTS == COSTS.bytes_of(cost.each, letters(name, method, run))
 
 
 def tensors(value: Any) -> dict[str, Tensor]:
@@ -167,22 +167,22 @@ def test_two_levels_of_servers_would_reduce_to_the_same(
     last = played[3]
     whole, parts = last.result(), []
     for half in (last.replies[:3], last.replies[3:]):
-        reducer = Reducer(last.entries)
+        reducer = Aggregator(last.entries)
         for client, reply in half:
             reducer.fold(client, reply)
         parts.append(reducer.result())
     for key, value in whole._values.items():
         entry = last.entries[key]
-        if entry.reduce == "union":
+        if entry.rule == "union":
             pairs = [tensors(part[entry]) for part in parts]
             for n, t in tensors(value).items():
                 assert torch.equal(torch.cat([torch.atleast_1d(pair[n]) for pair in pairs]), torch.atleast_1d(t))
         else:
-            assert entry.reduce in ("mean", "sum")
+            assert entry.rule in ("mean", "sum")
             _assert_adds_up(entry, whole, parts)
 
 
-def _assert_adds_up(entry: Entry[Any], whole: Reduced, parts: list[Reduced]) -> None:
+def _assert_adds_up(entry: Entry[Any], whole: AggregatedReplies, parts: list[AggregatedReplies]) -> None:
     pairs = [tensors(part.sum(entry)) for part in parts]
     for n, t in tensors(whole.sum(entry)).items():
         torch.testing.assert_close(sum(pair[n] for pair in pairs), t, rtol=1e-12, atol=1e-12)

@@ -16,7 +16,7 @@ from distillkit.generate import Patches
 from distillkit.networks import split
 from distillkit.normalization import Normalization
 from distillkit.select import select
-from fl.batches import pick
+from fl.batches import select_rows
 from fl.participants import Client, Server
 
 __all__ = ["Crops", "Pool", "Source", "View"]
@@ -154,4 +154,4 @@ class Pool(Source):
 
     def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
         """Pictures [B, C, H, W] of the pool, normalised as the images beside which they are used."""
-        return view.of_pixels(pick(held, indices.long()))
+        return view.of_pixels(select_rows(held, indices.long()))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distillkit.losses import clip_logit_norm, knowledge_distillation
 from distillkit.networks._dropout import seed_dropout
 from fl.averaging import AveragingServer
-from fl.batches import pick, shuffled
+from fl.batches import select_rows, shuffled_indices
 from fl.message import Tensors
 from fl.method import Predictor
 from fl.networks import copied
@@ -64,14 +64,14 @@ def distill(
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
     best, found_at, kept = float("-inf"), 0, None
-    for step, index in enumerate(shuffled(len(images), batch, generator, 1, steps), start=1):
+    for step, index in enumerate(shuffled_indices(len(images), batch, generator, 1, steps), start=1):
         running()
         if schedule == "cosine":
             optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
-        logits = student.train()(pick(images, index))
+        logits = student.train()(select_rows(images, index))
         if clip is not None:
             logits = clip_logit_norm(logits, clip)
-        target = pick(teacher_logits, index).to(logits)
+        target = select_rows(teacher_logits, index).to(logits)
         optimizer.zero_grad()
         loss(logits, target).backward()
         if gradient_norm is not None:
@@ -125,7 +125,7 @@ def distill_models(
         taken.append(0)
         net, generator = server.network(name, server.weights(name, of=start)), server.generator(f"{owner} {name}")
         distill(net, images, teacher_logits, generator=generator, running=running, score=score, **options)
-        found |= networks.named(server.copied(net), name)
+        found |= networks.prefixed(server.copied(net), name)
     server.notes["distillation_steps"] = max(taken)
     return found
 

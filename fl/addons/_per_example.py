@@ -8,7 +8,7 @@ from distillkit.privacy.validation._independence import require_independent_augm
 from distillkit.rng import derive
 from fl.averaging import AddOn, AveragingServer, Local
 from fl.averaging._validation import empty_set, noise_set
-from fl.averaging.addon import fills
+from fl.averaging.addon import overrides
 
 __all__ = ["public_examples", "refuse_mixing_parts", "unsound"]
 
@@ -16,21 +16,21 @@ _DERIVED = {
     "answer": "asks the clients for statistics of their data, which have no noise",
     "dataset": "trains on a set derived from the private images without noise",
     "extra_records": "adds records to the private set, so that other records are drawn than those accounted for",
-    "own_batches": "adds images of its own to every step, whose gradient no per-example clip covers",
+    "extra_batches": "adds images of its own to every step, whose gradient no per-example clip covers",
 }
-_BESIDE_A_TERM = ("correct_gradient", "after_step", "normalise", "end")
+_BESIDE_A_TERM = ("correct_gradient", "after_step", "scale_update", "after_training")
 
 
 def unsound(addon: AddOn) -> str:
     """Why an add-on would let private data out beside the noised gradients, as the end of a sentence, or ""."""
     for hook, why in _DERIVED.items():
-        if fills(addon, hook) and (hook != "answer" or addon.asks):
+        if overrides(addon, hook) and (hook != "answer" or addon.has_query):
             return why
-    if addon.reads == "batch":
-        return "reads the images of a batch together, or more (reads = 'batch'): no clip bounds one record's part"
-    beside = [hook for hook in _BESIDE_A_TERM if fills(addon, hook)]
-    if addon.reads == "example" and beside:
-        return f"reads private examples (reads = 'example') and fills {beside[0]!r}: only a loss term can be clipped"
+    if addon.data_access == "batch":
+        return "reads the images of a batch together, or more (data_access = 'batch'): no clip bounds one record's part"
+    beside = [hook for hook in _BESIDE_A_TERM if overrides(addon, hook)]
+    if addon.data_access == "example" and beside:
+        return f"reads private examples (data_access = 'example') and fills {beside[0]!r}: only a loss can be clipped"
     return ""
 
 

@@ -14,16 +14,16 @@ from distillkit._utils import check
 from fl.addons._crops import Source, View
 from fl.addons._distill import distill_models, due, falling_steps, validation_accuracy
 from fl.addons.scaffold import SCAFFOLD
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
-from fl.averaging.addon import fills
+from fl.averaging.addon import overrides
 from fl.message import Entry, Message, Tensors
 from fl.method import NoUsableReply
-from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["Shared"]
 
 _WEIGHTS = (FedAvg.update, FedAvg.buffers, FedAvg.counters)
-_AVERAGES = ("normalise", "rescale", "server_step", "tested_model")
+_AVERAGES = ("scale_update", "aggregate", "server_step", "evaluation_model")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,7 +48,7 @@ class Shared(AddOn):
     fingerprint: str = field(init=False)
     held: Tensor = field(init=False, repr=False)
     source: Source = field(init=False, repr=False)
-    reads = "nothing"
+    data_access = "none"
     single_label = True
 
     picture: ClassVar[Entry[Tensor]]
@@ -79,7 +79,7 @@ class Shared(AddOn):
                 f"personal={settings.personal}"
             )
         for addon in addons if self.rate < 1 else ():
-            if isinstance(addon, SCAFFOLD) or any(fills(addon, slot) for slot in _AVERAGES):
+            if isinstance(addon, SCAFFOLD) or any(overrides(addon, slot) for slot in _AVERAGES):
                 raise ValueError(
                     f"{addon.name} needs weights from the clients in every round: {self.name}(rate=1) beside it, got "
                     f"rate={self.rate:g}"
@@ -105,11 +105,11 @@ class Shared(AddOn):
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The reply holds a row of logits for each image, and weights only in rounds that ask for them."""
         shape = len(server.state[self.index]), server.outputs
-        schema[self.logits.key] = Like(torch.zeros(shape, dtype=server.dtype))
+        schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
         for entry in () if self.warm(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
-    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+    def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Send the logits on the images; the weights stay at home unless it is their round (lines 9 and 10)."""
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
@@ -118,7 +118,7 @@ class Shared(AddOn):
             if entry in reply:
                 del reply[entry]
 
-    def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
+    def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
         """The model that learns the ensemble's logits, from the average or the weights of before (lines 11 and 12)."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
@@ -132,7 +132,7 @@ class Shared(AddOn):
             steps=steps, batch=self.batch, lr=self.lr, clip=self.clip,
         )  # fmt: skip
 
-    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """Select the images of the next round (line 4)."""
         server.state[self.index] = self._select(server)
 

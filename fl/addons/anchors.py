@@ -14,10 +14,10 @@ from distillkit.condense import class_statistics, fit_to_gradient, images_from_s
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
 from fl.addons.condensed import SELECTED
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
 from fl.batches import Batch
 from fl.message import Entry, Message, Tensors
-from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["Anchors"]
 
@@ -69,7 +69,7 @@ class Anchors(AddOn):
     temperature: float = 0.07
     reduction: Literal["mean", "sum"] = "mean"
     single_label = True
-    anchors = Entry[LabeledImages]("first", kept=True)
+    anchors = Entry[LabeledImages]("first", cached=True)
     owned = Entry[Tensor]("sum")
     statistics = Entry[Tensor]("mean", by=owned)
 
@@ -98,12 +98,12 @@ class Anchors(AddOn):
         return next(number for number in range(1, len(self.selected) + 2) if self._joins(number))
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether ipc is 0: then there are no anchors, and it is not installed."""
         return self.ipc == 0
 
     @property
-    def asks(self) -> bool:
+    def has_query(self) -> bool:
         """Whether clients are asked for class statistics before round 1: if G starts from them (`init`)."""
         return self.init != "noise"
 
@@ -133,12 +133,12 @@ class Anchors(AddOn):
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The answer holds a row of statistics for each class, and whether it is owned."""
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
-        schema[self.statistics.key] = Like(blank)
-        schema[self.owned.key] = Like(torch.zeros(len(blank)), least=0.0, most=1.0)
+        schema[self.statistics.key] = EntrySpec(blank)
+        schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
-    def answered(self, server: AveragingServer, replies: Reduced) -> None:
+    def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
         """Draw G from the clients' mean statistics; classes that nobody owns from noise."""
-        if self.asks:
+        if self.has_query:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
             self._draw(server, means, stds.masked_fill(nobody, 1.0))
@@ -164,7 +164,7 @@ class Anchors(AddOn):
             return None
         return local.message[self.anchors]
 
-    def own_batches(self, local: Local) -> Iterator[Batch] | None:
+    def extra_batches(self, local: Local) -> Iterator[Batch] | None:
         """All of G at every step of an unselected round, for the contrastive term."""
         if local.round in self.selected or not self.weight:
             return None
@@ -182,7 +182,7 @@ class Anchors(AddOn):
             temperature=self.temperature, detach_other=False, reduction=self.reduction,
         )  # fmt: skip
 
-    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """In a selected round, move G by gradient matching (Eqs. 5-6) at the old weights, towards the mean update."""
         if server.round not in self.selected or FedAvg.update not in replies:
             return

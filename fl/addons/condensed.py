@@ -79,7 +79,7 @@ class Condensed(AddOn):
         check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether ipc is 0: then clients train on their data, and it is not installed."""
         return self.ipc == 0
 

@@ -46,7 +46,7 @@ class Ditto(AddOn):
     steps: int | None = None
 
     own = Entry[Tensors]("first")
-    reads = "nothing"
+    data_access = "none"
 
     def __post_init__(self) -> None:
         check.real_number(self.lam, "lam", least=0.0)
@@ -60,7 +60,7 @@ class Ditto(AddOn):
                 f"personal={settings.personal}: leave it out"
             )
 
-    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+    def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Take this round's steps on v_k, and keep it in the client's memory."""
         before = local.memory.get(self.own, local.received)
         local.memory[self.own] = local.fit(

@@ -19,7 +19,7 @@ from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.sets import LabeledImages
 from fl.addons._per_example import public_examples, refuse_mixing_parts, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
-from fl.batches import Batch, Phase, rows
+from fl.batches import Batch, Phase, batch_at
 from fl.message import Tensors
 
 __all__ = ["DPSGD"]
@@ -67,7 +67,7 @@ class DPSGD(AddOn):
     clip: float = 1.0
     chunk: int | None = None
     gradients: GradientMode = "auto"
-    reads = "nothing"
+    data_access = "none"
     private = True
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class DPSGD(AddOn):
             server.ledger.assume("DPSGD")
         refuse_mixing_parts(server, server.generator(self.key))
 
-    def try_out(self, local: Local) -> None:
+    def dry_run(self, local: Local) -> None:
         """Try an architecture's gradients in every phase on public noise.
 
         Raises:
@@ -151,7 +151,7 @@ class DPSGD(AddOn):
             local.dropout.set_state(client.secret.generator().get_state())
             draws = client.secret.generator()
             for _ in range(steps):
-                batch = rows(data, client.secret.poisson(len(data), self.rate))
+                batch = batch_at(data, client.secret.poisson(len(data), self.rate))
                 if settings.augment is not None and len(batch.images):
                     batch = replace(batch, images=settings.augment(batch.images, draws))
                 yield batch

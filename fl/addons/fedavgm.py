@@ -34,7 +34,7 @@ class FedAvgM(AddOn):
     momentum: float = 0.9
     lr: float = 1.0
     rule: Literal["heavy-ball", "nesterov", "fedcog"] = "heavy-ball"
-    reads = "nothing"
+    data_access = "none"
     velocity = Entry[Tensors]("first")
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class FedAvgM(AddOn):
         check.one_of(self.rule, "rule", ("heavy-ball", "nesterov", "fedcog"))
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether the step is the plain mean change (momentum 0, lr 1): then it is not installed."""
         return self.momentum == 0 and self.lr == 1
 

@@ -16,7 +16,7 @@ from distillkit.generate import invert
 from distillkit.generate._objective import Divergence
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
-from fl.averaging.addon import filling
+from fl.averaging.addon import slot_owner
 from fl.batches import Batch
 from fl.task import LabelTask
 
@@ -83,7 +83,7 @@ class FedCOG(AddOn):
     decoder: Callable[[tuple[int, int, int], int], nn.Module] | None = None
     latent: int = 256
     regenerate: bool = False
-    keeps_previous = True
+    needs_previous = True
 
     def __post_init__(self) -> None:
         for name in ("start_round", "images"):
@@ -110,13 +110,13 @@ class FedCOG(AddOn):
         return self.start_round
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether the weight of the distillation is 0: then nothing is generated, and it is not installed."""
         return self.weight == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse `regenerate` where another add-on makes the batches: half of the steps must be known."""
-        slot = filling(addons, "batches")
+        slot = slot_owner(addons, "batches")
         if self.regenerate and slot is not None:
             raise ValueError(
                 f"FedCOG(regenerate=True) cannot tell half of the steps: {slot.name} makes the batches; give "
@@ -128,7 +128,7 @@ class FedCOG(AddOn):
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 
-    def own_batches(self, local: Local) -> Iterator[Batch] | None:
+    def extra_batches(self, local: Local) -> Iterator[Batch] | None:
         """Generate what the set to train on lacks (section 4.1), and give batches of it; None before `start_round`."""
         if local.round < self.start_round:
             return None
@@ -168,7 +168,7 @@ class FedCOG(AddOn):
 
     def _batches(self, local: Local, targets: Tensor, generated: LabeledImages) -> Iterator[Batch]:
         stream = local.stream(self, generated, batch=self.batch)
-        half = local.planned // 2 if self.regenerate else None
+        half = local.planned_steps // 2 if self.regenerate else None
         while True:
             if local.steps == half:
                 again = self._generated(local, targets, local.at(local.state()), "generate again")

@@ -38,14 +38,14 @@ class FedDecorr(AddOn):
     beta: float = 0.1
     variant: Literal["paper", "released"] = "released"
 
-    reads = "batch"
+    data_access = "batch"
 
     def __post_init__(self) -> None:
         check.real_number(self.beta, "beta", least=0.0)
         check.one_of(self.variant, "variant", ("paper", "released"))
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether beta is 0: then there is no penalty, and it is not installed."""
         return self.beta == 0
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.chunking import chunk_size, forward_chunks
 from fl.addons._distill import distill_models, due
+from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
-from fl.averaging._composition import require_replied
-from fl.averaging.addon import fills
+from fl.averaging._composition import require_full_models
+from fl.averaging.addon import overrides
 from fl.message import Entry, Message, Tensors
-from fl.reduce import Reduced
 
 __all__ = ["FedDF"]
 
@@ -75,7 +75,7 @@ class FedDF(AddOn):
     clip: float | None = None
 
     logits = Entry[Tensor]("mean")
-    reads = "nothing"
+    data_access = "none"
     single_label = True
 
     def __post_init__(self) -> None:
@@ -96,15 +96,17 @@ class FedDF(AddOn):
             check.real_number(self.clip, "clip", above=0.0)
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether there are no steps: then nothing is distilled, and it is not installed."""
         return self.steps == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse replies from which the server cannot make every client's whole model."""
-        require_replied(self, settings, addons)
+        require_full_models(self, settings, addons)
         for addon in addons:
-            if self.rate < 1 and any(fills(addon, slot) for slot in ("rescale", "server_step", "tested_model")):
+            if self.rate < 1 and any(
+                overrides(addon, slot) for slot in ("aggregate", "server_step", "evaluation_model")
+            ):
                 raise ValueError(
                     f"{addon.name} follows the average in every round: FedDF(rate=1) beside it, got rate={self.rate:g}"
                 )
@@ -127,7 +129,7 @@ class FedDF(AddOn):
         images = server.data["proxy"].images
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 
-    def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
+    def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
         """The student of each architecture, after it has learnt the mean of the clients' logits."""
         warm = server.round <= self.warm_rounds or due(self.rate, server.round)
         if self.rate < 1:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.message import Entry, Message, Tensors
-from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["FedExP"]
 
@@ -48,7 +48,7 @@ class FedExP(AddOn):
 
     key = "FedExP"
     epsilon: float = 1e-3
-    reads = "nothing"
+    data_access = "none"
     norm = Entry[float]("mean", by=FedAvg.samples)
     before = Entry[Tensors]("first")
 
@@ -65,25 +65,25 @@ class FedExP(AddOn):
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The reply holds one number, ||Delta_i||^2."""
-        schema[self.norm.key] = Like(1.0, least=0.0)
+        schema[self.norm.key] = EntrySpec(1.0, minimum=0.0)
 
-    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+    def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Send ||Delta_i||^2, of the change as it goes out."""
         reply[self.norm] = _square(update.values())
 
-    def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
+    def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
         """Move by eta_g times the mean change; the history's rows show eta_g as "extrapolation"."""
         size = 2 * (_square(mean.values()) + self.epsilon)
         step = max(1.0, replies[self.norm] / size) if size > 0 else 1.0
         server.notes["extrapolation"] = step
         return {n: step * m for n, m in mean.items()}
 
-    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """Keep the weights of before this round, for the mean of the last two."""
         if server.round > 1:
             server.state[self.before] = old
 
-    def tested_model(self, server: AveragingServer) -> Tensors:
+    def evaluation_model(self, server: AveragingServer) -> Tensors:
         """The mean of the last two rounds' weights; integer buffers are the last one's."""
         last = server.state[FedAvg.model]
         before = server.state.get(self.before, last)

@@ -15,11 +15,11 @@ from distillkit._utils import check
 from distillkit.losses import knowledge_distillation
 from distillkit.networks import build
 from fl.addons._latent import Head, LatentGenerator, diversity
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
 from fl.averaging._optimizer_state import moments, resume
-from fl.averaging.addon import fills
+from fl.averaging.addon import overrides
 from fl.message import Entry, Message, Tensors
-from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["FedGen"]
 
@@ -86,7 +86,7 @@ class FedGen(AddOn):
         check.positive_int(self.batch, "batch", least=2)
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether alpha and beta are both 0: then there is no term, and it is not installed."""
         return self.alpha == 0 and self.beta == 0
 
@@ -98,7 +98,7 @@ class FedGen(AddOn):
                 f"personal={settings.personal}, {len(settings.networks.names)} architecture(s)"
             )
         for addon in addons:
-            if fills(addon, "normalise"):
+            if overrides(addon, "scale_update"):
                 raise ValueError(
                     f"FedGen needs the clients' classifiers, but {addon.name} rescales what they send: leave one of "
                     "the two out"
@@ -127,10 +127,10 @@ class FedGen(AddOn):
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The reply holds how many images of each class the steps have read, plus one: at most all that they read."""
         held = server.settings
-        read = sum(p.epochs * held.most_samples if p.steps is None else p.steps * held.batch for p in held.phases)
-        schema[self.counts.key] = Like(torch.zeros(1, server.task.num_classes), least=0.0, most=1 + read)
+        read = sum(p.epochs * held.max_samples if p.steps is None else p.steps * held.batch for p in held.phases)
+        schema[self.counts.key] = EntrySpec(torch.zeros(1, server.task.num_classes), minimum=0.0, maximum=1 + read)
 
-    def begin(self, local: Local) -> None:
+    def before_training(self, local: Local) -> None:
         """Begin to count the images of each class at one, and set up the received generator."""
         local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:
@@ -163,7 +163,7 @@ class FedGen(AddOn):
         """Count the labels that the step has read."""
         step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels)
 
-    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+    def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Send the counts of each class."""
         reply[self.counts] = local.scratch(self)["counts"][None]
 
@@ -175,7 +175,7 @@ class FedGen(AddOn):
         old, update = server.weights(name), server.weights(name, of=reply[FedAvg.update])
         out[self.head] = {n: (old[n] + update[n])[None] for n in self._head(server).names}
 
-    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """Train G on the round's classifiers; the history's rows show its loss as "generator_loss"."""
         if self.head not in replies:
             return

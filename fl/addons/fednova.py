@@ -8,9 +8,9 @@ from typing import cast
 
 import torch
 
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
 from fl.message import Entry, Message, Tensors
-from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["FedNova"]
 
@@ -35,7 +35,7 @@ class FedNova(AddOn):
     """
 
     key = "Nova"
-    reads = "nothing"
+    data_access = "none"
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
@@ -48,18 +48,20 @@ class FedNova(AddOn):
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The reply holds |a_i|_1 for every tensor of the update, one number each."""
         update = cast(Tensors, schema[FedAvg.update.key].value)
-        schema[self.tau.key] = Like({n: torch.tensor(1.0) for n in update}, least=0.0)
+        schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 
-    def normalise(self, local: Local, update: Tensors) -> Tensors:
+    def scale_update(self, local: Local, update: Tensors) -> Tensors:
         """Send d_i = change / |a_i|_1; a tensor that was not trained has not changed either."""
-        return {n: u * local.lr / local.paths[n] if local.paths[n] > 0 else u for n, u in update.items()}
+        return {
+            n: u * local.lr / local.effective_lrs[n] if local.effective_lrs[n] > 0 else u for n, u in update.items()
+        }
 
-    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+    def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Send |a_i|_1 too, tensor by tensor."""
-        tau = {n: torch.tensor(path / local.lr) for n, path in local.paths.items()}
-        reply[self.tau] = local.named(tau)
+        tau = {n: torch.tensor(path / local.lr) for n, path in local.effective_lrs.items()}
+        reply[self.tau] = local.prefixed(tau)
 
-    def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
+    def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
         """Move by tau_eff sum_i p_i d_i: the mean of the d_i times the mean of the |a_i|_1."""
         tau = replies[self.tau]
         return {n: m * tau[n] for n, m in mean.items()}

@@ -42,7 +42,7 @@ class ServerAdaptive(AddOn, ABC):
     beta1: float = 0.9
     tau: float = 1e-3
     initial: float | None = None
-    reads = "nothing"
+    data_access = "none"
     m = Entry[Tensors]("first")
     v = Entry[Tensors]("first")
 

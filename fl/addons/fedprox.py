@@ -28,18 +28,18 @@ class FedProx(AddOn):
 
     key = "Proximal"
     mu: float = 0.01
-    reads = "nothing"
+    data_access = "none"
 
     def __post_init__(self) -> None:
         check.real_number(self.mu, "mu", least=0.0)
 
     @property
     def damping(self) -> float:  # type: ignore[override]
-        """mu, the strength of the pull: the drift of a client is damped by it (`local.paths`)."""
+        """mu, the strength of the pull: the drift of a client is damped by it (`local.effective_lrs`)."""
         return self.mu
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether mu is 0: then there is no pull, and it is not installed."""
         return self.mu == 0
 

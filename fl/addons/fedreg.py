@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit.networks._dropout import seed_dropout
 from fl.averaging import AddOn, Local, Settings, Step
-from fl.averaging.addon import fills
-from fl.batches import rows, shuffled
+from fl.averaging.addon import overrides
+from fl.batches import batch_at, shuffled_indices
 from fl.message import Tensors
 
 __all__ = ["FedReg"]
@@ -74,7 +74,7 @@ class FedReg(AddOn):
                 f"bring back what they remove, got optimizer={settings.optimizer!r}, momentum={settings.momentum:g}"
             )
         for addon in addons:
-            if fills(addon, "correct_gradient") or fills(addon, "normalise"):
+            if overrides(addon, "correct_gradient") or overrides(addon, "scale_update"):
                 raise ValueError(
                     f"FedReg cannot be combined with {addon.name}: its update is not a sum of gradients; leave one out"
                 )
@@ -127,9 +127,9 @@ class FedReg(AddOn):
         model, data = local.at(local.received), local.data
         small = self.eta / 100 if self.eta_perturbed is None else self.eta_perturbed
         found: list[tuple[Tensor, ...]] = []
-        for index in shuffled(len(data), local.settings.batch, local.generator(self, "order"), 1, None):
+        for index in shuffled_indices(len(data), local.settings.batch, local.generator(self, "order"), 1, None):
             local.client.check_running()
-            batch = rows(data, index)
+            batch = batch_at(data, index)
             images, labels = batch.images, batch.labels
             pseudo = self._raised(model, images, labels, self.eta)
             with torch.no_grad():

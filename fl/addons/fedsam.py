@@ -34,13 +34,13 @@ class FedSAM(AddOn):
 
     key = "SAM"
     rho: float = 0.05
-    reads = "nothing"
+    data_access = "none"
 
     def __post_init__(self) -> None:
         check.real_number(self.rho, "rho", least=0.0)
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether rho is 0: then the gradient is taken at w, and it is not installed."""
         return self.rho == 0
 

@@ -36,7 +36,7 @@ class FineTune(AddOn):
     steps: int | None = None
     train: str = "*"
 
-    reads = "nothing"
+    data_access = "none"
 
     def __post_init__(self) -> None:
         Phase(self.epochs, self.steps, self.train)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
-from fl.averaging._composition import require_replied
+from fl.averaging._composition import require_full_models
 from fl.message import Entry, Message, Tensors
-from fl.reduce import Reduced
 from fl.task import clients_accuracy
 
 __all__ = ["LocalAccuracy"]
@@ -37,7 +37,7 @@ class LocalAccuracy(AddOn):
     every: int = 1
 
     accuracies = Entry[Tensor]("union")
-    reads = "nothing"
+    data_access = "none"
 
     def __post_init__(self) -> None:
         if not isinstance(self.on, str):
@@ -51,7 +51,7 @@ class LocalAccuracy(AddOn):
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse replies from which the server cannot make every client's whole model."""
-        require_replied(self, settings, addons)
+        require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
         """Refuse a run without the set, or whose set has other labels than the clients'."""
@@ -72,7 +72,7 @@ class LocalAccuracy(AddOn):
         sums = predictor.sums(server.data[self.on], server.task)
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
-    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """Write mean, std and worst tenth into the round's row of the history."""
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

@@ -40,16 +40,16 @@ class MOON(AddOn):
     mu: float = 1.0
     temperature: float = 0.5
 
-    keeps_previous = True
+    needs_previous = True
     first_round = 2
-    reads = "example"
+    data_access = "example"
 
     def __post_init__(self) -> None:
         check.real_number(self.mu, "mu", least=0.0)
         check.real_number(self.temperature, "temperature", above=0.0)
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether mu is 0: then there is no contrast, and it is not installed."""
         return self.mu == 0
 

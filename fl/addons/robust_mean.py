@@ -9,10 +9,10 @@ from typing import Literal
 from distillkit._utils import check
 from fl.addons._robust import krum_choice, mean_of, trimmed_mean
 from fl.addons.local_accuracy import LocalAccuracy
+from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
-from fl.message import Entry, Message, Tensors, declared
+from fl.message import Entry, Message, Tensors, declared_entries
 from fl.method import NoUsableReply
-from fl.reduce import Reduced
 
 __all__ = ["RobustMean"]
 
@@ -56,7 +56,7 @@ class RobustMean(AddOn):
     attackers: int
     rule: Literal["median", "trimmed", "krum"] = "median"
     best: int = 1
-    reads = "nothing"
+    data_access = "none"
     updates = Entry[Tensors]("union")
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class RobustMean(AddOn):
             raise ValueError(f"best={self.best} belongs to rule='krum', got rule={self.rule!r}; leave it out")
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether nothing is cut away: trimming by 0 is the plain mean."""
         return self.rule == "trimmed" and self.attackers == 0
 
@@ -95,9 +95,9 @@ class RobustMean(AddOn):
                 "network without batch norm (norm='instance')"
             )
         for addon in (a for a in addons if a is not self and not isinstance(a, LocalAccuracy)):
-            for entry in (e for e in declared(addon) if e.reduce != "first"):
+            for entry in (e for e in declared_entries(addon) if e.rule != "first"):
                 raise ValueError(
-                    f"RobustMean does not guard {entry.name}, which combines replies by {entry.reduce!r}, so that one "
+                    f"RobustMean does not guard {entry.name}, which combines replies by {entry.rule!r}, so that one "
                     f"false reply would move it: leave {addon.name} out"
                 )
 
@@ -110,7 +110,7 @@ class RobustMean(AddOn):
         """Keep one client's change as a row beside the others'."""
         out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
 
-    def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
+    def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
         """The clients' changes, combined by the rule in place of the mean."""
         rows, count = replies[self.updates], len(replies.clients)
         if count < self.needed:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fl.aggregation import AggregatedReplies, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
 from fl.message import Entry, Message, Tensors
-from fl.reduce import Reduced, Schema
 
 __all__ = ["SCAFFOLD"]
 
@@ -25,8 +25,9 @@ class SCAFFOLD(AddOn):
     |S|/N of their mean. All variates begin at zero; c_i stays with its client, and moves only if the server has used
     the reply. Buffers and personal parameters have no variate; a parameter that was not trained keeps its own.
 
-    Deviations. K eta_l is `local.paths`, how far a constant unit gradient goes: the same for plain SGD, and right with
-    momentum and a proximal pull, where K eta_l would make the variates too large (6 times at K = 20, momentum 0.9).
+    Deviations. K eta_l is `local.effective_lrs`, how far a constant unit gradient goes: the same for plain SGD, and
+    right with momentum and a proximal pull, where K eta_l would make the variates too large (6 times at K = 20,
+    momentum 0.9).
     Variates that are zero are not sent, so that round 1 sends no more than FedAvg does. The sum of changes is
     unweighted, as in the paper, whose clients weigh the same: give `weights="uniform"` too, for with sample weights
     the corrected steps settle where the unweighted mean gradient is zero. The server's step size eta_g (line 16; 1 in
@@ -37,7 +38,7 @@ class SCAFFOLD(AddOn):
     """
 
     key = "Scaffold"
-    reads = "nothing"
+    data_access = "none"
     first_round = 2
     control = Entry[Tensors]("first")
     own = Entry[Tensors]("first")
@@ -68,9 +69,9 @@ class SCAFFOLD(AddOn):
         """The reply holds a change of c_i for every tensor of the update."""
         schema[self.drift.key] = schema[FedAvg.update.key]
 
-    def begin(self, local: Local) -> None:
+    def before_training(self, local: Local) -> None:
         """Both variates, and the shift c - c_i of every gradient (line 10)."""
-        c = local.part(local.message[self.control])
+        c = local.unprefixed(local.message[self.control])
         own: Tensors = local.memory.get(self.own, {})
         zeros = {n: torch.zeros_like(p) for n, p in local.start.items()}
         scratch = local.scratch(self)
@@ -84,17 +85,17 @@ class SCAFFOLD(AddOn):
             if name in grads:
                 grads[name] = grads[name] + shift
 
-    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+    def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """The new c_i by line 12, option II, into the memory; its change into the reply."""
         c, own = local.scratch(self)["c"], local.scratch(self)["own"]
         drift = {
-            n: -c[n] - delta / local.paths[n] if local.paths[n] > 0 else torch.zeros_like(delta)
+            n: -c[n] - delta / local.effective_lrs[n] if local.effective_lrs[n] > 0 else torch.zeros_like(delta)
             for n, delta in local.delta.items()
         }
         local.memory[self.own] = {n: own[n] + d for n, d in drift.items()}
-        reply[self.drift] = local.named(drift)
+        reply[self.drift] = local.prefixed(drift)
 
-    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """Line 17: c moves by 1/N sum of the changes."""
         c, moved = server.state[self.control], replies[self.drift]
         server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}

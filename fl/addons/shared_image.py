@@ -61,7 +61,7 @@ class SharedImage(Shared):
     size: int | None = None
     crops: Mapping[str, Any] = field(default_factory=dict)
 
-    picture = Entry[Tensor]("first", kept=True)
+    picture = Entry[Tensor]("first", cached=True)
     index = Entry[Tensor]("first")
     logits = Entry[Tensor]("mean", by=FedAvg.samples)
 

@@ -44,7 +44,7 @@ class SharedPool(Shared):
     pool: LabeledImages | Tensor = field(repr=False)
     keep: int = field(default=1000, kw_only=True)
 
-    picture = Entry[Tensor]("first", kept=True)
+    picture = Entry[Tensor]("first", cached=True)
     index = Entry[Tensor]("first")
     logits = Entry[Tensor]("mean", by=FedAvg.samples)
 

@@ -41,7 +41,7 @@ class VFA(AddOn):
     temperature: float = 0.07
     empty: Literal["drop", "zero"] = "drop"
     single_label = True
-    means = Entry[Tensors]("first", kept=True)
+    means = Entry[Tensors]("first", cached=True)
 
     def __post_init__(self) -> None:
         check.real_number(self.weight, "weight", least=0.0)
@@ -52,7 +52,7 @@ class VFA(AddOn):
         check.one_of(self.empty, "empty", ("drop", "zero"))
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether the weight is 0: then there is no term, and it is not installed."""
         return self.weight == 0
 
@@ -65,7 +65,7 @@ class VFA(AddOn):
             with torch.no_grad():
                 width = split(net).features(blank).shape[1]
             generator = server.generator(f"{self.key} {architecture}")
-            drawn |= networks.named(
+            drawn |= networks.prefixed(
                 {"mean": torch.rand(server.task.num_classes, width, generator=generator)}, architecture
             )
         server.state[self.means] = drawn
@@ -74,11 +74,11 @@ class VFA(AddOn):
         """Send the means of this client's architecture; they travel once to each client."""
         networks = server.settings.networks
         architecture = networks.architecture(client)
-        message[self.means] = networks.named(server.weights(architecture, of=server.state[self.means]), architecture)
+        message[self.means] = networks.prefixed(server.weights(architecture, of=server.state[self.means]), architecture)
 
-    def begin(self, local: Local) -> None:
+    def before_training(self, local: Local) -> None:
         """Set up this training's own draws of features around the means."""
-        means = local.part(local.message[self.means])["mean"]
+        means = local.unprefixed(local.message[self.means])["mean"]
         local.scratch(self).update(means=means, generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:

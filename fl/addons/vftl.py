@@ -15,7 +15,7 @@ from distillkit.networks._dropout import seed_dropout
 from distillkit.sets import LabeledImages
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, FedAvg
-from fl.batches import rows, shuffled
+from fl.batches import batch_at, shuffled_indices
 from fl.message import Tensors
 
 __all__ = ["VFTL"]
@@ -44,7 +44,7 @@ class VFTL(AddOn):
     classes: int = 10
     per_class: int = 200
     options: Mapping[str, Any] = field(default_factory=dict)
-    reads = "nothing"
+    data_access = "none"
     single_label = True
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class VFTL(AddOn):
         check.mapping(self.options, "options")
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether there are no epochs: then nothing is pretrained, and it is not installed."""
         return self.epochs == 0
 
@@ -72,7 +72,7 @@ class VFTL(AddOn):
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         networks, trained = server.settings.networks, dict[str, Tensor]()
         for architecture in networks.names:
-            trained |= networks.named(self._pretrained(server, architecture, noise), architecture)
+            trained |= networks.prefixed(self._pretrained(server, architecture, noise), architecture)
         server.state[FedAvg.model] = trained
 
     def _pretrained(self, server: AveragingServer, architecture: str, noise: LabeledImages) -> Tensors:
@@ -80,9 +80,9 @@ class VFTL(AddOn):
         seed_dropout(net, server.generator(f"{self.key} dropout {architecture}"))
         optimizer = torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum)
         order = server.generator(f"{self.key} order {architecture}")
-        for index in shuffled(len(noise), self.batch, order, self.epochs, None):
+        for index in shuffled_indices(len(noise), self.batch, order, self.epochs, None):
             server.check_running()
-            batch = rows(noise, index)
+            batch = batch_at(noise, index)
             loss = F.cross_entropy(net(batch.images), batch.labels)
             optimizer.zero_grad()
             loss.backward()

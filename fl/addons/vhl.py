@@ -79,7 +79,7 @@ class VHL(AddOn):
     empty: Literal["drop", "zero"] = "drop"
     options: Mapping[str, Any] = field(default_factory=dict)
     single_label = True
-    noise = Entry[LabeledImages]("first", kept=True)
+    noise = Entry[LabeledImages]("first", cached=True)
 
     def __post_init__(self) -> None:
         check.positive_int(self.classes, "classes", least=2)
@@ -112,7 +112,7 @@ class VHL(AddOn):
         return () if self.layer is None else (self.layer,)
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether all three weights are 0: then it is not installed."""
         return self.cross_entropy == self.calibration == self.contrast == 0
 
@@ -141,7 +141,7 @@ class VHL(AddOn):
         """Send the virtual set; its body travels once to each client."""
         message[self.noise] = server.state[self.noise]
 
-    def own_batches(self, local: Local) -> Iterator[Batch]:
+    def extra_batches(self, local: Local) -> Iterator[Batch]:
         """Batches of the virtual set, augmented in the space of its own normalisation."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
@@ -172,4 +172,4 @@ class NaiveVHL(VHL):
     key = "NaiveVHL"
     calibration: float = 0.0
     contrast: float = 0.0
-    reads = "nothing"
+    data_access = "none"

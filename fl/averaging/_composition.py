@@ -10,15 +10,15 @@ from torch import Tensor
 
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
-from fl._parts import require_plain_options
-from fl.averaging.addon import SLOTS, AddOn, fills
+from fl._components import require_plain_options
+from fl.averaging.addon import SLOTS, AddOn, overrides
 from fl.averaging.settings import Settings, floating_buffers
 from fl.message import Tensors
 
-__all__ = ["installed", "require_composable", "require_expected", "require_replied", "require_whole"]
+__all__ = ["active_addons", "check_update", "require_answer_schema", "require_composable", "require_full_models"]
 
 
-def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
+def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
     """The add-ons of a method: those that are on, in the order in which they act, by their keys.
 
     Args:
@@ -27,7 +27,7 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
     Raises:
         TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none; or an option of one bears
             the name of a hook or of another attribute of `AddOn`.
-        TypeError, ValueError: an attribute of one that says something else than `AddOn` describes (`reads = "none"`).
+        TypeError, ValueError: an attribute of one that says something else than `AddOn` allows (`data_access = "nothing"`).
     """
     for addon in addons:
         if isinstance(addon, type) and issubclass(addon, AddOn):
@@ -40,7 +40,7 @@ def installed(addons: Sequence[object]) -> tuple[AddOn, ...]:
         require_plain_options(addon, AddOn)
         _require_attributes(addon)
         _warn_of_misspelt_hooks(addon)
-    found = [a for a in addons if isinstance(a, AddOn) and not a.off]
+    found = [a for a in addons if isinstance(a, AddOn) and not a.disabled]
     return tuple(sorted(found, key=lambda a: a.key))
 
 
@@ -59,12 +59,12 @@ def require_composable(addons: Sequence[AddOn]) -> None:
         if first.key == second.key:
             raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another in one")
     for slot in SLOTS:
-        both = [a.name for a in addons if fills(a, slot)]
+        both = [a.name for a in addons if overrides(a, slot)]
         if len(both) > 1:
             raise ValueError(f"{' and '.join(both)} cannot be combined: both fill the slot {slot!r}; leave one out")
 
 
-def require_expected(addons: Sequence[AddOn]) -> None:
+def require_answer_schema(addons: Sequence[AddOn]) -> None:
     """Refuse an add-on whose answer nothing describes; called when a method is built.
 
     Args:
@@ -74,13 +74,13 @@ def require_expected(addons: Sequence[AddOn]) -> None:
         ValueError: it writes `answer`, but not `expect_answer`.
     """
     for addon in addons:
-        if fills(addon, "answer") and not fills(addon, "expect_answer"):
+        if overrides(addon, "answer") and not overrides(addon, "expect_answer"):
             raise ValueError(
                 f"{addon.name}.answer answers, but nothing says what the answer looks like: write expect_answer"
             )
 
 
-def require_replied(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
+def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
     """Refuse a method whose replies do not hold whole models; for an add-on that runs them on the server.
 
     Call it in the `check` of an add-on whose `read_reply` takes `server.trained(reply)`.
@@ -105,14 +105,14 @@ def require_replied(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) 
             "buffers='mean', or a network without them (norm='instance')"
         )
     for addon in addons:
-        if fills(addon, "normalise"):
+        if overrides(addon, "scale_update"):
             raise ValueError(
                 f"{asking.name} needs the clients' models, but {addon.name} rescales what they send: leave one of the "
                 "two out"
             )
 
 
-def require_whole(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:
+def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:
     """Return what an add-on made of the mean update, if it is a tensor of the same shape for each name.
 
     Args:
@@ -141,11 +141,11 @@ def require_whole(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensor
 def _require_attributes(addon: AddOn) -> None:
     """Raise TypeError or ValueError for what an add-on says of itself, if nobody could read it so."""
     name = addon.name
-    check.one_of(addon.reads, f"{name}.reads", ("nothing", "example", "batch"))
+    check.one_of(addon.data_access, f"{name}.data_access", ("none", "example", "batch"))
     check.positive_int(addon.extra_outputs, f"{name}.extra_outputs", least=0)
     check.positive_int(addon.first_round, f"{name}.first_round")
     check.real_number(addon.damping, f"{name}.damping", least=0.0)
-    check.boolean(addon.keeps_previous, f"{name}.keeps_previous")
+    check.boolean(addon.needs_previous, f"{name}.needs_previous")
     check.boolean(addon.single_label, f"{name}.single_label")
     for layer in check.sequence(addon.layers, f"{name}.layers", "names of modules of the network"):
         if not isinstance(layer, str):

@@ -18,7 +18,7 @@ class Entries:
         update: trained minus received, for every shared parameter; their mean is weighted by `samples`.
         buffers: float buffers (batch-norm statistics), as the client has them after training.
         counters: integer buffers.
-        last: a client's memory of its last trained state, for add-ons that say `keeps_previous`.
+        last: a client's memory of its last trained state, for add-ons that say `needs_previous`.
         own: a client's memory of the parameters and buffers that never travel.
         moments: a client's memory of its optimiser, with `optimizer_state="client"`.
         tested: sums of a test, by model.

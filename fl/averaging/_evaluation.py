@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from distillkit.sets import LabeledImages
 from fl.averaging._entries import Entries
-from fl.averaging.addon import AddOn, filling
+from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local, received_state
 from fl.averaging.server import AveragingServer
 from fl.averaging.settings import Settings, floating_buffers
@@ -17,7 +17,7 @@ from fl.message import Message, Tensors
 from fl.method import Predictor
 from fl.participants import Client
 
-__all__ = ["global_models", "tested_names", "tested_sums"]
+__all__ = ["evaluate_models", "evaluated_models", "global_models"]
 
 
 def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
@@ -28,15 +28,15 @@ def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[s
 
     Args:
         server: holds the current weights.
-        addons: of which one may say which weights are tested instead (the slot `tested_model`).
+        addons: of which one may say which weights are tested instead (the slot `evaluation_model`).
     """
     found: dict[str, Predictor] = {}
-    slot, settings, classes = filling(addons, "tested_model"), server.settings, server.task.num_classes
+    slot, settings, classes = slot_owner(addons, "evaluation_model"), server.settings, server.task.num_classes
     for name, template in settings.networks.templates(classes).items():
         local_statistics = settings.buffers != "mean" and bool(floating_buffers(template))
         if settings.personal or (local_statistics and "calibration" not in server.data):
             continue
-        tested = slot.tested_model(server) if slot else server.state[Entries.model]
+        tested = slot.evaluation_model(server) if slot else server.state[Entries.model]
         net = server.network(name, server.weights(name, of=tested))
         if local_statistics:
             _estimate_statistics(net, server.data["calibration"].images)
@@ -44,22 +44,22 @@ def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[s
     return found
 
 
-def tested_names(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
+def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
     """The models that a client tests on its own images: "global", "personal", or both.
 
     Args:
         settings: with personal parameters, or statistics of its own, a client has no other model than its own.
         addons: of which one may have a personal model beside the global one (the slot `personal_model`).
     """
-    if filling(addons, "personal_model"):
+    if slot_owner(addons, "personal_model"):
         return ["global", "personal"]
     return ["personal"] if settings.personal or settings.buffers == "local" else ["global"]
 
 
-def tested_sums(
+def evaluate_models(
     settings: Settings, addons: Sequence[AddOn], client: Client, message: Message, data: LabeledImages
 ) -> dict[str, Tensor]:
-    """Test a client's models, `tested_names`, on a set: model's name -> the task's sums over all images.
+    """Test a client's models, `evaluated_models`, on a set: model's name -> the task's sums over all images.
 
     Args:
         settings: the method's options and its networks.
@@ -68,8 +68,8 @@ def tested_sums(
         message: what the server said: the global model.
         data: the images to test on.
     """
-    received, slot = received_state(settings, client, message), filling(addons, "personal_model")
-    states: dict[str, Tensors] = dict.fromkeys(tested_names(settings, addons), received)
+    received, slot = received_state(settings, client, message), slot_owner(addons, "personal_model")
+    states: dict[str, Tensors] = dict.fromkeys(evaluated_models(settings, addons), received)
     if slot:
         states["personal"] = {**received, **slot.personal_model(Local(settings, client, message, addons))}
     noised = any(a.private for a in addons) and slot is None

@@ -8,7 +8,7 @@ import torch
 
 from fl.averaging._entries import Entries
 from fl.averaging._optimizer_state import moments, resume
-from fl.averaging.addon import AddOn, filling, fills
+from fl.averaging.addon import AddOn, overrides, slot_owner
 from fl.averaging.local import Local
 from fl.averaging.step import Step
 from fl.batches import Batch
@@ -24,9 +24,9 @@ def train(local: Local, addons: Sequence[AddOn]) -> None:
         local: a training that every add-on has begun.
         addons: all that are installed, in the order in which they act.
     """
-    offered = {a.key: a.own_batches(local) for a in addons if fills(a, "own_batches")}
+    offered = {a.key: a.extra_batches(local) for a in addons if overrides(a, "extra_batches")}
     streams: dict[str, Iterator[Batch]] = {key: stream for key, stream in offered.items() if stream is not None}
-    settings, slot = local.settings, filling(addons, "batches")
+    settings, slot = local.settings, slot_owner(addons, "batches")
     goes_on, kept = settings.optimizer_state == "client", dict[str, torch.Tensor]()
     for number, phase in enumerate(settings.phases):
         trained = local.trained_parameters(phase)
@@ -41,7 +41,7 @@ def train(local: Local, addons: Sequence[AddOn]) -> None:
             own = {key: next(stream) for key, stream in streams.items()}
             take(Step(local, batch, own, trained), addons, optimizer)
             local.steps += 1
-        local.note_phase(trained, local.steps - before)
+        local.record_phase(trained, local.steps - before)
         if goes_on:
             kept |= moments(optimizer, names)
     if kept:
@@ -56,7 +56,7 @@ def take(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) 
         addons: all that are installed, in the order in which they act.
         optimizer: of those parameters.
     """
-    slot = filling(addons, "gradient")
+    slot = slot_owner(addons, "gradient")
     grads: Tensors = slot.gradient(step, step.gradient) if slot else step.gradient()
     for addon in addons:
         addon.correct_gradient(step, grads)

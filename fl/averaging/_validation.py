@@ -14,7 +14,7 @@ from distillkit.privacy._public_noise import public_test_images
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl.averaging._entries import Entries
-from fl.averaging.addon import AddOn, fills
+from fl.averaging.addon import AddOn, overrides
 from fl.averaging.local import Local, received_state
 from fl.averaging.settings import Settings
 from fl.message import Message
@@ -26,7 +26,7 @@ __all__ = [
     "noise_set",
     "require_matches",
     "require_patterns",
-    "trial_locals",
+    "trial_trainings",
     "try_augmentation",
     "try_objective",
 ]
@@ -144,12 +144,12 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
             raise ValueError(f"{what}: the pattern {pattern!r} matches no parameter; there are {known}")
 
 
-def trial_locals(
+def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
     """For each architecture that a client has, that client's training as it begins, with noise for its data.
 
-    For `AddOn.try_out`; nothing is made unless an add-on writes that. Each training is begun by every add-on.
+    For `AddOn.dry_run`; nothing is made unless an add-on writes that. Each training is begun by every add-on.
 
     Args:
         settings: the method's options and its networks.
@@ -157,18 +157,18 @@ def trial_locals(
         server: holds the first weights.
         send: what the server tells a client: the method's own `send`.
     """
-    if not any(fills(a, "try_out") for a in addons):
+    if not any(overrides(a, "dry_run") for a in addons):
         return
     networks, draws = settings.networks, derive(server.seed, 0, "server", "trial")
     for number in {networks.architecture(k): k for k in reversed(range(server.clients))}.values():
         data = noise_set(server.task, empty_set(server), draws)
         client = Client(number, data, None, server.task, 1, server.seed, device=server.device)
         message = send(server, number)
-        if any(a.keeps_previous for a in addons):
+        if any(a.needs_previous for a in addons):
             client.memory[Entries.last] = received_state(settings, client, message)
         local = Local(settings, client, message, addons)
         for addon in addons:
-            addon.begin(local)
+            addon.before_training(local)
         yield local
 
 

@@ -8,24 +8,25 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from distillkit.sets import LabeledImages
-from fl._parts import Part
+from fl._components import Component
+from fl.aggregation import AggregatedReplies, Schema
 from fl.averaging.local import Local
 from fl.averaging.server import AveragingServer
 from fl.averaging.settings import Settings
 from fl.averaging.step import Step
 from fl.batches import Batch, Phase
 from fl.message import Message, Tensors
-from fl.reduce import Reduced, Schema
 
-__all__ = ["SLOTS", "AddOn", "filling", "fills"]
+__all__ = ["SLOTS", "AddOn", "overrides", "slot_owner"]
 
 SLOTS = (
-    "dataset", "batches", "gradient", "normalise", "rescale", "server_step", "refine", "tested_model", "personal_model",
+    "dataset", "batches", "gradient", "scale_update", "aggregate", "server_step", "refine",
+    "evaluation_model", "personal_model",
 )  # fmt: skip
 """What does not commute: one add-on may fill each, a second is refused when the method is built."""
 
 
-class AddOn(Part):
+class AddOn(Component):
     """The base of an idea on top of `FedAvg`, as papers have them: FedProx is one, SCAFFOLD another.
 
     Write a frozen dataclass whose fields are the paper's options and override the hooks that the idea needs; all others
@@ -40,37 +41,37 @@ class AddOn(Part):
     Attributes:
         extra_outputs: how many outputs the network gets for it behind the classes; `local.first_output(self)` is the
             index of the first.
-        keeps_previous: whether it reads `local.previous`, the weights that this client trained when it was last drawn.
+        needs_previous: whether it reads `local.previous`, the weights that this client trained when it was last drawn.
         layers: names of modules of the network whose outputs it reads, as `step.output(...).inner[name]`: [B, m].
-        damping: mu of a pull mu (w - w_0) to the start of the round that it adds to the gradient; `local.paths`, by
-            which SCAFFOLD and FedNova divide, must know.
-        reads: what it reads of private data besides trained weights, in its loss terms and for what it sends:
-            "nothing"; in its terms alone, one "example" at a time; or anything, the "batch" together (the default).
+        damping: mu of a pull mu (w - w_0) to the start of the round that it adds to the gradient; SCAFFOLD and
+            FedNova divide by `local.effective_lrs`, which depends on it.
+        data_access: what it reads of private data besides trained weights, in its loss terms and for what it sends:
+            "none"; in its terms alone, one "example" at a time; or anything, the "batch" together (the default).
             `DPSGD` stands beside the first two only.
         single_label: whether its terms make sense only where each image has one class; another task is refused.
         first_round: the first round in which it can change anything; a run with fewer rounds warns that it will not.
     """
 
     extra_outputs: int = 0
-    keeps_previous: bool = False
+    needs_previous: bool = False
     layers: tuple[str, ...] = ()
     damping: float = 0.0
-    reads: Literal["nothing", "example", "batch"] = "batch"
+    data_access: Literal["none", "example", "batch"] = "batch"
     single_label: ClassVar[bool] = False
     first_round: int = 1
 
     @classmethod
-    def in_a_method(cls, part: str) -> str:
+    def usage_example(cls, part: str) -> str:
         """How a method with this add-on, written as `part`, is written; for the error where it is given alone."""
         return f"FedAvg({part}, factory=...)"
 
     @property
-    def asks(self) -> bool:
+    def has_query(self) -> bool:
         """Whether the server asks every client one question for it before round 1; yes if it writes `answer`."""
-        return fills(self, "answer")
+        return overrides(self, "answer")
 
     @property
-    def off(self) -> bool:
+    def disabled(self) -> bool:
         """Whether its options turn it off (a weight of 0, say); then the method leaves it out, and is as without it."""
         return False
 
@@ -105,7 +106,7 @@ class AddOn(Part):
         The first weights are there already. A run that is resumed does not call it again.
         """
 
-    def try_out(self, local: Local) -> None:
+    def dry_run(self, local: Local) -> None:
         """Look at a training that is about to begin, on images of noise, and refuse with a ValueError what cannot work.
 
         Called on the server before round 1, once for each architecture, so that nothing is charged or trained yet. In
@@ -124,10 +125,10 @@ class AddOn(Part):
         Args:
             server: see `AveragingServer`.
             client: whose answer it is.
-            schema: to write to: a `Like` for each entry, under its `key`.
+            schema: to write to: a `EntrySpec` for each entry, under its `key`.
         """
 
-    def answered(self, server: AveragingServer, replies: Reduced) -> None:
+    def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
         """Take the clients' answers into `server.state`: `replies`, combined as their entries say. Called once."""
 
     # A round, in this order: the server sends,
@@ -144,12 +145,12 @@ class AddOn(Part):
         Args:
             server: see `AveragingServer`.
             client: whose reply it is.
-            schema: to write to: a `Like` for each entry that `end` puts into the reply, under its `key`.
+            schema: to write to: a `EntrySpec` for each entry that `end` puts into the reply, under its `key`.
         """
 
     # the client trains,
 
-    def begin(self, local: Local) -> None:
+    def before_training(self, local: Local) -> None:
         """Prepare a training: read what `local.message` says, set `local.weight` or a scratch value.
 
         Called on the client, first of all hooks.
@@ -162,7 +163,7 @@ class AddOn(Part):
         """
         return None
 
-    def own_batches(self, local: Local) -> Iterator[Batch] | None:
+    def extra_batches(self, local: Local) -> Iterator[Batch] | None:
         """An endless stream of batches of its own, of which each step reads one, or None. Called on the client, once.
 
         `local.stream(self, images)` makes one from a set; in a step `step.batch_of(self)` is the batch, and
@@ -186,12 +187,12 @@ class AddOn(Part):
     def after_step(self, step: Step) -> None:
         """Change the parameters, `step.trained`, after the optimiser moved. Called on the client in each step."""
 
-    def end(self, local: Local, update: Tensors, reply: Message) -> None:
+    def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Add to the reply, and write what the client shall remember to `local.memory`. Called when training is over.
 
         Args:
             local: the training; `local.delta` is the change of the weights as it was.
-            update: the change as it goes out, once the slot `normalise` has rescaled it, by parameter's name.
+            update: the change as it goes out, once the slot `scale_update` has rescaled it, by parameter's name.
             reply: to write to; `expect` says what it may hold.
         """
 
@@ -204,7 +205,7 @@ class AddOn(Part):
         over the clients as their entries say. Pure; what it raises leaves this reply out, by name.
         """
 
-    def receive(self, server: AveragingServer, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """Learn from the round: update what it keeps in `server.state`. Called on the server, once a round, at its end.
 
         Args:
@@ -246,7 +247,7 @@ class AddOn(Part):
         """
         return compute()
 
-    def normalise(self, local: Local, update: Tensors) -> Tensors:
+    def scale_update(self, local: Local, update: Tensors) -> Tensors:
         """The update as it goes out, for one that rescales it. Called on the client when training is over.
 
         Args:
@@ -255,7 +256,7 @@ class AddOn(Part):
         """
         return update
 
-    def rescale(self, server: AveragingServer, replies: Reduced, mean: Tensors) -> Tensors:
+    def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
         """The mean update, rescaled. Called on the server, once a round, before `server_step`.
 
         Args:
@@ -270,11 +271,11 @@ class AddOn(Part):
 
         Args:
             server: its state holds the model of before.
-            mean: the mean update, after `rescale`, all architectures' in one group.
+            mean: the mean update, after `aggregate`, all architectures' in one group.
         """
         return mean
 
-    def refine(self, server: AveragingServer, replies: Reduced, old: Tensors) -> Tensors:
+    def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
         """The model to go on with, made of the averaged one, for one that trains it further (distillation).
 
         Called on the server, once a round, also when no reply holds an update.
@@ -289,7 +290,7 @@ class AddOn(Part):
         """
         raise LookupError(f"{self.name} does not fill the slot 'refine'")
 
-    def tested_model(self, server: AveragingServer) -> Tensors:
+    def evaluation_model(self, server: AveragingServer) -> Tensors:
         """The weights to test and save in place of the current ones (a running mean, say). Called on the server.
 
         Returns:
@@ -308,11 +309,11 @@ class AddOn(Part):
         raise LookupError(f"{self.name} does not fill the slot 'personal_model'")
 
 
-def fills(addon: AddOn, hook: str) -> bool:
+def overrides(addon: AddOn, hook: str) -> bool:
     """Whether `addon` overrides the method of this name, a `hook` or a slot."""
     return getattr(type(addon), hook) is not getattr(AddOn, hook)
 
 
-def filling(addons: Sequence[AddOn], slot: str) -> AddOn | None:
+def slot_owner(addons: Sequence[AddOn], slot: str) -> AddOn | None:
     """Of these `addons` the one that fills a `slot` (see `SLOTS`), or None."""
-    return next((a for a in addons if fills(a, slot)), None)
+    return next((a for a in addons if overrides(a, slot)), None)

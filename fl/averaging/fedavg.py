@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
 from distillkit._sanity_checks import warn
 from distillkit.augment._validation import Augment
 from fl._codec import digest
-from fl._parts import Keyed, require_own_entries
-from fl.averaging._composition import installed, require_composable, require_expected, require_whole
+from fl._components import KeyedObject, require_own_entries
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
+from fl.averaging._composition import active_addons, check_update, require_answer_schema, require_composable
 from fl.averaging._entries import Entries
-from fl.averaging._evaluation import global_models, tested_names, tested_sums
+from fl.averaging._evaluation import evaluate_models, evaluated_models, global_models
 from fl.averaging._options import local_phases, patterns
 from fl.averaging._training import train
-from fl.averaging._validation import require_patterns, trial_locals, try_augmentation, try_objective
-from fl.averaging.addon import AddOn, filling
+from fl.averaging._validation import require_patterns, trial_trainings, try_augmentation, try_objective
+from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local
 from fl.averaging.server import AveragingServer
 from fl.averaging.settings import Objective, Settings
 from fl.batches import Phase
 from fl.message import Message, Tensors
-from fl.method import Method, NoUsableReply, Predictor, sums_like
+from fl.method import Method, NoUsableReply, Predictor, evaluation_spec
 from fl.networks import Factory, Networks
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
-from fl.schema import MOST
+from fl.schema import MAX_WEIGHT
 
 __all__ = ["FedAvg"]
 
@@ -66,7 +66,7 @@ class FedAvg(Entries, Method):
         augment: changes the images of every batch of the client's own data, `augment(images, generator)`.
         objective: the loss of a batch, `objective(logits, labels)`, one number; default: the task's loss.
         weights: a client's weight in the mean: its "samples" (n_k), or "uniform" for 1.
-        most_samples: with "samples", the largest sample count that a client may claim; a reply that claims more is
+        max_samples: with "samples", the largest sample count that a client may claim; a reply that claims more is
             refused. It is public, and bounds what one client can do to an average: give your largest client's count.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
             at their initial values on the server ("drop", integers too). Else integer buffers take the maximum.
@@ -86,6 +86,7 @@ class FedAvg(Entries, Method):
     """
 
     key = "FedAvg"
+    old_options: ClassVar[Mapping[str, str]] = {"max_samples": "most_samples"}
 
     def __init__(
         self,
@@ -106,12 +107,12 @@ class FedAvg(Entries, Method):
         augment: Augment | None = None,
         objective: Objective | None = None,
         weights: Literal["samples", "uniform"] = "samples",
-        most_samples: float = MOST,
+        max_samples: float = MAX_WEIGHT,
         buffers: Literal["mean", "local", "drop"] = "mean",
         personal: str | Sequence[str] = (),
         predict: Literal["real", "all"] = "real",
     ) -> None:
-        self.addons = installed(addons)
+        self.addons = active_addons(addons)
         require_composable(self.addons)
         first_outputs, extra = dict[str, int](), 0
         for addon in self.addons:
@@ -121,13 +122,13 @@ class FedAvg(Entries, Method):
         self.settings = Settings(
             networks=self.networks, lr=lr, momentum=momentum, weight_decay=weight_decay, optimizer=optimizer,
             optimizer_state=optimizer_state, lr_decay=lr_decay, phases=local_phases(epochs, steps, phases), batch=batch,
-            augment=augment, objective=objective, weights=weights, most_samples=most_samples, buffers=buffers,
+            augment=augment, objective=objective, weights=weights, max_samples=max_samples, buffers=buffers,
             personal=patterns(personal), predict=predict, first_outputs=first_outputs,
             layers=tuple(name for a in self.addons for name in a.layers), damping=sum(a.damping for a in self.addons),
         )  # fmt: skip
         for addon in self.addons:
             addon.check(self.settings, self.addons)
-        require_expected(self.addons)
+        require_answer_schema(self.addons)
         require_own_entries(self.parts)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -141,12 +142,12 @@ class FedAvg(Entries, Method):
             "architectures": [n for n in self.networks.names if n], "objective": held.objective,
             "augment": held.augment,
             "initial": digest("initial", self.networks.initial) if self.networks.initial is not None else None,
-            "most_samples": held.most_samples if held.most_samples != MOST else None,
+            "max_samples": held.max_samples if held.max_samples != MAX_WEIGHT else None,
         }  # fmt: skip
         return self.addons, {k: v for k, v in options.items() if v not in ((), [], None)}
 
     def _slot(self, name: str) -> AddOn | None:
-        return filling(self.addons, name)
+        return slot_owner(self.addons, name)
 
     def _seen(self, server: Server) -> AveragingServer:
         return AveragingServer.of(server, self.settings)
@@ -154,7 +155,7 @@ class FedAvg(Entries, Method):
     # Before round 1.
 
     @property
-    def parts(self) -> tuple[Keyed, ...]:
+    def parts(self) -> tuple[KeyedObject, ...]:
         """The method and its add-ons: whose entries may travel or be kept."""
         return (self, *self.addons)
 
@@ -200,9 +201,9 @@ class FedAvg(Entries, Method):
         server.state[self.model] = self.networks.all_first(server)
         for addon in self.addons:
             addon.start(self._seen(server))
-        for local in trial_locals(self.settings, self.addons, server, self.send):
+        for local in trial_trainings(self.settings, self.addons, server, self.send):
             for addon in self.addons:
-                addon.try_out(local)
+                addon.dry_run(local)
 
     @property
     def private(self) -> bool:
@@ -210,15 +211,15 @@ class FedAvg(Entries, Method):
         return any(a.private for a in self.addons)
 
     @property
-    def asks(self) -> bool:
+    def has_query(self) -> bool:
         """Whether an add-on has a question for the clients before round 1."""
-        return any(a.asks for a in self.addons)
+        return any(a.has_query for a in self.addons)
 
     def answer(self, client: Client, message: Message) -> Message:
         """Answer every add-on's question before round 1, on a client."""
         local, reply = Local(self.settings, client, message, self.addons), Message()
         for addon in self.addons:
-            if addon.asks:
+            if addon.has_query:
                 addon.answer(local, reply)
         return reply
 
@@ -226,14 +227,14 @@ class FedAvg(Entries, Method):
         """What the answer must look like: every add-on says it of its own part."""
         schema: Schema = {}
         for addon in self.addons:
-            if addon.asks:
+            if addon.has_query:
                 addon.expect_answer(self._seen(server), client, schema)
         return schema
 
-    def answered(self, server: Server, replies: Reduced) -> None:
+    def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
         """Give the clients' answers to the add-ons, on the server."""
         for addon in self.addons:
-            addon.answered(self._seen(server), replies)
+            addon.receive_answers(self._seen(server), replies)
 
     # A round.
 
@@ -241,8 +242,8 @@ class FedAvg(Entries, Method):
         """w, the model of the client's architecture without what the client keeps itself; and what the add-ons say."""
         name = self.networks.architecture(client)
         kept = self.settings.kept_by_client(self.networks.template(name, server.task.num_classes))
-        state = {n: t for n, t in self.networks.part(server.state[self.model], name).items() if n not in kept}
-        message = Message({self.model: self.networks.named(state, name)})
+        state = {n: t for n, t in self.networks.unprefixed(server.state[self.model], name).items() if n not in kept}
+        message = Message({self.model: self.networks.prefixed(state, name)})
         for addon in self.addons:
             addon.send(self._seen(server), client, message)
         return message
@@ -251,15 +252,15 @@ class FedAvg(Entries, Method):
         """A change for every shared parameter, the buffers that travel, the weight n_k, and what the add-ons add."""
         name = self.networks.architecture(client)
         net = self.networks.template(name, server.task.num_classes)
-        model = self.networks.part(server.state[self.model], name)
+        model = self.networks.unprefixed(server.state[self.model], name)
         shared = {n: model[n] for n, _ in net.named_parameters() if not self.settings.is_personal(n)}
-        least, most = (0.0, self.settings.most_samples) if self.settings.weights == "samples" else (1.0, 1.0)
+        least, most = (0.0, self.settings.max_samples) if self.settings.weights == "samples" else (1.0, 1.0)
         schema: Schema = {
-            self.samples.key: Like(1.0, least=least, most=most),
-            self.update.key: Like(self.networks.named(shared, name)),
+            self.samples.key: EntrySpec(1.0, minimum=least, maximum=most),
+            self.update.key: EntrySpec(self.networks.prefixed(shared, name)),
         }
         for entry, names in self.settings.sent_buffers(net):
-            schema[entry.key] = Like(self.networks.named({n: model[n] for n in names}, name))
+            schema[entry.key] = EntrySpec(self.networks.prefixed({n: model[n] for n in names}, name))
         for addon in self.addons:
             addon.expect(self._seen(server), client, schema)
         return schema
@@ -271,7 +272,7 @@ class FedAvg(Entries, Method):
         """
         local = Local(self.settings, client, message, self.addons)
         for addon in self.addons:
-            addon.begin(local)
+            addon.before_training(local)
         slot = self._slot("dataset")
         local.data = slot.dataset(local) if slot else client.data
         samples = float(len(local.data)) if self.settings.weights == "samples" else 1.0
@@ -280,16 +281,16 @@ class FedAvg(Entries, Method):
             local.data = type(local.data).concatenate([local.data, *joined])
         train(local, self.addons)
 
-        slot = self._slot("normalise")
-        update = slot.normalise(local, local.delta) if slot else local.delta
+        slot = self._slot("scale_update")
+        update = slot.scale_update(local, local.delta) if slot else local.delta
         sent, kept = self.settings.sent_buffers(local.net), self.settings.kept_by_client(local.net)
-        whole = any(a.keeps_previous for a in self.addons)
+        whole = any(a.needs_previous for a in self.addons)
         state = local.state() if sent or kept or whole else {}
-        reply = Message({self.samples: samples, self.update: local.named(update)})
+        reply = Message({self.samples: samples, self.update: local.prefixed(update)})
         for entry, names in sent:
-            reply[entry] = local.named({n: state[n] for n in names})
+            reply[entry] = local.prefixed({n: state[n] for n in names})
         for addon in self.addons:
-            addon.end(local, update, reply)
+            addon.after_training(local, update, reply)
         if kept:
             client.memory[self.own] = {n: state[n] for n in kept}
         if whole:
@@ -303,7 +304,7 @@ class FedAvg(Entries, Method):
             addon.read_reply(self._seen(server), reply, out)
         return out
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """w <- w + sum_k n_k (w_k - w) / sum_k n_k; an add-on may rescale the mean, take the step or refine the model.
 
         Buffers are replaced by the clients' mean (integers by their maximum). Without an update the weights stay.
@@ -316,10 +317,10 @@ class FedAvg(Entries, Method):
             if not float(replies.weight(self.update)) > 0:
                 raise NoUsableReply("all weights of the round's replies are zero")
             mean = replies[self.update]
-            slot = self._slot("rescale")
-            mean = require_whole(slot, "rescale", slot.rescale(seen, replies, mean), mean) if slot else mean
+            slot = self._slot("aggregate")
+            mean = check_update(slot, "aggregate", slot.aggregate(seen, replies, mean), mean) if slot else mean
             slot = self._slot("server_step")
-            step = require_whole(slot, "server_step", slot.server_step(seen, mean), mean) if slot else mean
+            step = check_update(slot, "server_step", slot.server_step(seen, mean), mean) if slot else mean
             new = {**old, **{n: old[n] + step[n] for n in step}}
             for entry in (self.buffers, self.counters):
                 replaced: Tensors = replies.get(entry, {})
@@ -341,8 +342,8 @@ class FedAvg(Entries, Method):
         """Test the received model ("global") and the client's own ("personal", where there is one) on its test data."""
         if client.test is None or not len(client.test):
             return Message()
-        return Message({self.tested: tested_sums(self.settings, self.addons, client, message, client.test)})
+        return Message({self.tested: evaluate_models(self.settings, self.addons, client, message, client.test)})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
         """Sums over a client's test images, for each of the models that `evaluate` tests."""
-        return {self.tested.key: sums_like(server.task, *tested_names(self.settings, self.addons))}
+        return {self.tested.key: evaluation_spec(server.task, *evaluated_models(self.settings, self.addons))}

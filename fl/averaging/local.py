@@ -15,11 +15,11 @@ from distillkit.networks import split
 from distillkit.networks._dropout import seed_dropout
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl._parts import Part
-from fl.averaging._effective_step import unit_path
+from fl._components import Component
+from fl.averaging._effective_lr import effective_lr
 from fl.averaging._entries import Entries
 from fl.averaging.settings import Settings
-from fl.batches import Batch, Phase, rows, shuffled
+from fl.batches import Batch, Phase, batch_at, shuffled_indices
 from fl.message import Message, Tensors
 from fl.networks import copied
 from fl.participants import Client
@@ -31,7 +31,7 @@ class Term(Protocol):
     """What adds a term to the loss of a local step, as `Step` sees it: every add-on is one."""
 
     @property
-    def reads(self) -> Literal["nothing", "example", "batch"]:
+    def data_access(self) -> Literal["none", "example", "batch"]:
         """What it reads of private data: "nothing", one "example" at a time, or the "batch"; see `AddOn`."""
         ...
 
@@ -61,7 +61,7 @@ class Local:
         received: the whole state that the training starts from, parameters and buffers, by name.
         start: w: of those the parameters that are shared with the server, a copy, by name.
         previous: this client's last trained state (parameters and buffers), if an add-on asked for it
-            (`keeps_previous`) and there is one; else None.
+            (`needs_previous`) and there is one; else None.
         net: the network in training.
         network: the same network, seen as features and classifier.
         layers: its inner modules that add-ons read (`AddOn.layers`), by name.
@@ -96,15 +96,15 @@ class Local:
 
     # What belongs to an add-on.
 
-    def scratch(self, addon: Part) -> dict[str, Any]:
+    def scratch(self, addon: Component) -> dict[str, Any]:
         """The own values of `addon` for this training, from one hook to the next: a dict that is empty at first."""
         return self._scratch.setdefault(addon.key, {})
 
-    def first_output(self, addon: Part) -> int:
+    def first_output(self, addon: Component) -> int:
         """The index of the first extra output of `addon` (see `AddOn.extra_outputs`): its labels begin there."""
         return self.settings.first_output(addon, self.task.num_classes)
 
-    def generator(self, addon: Part, purpose: str = "") -> torch.Generator:
+    def generator(self, addon: Component, purpose: str = "") -> torch.Generator:
         """A new generator for what `addon` draws in this round at this client, named by `purpose`.
 
         A pure function of (seed, round, client, the add-on's key, purpose): no other draw changes, with or without it.
@@ -155,18 +155,18 @@ class Local:
         """A new optimiser of the method's kind, at this round's rate, on the tensors `params`."""
         return self.settings.optimizer_for(params, self.lr)
 
-    def named(self, tensors: Tensors) -> Tensors:
+    def prefixed(self, tensors: Tensors) -> Tensors:
         """The `tensors` of this client's network under their names in a message: "architecture/name" with several."""
-        return self.settings.networks.named(tensors, self.architecture)
+        return self.settings.networks.prefixed(tensors, self.architecture)
 
-    def part(self, group: Tensors) -> Tensors:
+    def unprefixed(self, group: Tensors) -> Tensors:
         """Of a `group` in a message, what belongs to this client's architecture, under the network's own names."""
-        return self.settings.networks.part(group, self.architecture)
+        return self.settings.networks.unprefixed(group, self.architecture)
 
     # Images.
 
     @property
-    def planned(self) -> int:
+    def planned_steps(self) -> int:
         """How many steps all phases will take on `data`, where no add-on makes the batches."""
         passes = -(-len(self.data) // self.settings.batch)
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
@@ -182,20 +182,20 @@ class Local:
         if not len(data):
             return
         generator, augment = self.client.generator(purpose), self.settings.augment
-        for index in shuffled(len(data), self.settings.batch, generator, phase.epochs, phase.steps):
-            batch = rows(data, index)
+        for index in shuffled_indices(len(data), self.settings.batch, generator, phase.epochs, phase.steps):
+            batch = batch_at(data, index)
             yield batch if augment is None else replace(batch, images=augment(batch.images, generator))
 
     def stream(
         self,
-        addon: Part,
+        addon: Component,
         data: LabeledImages,
         *,
         batch: int | None = None,
         joint: bool = False,
         augment: Augment | None = None,
     ) -> Iterator[Batch]:
-        """Batches of an add-on's own set without end, for its hook `own_batches`: one random order after the other.
+        """Batches of an add-on's own set without end, for its hook `extra_batches`: one random order after the other.
 
         The last batch of each order is short if they do not divide.
 
@@ -209,12 +209,12 @@ class Local:
         """
         generator = self.generator(addon, "stream")
         while True:
-            for index in shuffled(len(data), batch or self.settings.batch, generator, 1, None):
-                part = replace(rows(data, index), joint=joint)
+            for index in shuffled_indices(len(data), batch or self.settings.batch, generator, 1, None):
+                part = replace(batch_at(data, index), joint=joint)
                 yield part if augment is None else replace(part, images=augment(part.images, generator))
 
     def fit(
-        self, state: Tensors, owner: Part, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
+        self, state: Tensors, owner: Component, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
     ) -> Tensors:
         """Train a second network of this client beside `net`: a personal model, say (Ditto).
 
@@ -249,12 +249,12 @@ class Local:
 
     # How far the training has gone.
 
-    def note_phase(self, trained: Mapping[str, object], steps: int) -> None:
-        """Remember that a phase trained the parameters of these names for so many `steps`; `paths` is read off it."""
+    def record_phase(self, trained: Mapping[str, object], steps: int) -> None:
+        """Remember that a phase trained the parameters of these names for so many `steps`."""
         self._phases.append((frozenset(trained), steps))
 
     @cached_property
-    def paths(self) -> dict[str, float]:
+    def effective_lrs(self) -> dict[str, float]:
         """How far a constant unit gradient would have moved each shared parameter, by name; 0 for one not trained.
 
         Read it after the training. Same optimiser, steps and damping as in training, no weight decay. SCAFFOLD divides
@@ -265,18 +265,18 @@ class Local:
         for name in self._shared:
             steps = tuple(count for trained, count in self._phases if name in trained)
             if steps not in known:
-                known[steps] = unit_path(self.optimizer, steps, self.settings.damping)
+                known[steps] = effective_lr(self.optimizer, steps, self.settings.damping)
             found[name] = known[steps]
         return found
 
     @property
-    def path(self) -> float:
-        """The one distance in `paths` (FedNova's normaliser times the rate); 0 if no shared parameter was trained.
+    def effective_lr(self) -> float:
+        """The one value in `effective_lrs`; 0 if no shared parameter was trained.
 
         Raises:
             ValueError: phases that train different shared parameters have moved them by different distances.
         """
-        found = {distance for distance in self.paths.values() if distance > 0}
+        found = {distance for distance in self.effective_lrs.values() if distance > 0}
         if len(found) > 1:
             raise ValueError(
                 "the phases move the shared parameters by different distances, so there is no single path: "
@@ -298,7 +298,7 @@ def received_state(settings: Settings, client: Client, message: Message) -> Tens
     """
     networks, classes = settings.networks, client.task.num_classes
     name = networks.architecture(client.id)
-    state = networks.part(message[Entries.model], name)
+    state = networks.unprefixed(message[Entries.model], name)
     kept = settings.kept_by_client(networks.template(name, classes))
     if kept:
         own = client.memory.get(Entries.own) or networks.first(name, classes, client.seed)

@@ -51,7 +51,7 @@ class AveragingServer(Server):
             architecture: its name; "" where there is only one.
             of: another group of all architectures' weights to take them from, `old` of a hook, say.
         """
-        return self.settings.networks.part(self.state[Entries.model] if of is None else of, architecture)
+        return self.settings.networks.unprefixed(self.state[Entries.model] if of is None else of, architecture)
 
     def network(self, architecture: str, weights: Tensors | None = None) -> nn.Module:
         """A new network where the server computes; it is yours to change.
@@ -66,15 +66,15 @@ class AveragingServer(Server):
     def trained(self, reply: Message) -> Predictor:
         """The model that one client trained, w + (w_k - w) of its `reply`, in eval mode; for an add-on's `read_reply`.
 
-        An add-on that asks for it calls `fl.require_replied` in its `check`.
+        An add-on that asks for it calls `fl.require_full_models` in its `check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d for n, d in update.items()}
         for entry in (Entries.buffers, Entries.counters):
             replaced: Tensors = reply.get(entry, {})
             trained |= replaced
-        name = next(n for n in networks.names if networks.part(update, n))
-        net = self.network(name, {**networks.part(state, name), **networks.part(trained, name)})
+        name = next(n for n in networks.names if networks.unprefixed(update, n))
+        net = self.network(name, {**networks.unprefixed(state, name), **networks.unprefixed(trained, name)})
         return Predictor(net.eval(), self.settings.tested_outputs(self.task.num_classes))
 
     def copied(self, network: nn.Module) -> Tensors:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.augment._validation import Augment
-from fl._parts import Part
+from fl._components import Component
 from fl.averaging._entries import Entries
 from fl.batches import Phase
 from fl.message import Entry, Tensors
@@ -35,7 +35,7 @@ class Settings:
             and `optimizer_for` put them together.
         phases: the parts of a local training; `epochs` and `steps` become one.
         batch, augment, objective: what a step reads and how it is judged, see `FedAvg`.
-        weights, most_samples: a reply's weight in the mean, and the largest that one may claim.
+        weights, max_samples: a reply's weight in the mean, and the largest that one may claim.
         buffers, personal: what stays with a client; `kept_by_client` and `sent_buffers` say it of a network.
         predict: which outputs a test looks at: the "real" classes, or "all".
         first_outputs: index of each add-on's first extra output behind the task's classes, by its key.
@@ -56,7 +56,7 @@ class Settings:
     augment: Augment | None
     objective: Objective | None
     weights: Literal["samples", "uniform"]
-    most_samples: float
+    max_samples: float
     buffers: Literal["mean", "local", "drop"]
     personal: tuple[str, ...]
     predict: Literal["real", "all"]
@@ -87,7 +87,7 @@ class Settings:
             example = "`torch.nn.CrossEntropyLoss()`, say"
             check.callable_with(self.objective, "objective", ["logits", "labels"], example)
         check.one_of(self.weights, "weights", ("samples", "uniform"))
-        check.real_number(self.most_samples, "most_samples", above=0.0)
+        check.real_number(self.max_samples, "max_samples", above=0.0)
         check.one_of(self.buffers, "buffers", ("mean", "local", "drop"))
         check.one_of(self.predict, "predict", ("real", "all"))
 
@@ -128,7 +128,7 @@ class Settings:
         integer = [n for n, b in _state_buffers(network).items() if not b.is_floating_point()]
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
 
-    def first_output(self, addon: Part, classes: int) -> int:
+    def first_output(self, addon: Component, classes: int) -> int:
         """The index of the first extra output of `addon` in a network for so many `classes`."""
         return classes + self.first_outputs[addon.key]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.networks._base import Network, SplitNetwork
-from fl._parts import Part
+from fl._components import Component
 from fl.averaging.local import Local, Term
 from fl.batches import Batch
 from fl.message import Tensors
@@ -90,16 +90,16 @@ class Step:
         self.local, self.batch, self.own, self.trained = local, batch, own, trained
         self._outputs: dict[str, Output] = {}
 
-    def output(self, addon: Part | None = None) -> Output:
+    def output(self, addon: Component | None = None) -> Output:
         """What the network says of the real batch, or of the own batch of `addon`, in the forward pass of this step."""
         return self._outputs["" if addon is None else addon.key]
 
-    def has_batch(self, addon: Part) -> bool:
-        """Whether `addon` has a batch of its own in this step (see `AddOn.own_batches`)."""
+    def has_batch(self, addon: Component) -> bool:
+        """Whether `addon` has a batch of its own in this step (see `AddOn.extra_batches`)."""
         return addon.key in self.own
 
-    def batch_of(self, addon: Part) -> Batch:
-        """The own batch of `addon` in this step (see `AddOn.own_batches`)."""
+    def batch_of(self, addon: Component) -> Batch:
+        """The own batch of `addon` in this step (see `AddOn.extra_batches`)."""
         return self.own[addon.key]
 
     def _forward(self) -> None:
@@ -133,11 +133,11 @@ class Step:
         """
         step = cls(local, batch, {}, trained)
         step._forward()
-        return step._sum(step._objective(), [a for a in local.terms if a.reads == "example"])
+        return step._sum(step._objective(), [a for a in local.terms if a.data_access == "example"])
 
     def public_gradient(self) -> Tensors:
         """The gradient of the terms that read "nothing" of the private data, by parameter's name; else empty."""
-        total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.reads == "nothing"])
+        total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "nothing"])
         if not total.requires_grad:
             return {}
         names, params = list(self.trained), list(self.trained.values())

@@ -122,7 +122,7 @@ def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool =
         "head": asdict(job.header), "client": job.client, "ledger": job.ledger, "memory": request.memory,
         "entries": list(values), "digests": dict(request.digests), "held": sorted(held),
     }  # fmt: skip
-    message = Message.of({k: v for k, v in values.items() if k not in held})
+    message = Message.unchecked({k: v for k, v in values.items() if k not in held})
     return to_parts(message, {**(facts or {}), "job": json.dumps(said)})
 
 
@@ -141,7 +141,7 @@ def read_job(message: Message, facts: Mapping[str, str], payloads: Held) -> Job:
     client, digests, came = said["client"], said["digests"], dict(message.items())
     for key, digest in digests.items():
         came[key] = payloads.keep(client, key, digest, came[key]) if key in came else payloads.of(client, key, digest)
-    request = ClientRequest(Message.of({key: came[key] for key in said["entries"]}), said["memory"], digests)
+    request = ClientRequest(Message.unchecked({key: came[key] for key in said["entries"]}), said["memory"], digests)
     return Job(RequestHeader(**said["head"]), client, request, said["ledger"])
 
 

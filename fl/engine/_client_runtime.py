@@ -85,7 +85,7 @@ def respond(
             ledger=runtime.ledger,
             secret=noise_of(header.secret, header.round, number),
         )
-        reply = runtime.method.act(header.verb, client, placed(told.message, runtime.device))
+        reply = runtime.method.run_on_client(header.verb, client, placed(told.message, runtime.device))
         remembers = header.keeps and len(client.memory) > 0
         if remembers:
             runtime.memories.stage(number, header.version, client.memory)

@@ -24,7 +24,7 @@ def placed(value: T, device: torch.device) -> T:
     if isinstance(value, Message):
         moved = {key: placed(item, device) for key, item in value.items()}
         same = all(moved[key] is item for key, item in value.items())
-        return value if same else Message.of(moved)  # type: ignore[return-value]
+        return value if same else Message.unchecked(moved)  # type: ignore[return-value]
     if isinstance(value, dict):
         group = {name: placed(item, device) for name, item in value.items()}
         return value if all(group[n] is item for n, item in value.items()) else group  # type: ignore[return-value]

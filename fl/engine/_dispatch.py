@@ -22,7 +22,7 @@ from fl.engine._transport import (
     noise_of,
 )
 from fl.engine.store import Restored
-from fl.message import sizes
+from fl.message import payload_bytes
 from fl.method import Method
 from fl.participants import Interrupted, Server
 
@@ -130,7 +130,7 @@ class Dispatcher:
         """Bytes of a `request` on its way to a client, by entry's key: of a kept entry that it has, only the digest."""
         if request is None:
             return {}
-        cost, held = sizes(request.message), self.known.of(client).payloads
+        cost, held = payload_bytes(request.message), self.known.of(client).payloads
         for key, found in request.digests.items():
             if held.get(key) == found:
                 cost = {k: n for k, n in cost.items() if k.split(":")[0] != key}
@@ -158,14 +158,14 @@ class Dispatcher:
 
     def _build_request(self, server: Server, verb: str, client: int) -> ClientRequest:
         further = verb in self.method.exchanges and verb != "local"
-        message = self.method.send_in(server, verb, client) if further else self.method.send(server, client)
+        message = self.method.send_exchange(server, verb, client) if further else self.method.send(server, client)
         unknown = [key for key, _ in message.items() if key not in self.entries]
         if unknown:
             raise ValueError(
                 f"{type(self.method).__name__} sends {unknown[0]}, which it does not declare: make it an Entry of the "
                 "class"
             )
-        digests = {key: self._digest(key, value) for key, value in message.items() if self.entries[key].kept}
+        digests = {key: self._digest(key, value) for key, value in message.items() if self.entries[key].cached}
         record = self.known.of(client)
         held = frozenset(key for key, found in digests.items() if record.payloads.get(key) == found)
         return ClientRequest(message, record.memory, digests, held)

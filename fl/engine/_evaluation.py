@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from distillkit.sets import LabeledImages, StoredImages
+from fl.aggregation import BadReply, check_reply
 from fl.engine import history
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._transport import BundledExchange, ClientRequest, ClientResult
-from fl.message import Message, sizes
-from fl.method import at_once
+from fl.message import Message, payload_bytes
+from fl.method import evaluation_batch_size
 from fl.participants import Server
-from fl.reduce import BadReply, check_reply
 from fl.task import clients_accuracy
 
 __all__ = ["Tests", "on_server"]
@@ -35,16 +35,16 @@ def on_server(dispatcher: Dispatcher, test: LabeledImages | StoredImages | None)
         if test is None:
             return {}
         models = method.predictors(server)
-        found = [{name: p.sums(part, server.task) for name, p in models.items()} for part in _parts(test, server)]
+        found = [{name: p.sums(part, server.task) for name, p in models.items()} for part in _components(test, server)]
         return {name: sum((sums[name] for sums in found[1:]), found[0][name]) for name in models}
 
     return {"accuracy": None, "loss": None, **history.global_metrics(dispatcher.thread.run(work), server.task)}
 
 
-def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
+def _components(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
     """A set that is in memory as one; of a stored one what goes through a network at once, so that no bit differs."""
     if isinstance(test, StoredImages):
-        count = at_once(test.shape, server.device)
+        count = evaluation_batch_size(test.shape, server.device)
         for start in range(0, len(test), count):
             yield placed(test.read(slice(start, start + count)), server.device)
     else:
@@ -110,7 +110,7 @@ class Tests:
         sums = [pair for group in groups for pair in group.items()]
         self._accuracies[answer.client] = [(name, self.server.task.metrics(s)["accuracy"]) for name, s in sums]
         self._down += sum(self._post.weight(request, answer.client).values())
-        self._up += sum(sizes(found).values())
+        self._up += sum(payload_bytes(found).values())
         self._spared += answer.spared
         self._post.known.update(answer.client, request)
 

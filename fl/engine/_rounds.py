@@ -13,6 +13,7 @@ import torch
 from distillkit.privacy import BudgetExhausted
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
+from fl.aggregation import AggregatedReplies, Aggregator, BadReply, EntrySpec, Schema, check_reply
 from fl.engine import _evaluation, history
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
@@ -20,10 +21,9 @@ from fl.engine._evaluation import Tests
 from fl.engine._round_stats import RoundStats
 from fl.engine._transport import ClientRequest, ClientResult
 from fl.engine.store import Store
-from fl.message import Entry, Message, Tensors, sizes
+from fl.message import Entry, Message, Tensors, payload_bytes
 from fl.method import Method, NoUsableReply
 from fl.participants import Interrupted
-from fl.reduce import BadReply, Like, Reduced, Reducer, Schema, check_reply
 
 __all__ = ["RoundRunner"]
 
@@ -93,9 +93,9 @@ class RoundRunner:
         Raises:
             NoUsableReply: there are fewer.
         """
-        if not self.method.asks:
+        if not self.method.has_query:
             return
-        reducer, stats = Reducer(self.dispatcher.entries), RoundStats()
+        reducer, stats = Aggregator(self.dispatcher.entries), RoundStats()
         for answer, request, _ in self.dispatcher.exchange("answer", numbers, keeps=False):
             if answer.absent:
                 continue
@@ -103,25 +103,25 @@ class RoundRunner:
             if reason is not None:
                 stats.failed[str(answer.client)] = reason
         self._enough(reducer, stats.reasons(), min_replies)
-        self._act(lambda: self.method.answered(self.server, reducer.result()))
+        self._act(lambda: self.method.receive_answers(self.server, reducer.result()))
         counted = ("bytes_up", "bytes_down", "up", "down", "failed")
         self.server.notes["setup"] = {key: value for key, value in stats.row([]).items() if key in counted}
 
     def _take(
-        self, reducer: Reducer, stats: RoundStats, answer: ClientResult, request: ClientRequest | None, verb: str
+        self, reducer: Aggregator, stats: RoundStats, answer: ClientResult, request: ClientRequest | None, verb: str
     ) -> str | None:
         """Check and fold one reply, count it and its request, and keep both in a transcript; why not, if unusable."""
         number = answer.client
         if self.transcript is not None and request is not None:
             self.transcript.record(self.server.round, number, "down", request.message, verb)
         reason = answer.error or self._fold(reducer, answer, verb)
-        sent = sizes(answer.reply) if reason is None and answer.reply is not None else {}
+        sent = payload_bytes(answer.reply) if reason is None and answer.reply is not None else {}
         stats.count(number, sent, self.dispatcher.weight(request, number))
         if self.transcript is not None and reason is None and answer.reply is not None:
             self.transcript.record(self.server.round, number, "up", answer.reply, verb)
         return reason
 
-    def _fold(self, reducer: Reducer, answer: ClientResult, verb: str) -> str | None:
+    def _fold(self, reducer: Aggregator, answer: ClientResult, verb: str) -> str | None:
         """Check and fold one reply; return why it cannot be used, if so. Nothing of such a reply counts."""
 
         def work() -> str | None:
@@ -130,7 +130,7 @@ class RoundRunner:
                 schema = method.expect_answer(server, number)
             else:
                 local = verb == "local"
-                schema = method.expect(server, number) if local else method.expect_in(server, verb, number)
+                schema = method.expect(server, number) if local else method.expect_exchange(server, verb, number)
             try:
                 reply = self._usable(answer, schema, verb)
                 reducer.require(reply)
@@ -155,11 +155,11 @@ class RoundRunner:
         further = self.method.read_reply(self.server, reply) if verb == "local" else Message()
         if not len(further):
             return reply
-        derived = {key: Like(value) for key, value in further.items()}
-        reply = Message.of({**dict(reply.items()), **dict(further.items())})
+        derived = {key: EntrySpec(value) for key, value in further.items()}
+        reply = Message.unchecked({**dict(reply.items()), **dict(further.items())})
         return check_reply(reply, entries, {**schema, **derived})
 
-    def _enough(self, reducer: Reducer, why: str, min_replies: int) -> None:
+    def _enough(self, reducer: Aggregator, why: str, min_replies: int) -> None:
         if len(reducer.clients) >= min_replies:
             return
         raise NoUsableReply(
@@ -265,7 +265,7 @@ class RoundRunner:
         self.dispatcher.commit()
         self.committed, self.open = number, open_row
 
-    def _exchanges(self, min_replies: int, tests: Tests | None) -> tuple[Reduced, dict[str, Any]]:
+    def _exchanges(self, min_replies: int, tests: Tests | None) -> tuple[AggregatedReplies, dict[str, Any]]:
         """Play the round's exchanges with the drawn clients: the reduced replies of `local`, and the round's row."""
         method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None
@@ -283,11 +283,11 @@ class RoundRunner:
             raise ValueError(f"{type(method).__name__}.exchanges must hold 'local', got {method.exchanges}")
         return replies, stats.row(server.drawn)
 
-    def _receive_in(self, verb: str, found: Reduced, stats: RoundStats, *, folded: bool) -> None:
+    def _receive_in(self, verb: str, found: AggregatedReplies, stats: RoundStats, *, folded: bool) -> None:
         """Let the method take the answers of one exchange; whom it rejects is asked nothing more."""
         rejected: dict[int, str] = {}
         try:
-            work = partial(self.method.receive_in, self.server, verb, found)
+            work = partial(self.method.receive_exchange, self.server, verb, found)
             stats.server_seconds += self._act(lambda: rejected.update(work()))
         except NoUsableReply as error:
             why = f" ({stats.reasons()})" if stats.reasons() else ""
@@ -298,9 +298,9 @@ class RoundRunner:
             stats.fail(verb, client, reason, folded=folded)
         self.server.present = [client for client in self.server.present if client not in rejected]
 
-    def _ask(self, verb: str, stats: RoundStats, tests: Tests | None, *, folded: bool) -> Reducer:
+    def _ask(self, verb: str, stats: RoundStats, tests: Tests | None, *, folded: bool) -> Aggregator:
         """Ask the clients that are present, check and fold their replies in order, and count what it cost."""
-        server, dispatcher, reducer = self.server, self.dispatcher, Reducer(self.dispatcher.entries)
+        server, dispatcher, reducer = self.server, self.dispatcher, Aggregator(self.dispatcher.entries)
         asked = list(server.present)
         exchange = dispatcher.exchange(verb, asked, keeps=verb == "local", bundled=tests.bundled() if tests else None)
         for i, (answer, request, memory) in enumerate(exchange, start=1):

@@ -16,7 +16,7 @@ from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fin
 from distillkit.privacy import Ledger
 from distillkit.serialization import ConfigError, SerializationError, from_config, referenced_objects, to_config
 from distillkit.sets import LabeledImages, StoredImages
-from fl._parts import identity
+from fl._components import identity
 from fl.engine._clients import ClientRegistry
 from fl.engine.store import CheckpointError
 from fl.method import Method

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy import PrivacyError
-from fl.averaging.addon import fills
+from fl.aggregation import EntrySpec, Schema
+from fl.averaging.addon import overrides
 from fl.averaging.fedavg import FedAvg
-from fl.message import Entry, declared
+from fl.message import Entry, declared_entries
 from fl.method import Method
-from fl.reduce import Like, Schema
 
 __all__ = ["asking", "reading", "require_shapes", "require_sums"]
 
@@ -21,14 +21,14 @@ __all__ = ["asking", "reading", "require_shapes", "require_sums"]
 def asking(method: Method) -> str | None:
     """Which part of a method asks every client before round 1; None if nothing does."""
     addons = method.addons if isinstance(method, FedAvg) else ()
-    return next((a.name for a in addons if a.asks), type(method).__name__) if method.asks else None
+    return next((a.name for a in addons if a.has_query), type(method).__name__) if method.has_query else None
 
 
 def reading(method: Method) -> str | None:
     """Which part of a method reads single replies on the server; None if nothing does."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     itself = type(method).read_reply not in (Method.read_reply, FedAvg.read_reply)
-    return next((a.name for a in addons if fills(a, "read_reply")), type(method).__name__ if itself else None)
+    return next((a.name for a in addons if overrides(a, "read_reply")), type(method).__name__ if itself else None)
 
 
 def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
@@ -39,9 +39,9 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
     for entry in clips:
         if entry.key not in held:
             raise PrivacyError(f"clip names {entry.name}, which {name} does not have; give clip={{entry: C}}")
-        if entry.reduce not in ("mean", "sum"):
+        if entry.rule not in ("mean", "sum"):
             raise PrivacyError(
-                f"{entry.name} cannot be noised: it is no sum over clients but {entry.reduce!r}; clip entries "
+                f"{entry.name} cannot be noised: it is no sum over clients but {entry.rule!r}; clip entries "
                 "that combine by 'mean' or 'sum'"
             )
         if entry.key in weights:
@@ -63,13 +63,13 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
             f"{who} reads single replies on the server (read_reply), where they have no noise: leave it out"
         )
     for entry in held.values():
-        if entry.reduce == "union":
+        if entry.rule == "union":
             raise PrivacyError(
                 f"{entry.name} holds each client's rows apart, without a sum to noise: leave its owner out"
             )
-    for addon in (a for a in addons if not fills(a, "answer")):
-        for entry in declared(addon):
-            if entry.reduce != "first" and entry not in clips and entry.key not in weights:
+    for addon in (a for a in addons if not overrides(a, "answer")):
+        for entry in declared_entries(addon):
+            if entry.rule != "first" and entry not in clips and entry.key not in weights:
                 raise PrivacyError(_unclipped(entry))
 
 
@@ -97,16 +97,16 @@ def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
             raise PrivacyError(f"replies hold {key}, which has no clip: give clip={{entry: C}} for it too")
 
 
-def _fixed(like: Like) -> bool:
+def _fixed(like: EntrySpec) -> bool:
     group = like.value if isinstance(like.value, dict) else {"": like.value}
     wide = (torch.float32, torch.float64)
-    return like.rows is None and all(
+    return like.max_rows is None and all(
         t.dtype in wide if isinstance(t, Tensor) else isinstance(t, float) for t in group.values()
     )
 
 
 def _unclipped(entry: Entry[Any]) -> str:
     rule = "give clip={entry: C} for it too, or leave its owner out"
-    if entry.reduce == "max":
+    if entry.rule == "max":
         return f"{entry.name} is a maximum, to which no noise can be added: leave its owner out"
     return f"{entry.name} travels without a clip: {rule}"

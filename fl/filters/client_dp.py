@@ -13,6 +13,7 @@ from torch import Tensor
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import require_shapes, require_sums
 from fl.filters._vectors import clipped, group, like
@@ -20,7 +21,6 @@ from fl.filters.filter import Filter
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["Adaptive", "ClientDP"]
 
@@ -183,9 +183,9 @@ class ClientDP(Filter):
         """Replies hold weights of exactly 1; and, if the norms move, a bit (+-1/2) for each clipped entry."""
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
-                schema[entry.by.key] = Like(1.0, least=1.0, most=1.0)
+                schema[entry.by.key] = EntrySpec(1.0, minimum=1.0, maximum=1.0)
         if self.adaptive is not None:
-            schema[self.within.key] = Like(server.state[self.norms], least=-0.5, most=0.5)
+            schema[self.within.key] = EntrySpec(server.state[self.norms], minimum=-0.5, maximum=0.5)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         """Clip the update to the norm C. Nothing else leaves the client, and its weight is 1: its size is private."""
@@ -201,7 +201,7 @@ class ClientDP(Filter):
             sent[self.within] = within
         return sent
 
-    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
+    def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         """Charge the ledger, add N(0, (sigma C)^2) to the sum of every clipped tensor, and divide by q N.
 
         A tensor that nobody sent is noise alone; nothing else goes on to the method.
@@ -217,7 +217,7 @@ class ClientDP(Filter):
             total = group(replies.sum(entry)) if entry in replies else {}
             noise = {n: server.secret.normal(t.shape, std).to(t.device) for n, t in group(wanted).items()}
             noised = {n: total[n] + t if n in total else t for n, t in noise.items()}
-            divisor = 1.0 if entry.reduce == "sum" else entry.over or count
+            divisor = 1.0 if entry.rule == "sum" else entry.over or count
             values[entry] = like({n: t / divisor for n, t in noised.items()}, wanted)
             sums[entry.key] = noised if isinstance(wanted, dict) else noised[""]
             if entry.by is not None:
@@ -226,4 +226,4 @@ class ClientDP(Filter):
             bits = replies.get(self.within, torch.zeros_like(norms)) + server.secret.normal(norms.shape, bit_noise)
             share = 0.5 + bits / count
             server.state[self.norms] = norms * (-self.adaptive.step * (share - self.adaptive.quantile)).exp()
-        return Reduced(values, dict.fromkeys(sums, count), sums, [])
+        return AggregatedReplies(values, dict.fromkeys(sums, count), sums, [])

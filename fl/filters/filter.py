@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fl._parts import Part
+from fl._components import Component
+from fl.aggregation import AggregatedReplies, Schema
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.participants import Client, Server
-from fl.reduce import Reduced, Schema
 
 __all__ = ["Filter"]
 
 
-class Filter(Part):
+class Filter(Component):
     """One link of the chain: clipping, noise, secure sums. It overrides only what it needs.
 
     Like a method it is frozen and lives on the server and on every client alike; it may declare entries of its own, as
@@ -24,8 +24,8 @@ class Filter(Part):
         exact: whether `out` and `back` together leave every sum over clients as it was, number for number, as the masks
             of a secure sum do. Nothing else may change replies once a private filter has bounded them.
         before, after: what drawn clients are asked for in every round besides the training, by the names of methods of
-            this filter: called as `Method.local`, where the client is; see `Method.exchanges`. Its verbs are `send_in`,
-            `expect_in` and `receive_in`.
+            this filter: called as `Method.local`, where the client is; see `Method.exchanges`. Their server side is
+            `send_exchange`, `expect_exchange` and `receive_exchange`.
     """
 
     exact: ClassVar[bool] = False
@@ -33,7 +33,7 @@ class Filter(Part):
     after: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def in_a_method(cls, part: str) -> str:
+    def usage_example(cls, part: str) -> str:
         """How a method with this filter, written as `part`, is written; for the error where it is given alone."""
         return f"Filtered(FedAvg(factory=...), {part})"
 
@@ -83,19 +83,19 @@ class Filter(Part):
             schema: what the reply holds before this filter; to change in place.
         """
 
-    def send_in(self, server: Server, verb: str, client: int) -> Message:
+    def send_exchange(self, server: Server, verb: str, client: int) -> Message:
         """What the `client` is told in one of the filter's own exchanges, named by its `verb`.
 
-        Called on the `server`; pure, as `Method.send_in`.
+        Called on the `server`; pure, as `Method.send_exchange`.
         """
         return Message()
 
-    def expect_in(self, server: Server, verb: str, client: int) -> Schema:
+    def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
         """How the `client` answers in one of the filter's own exchanges, by its `verb`. Called on the `server`."""
         return {}
 
-    def receive_in(self, server: Server, verb: str, replies: Reduced) -> Mapping[int, str]:
-        """Take the answers of one of the filter's own exchanges, or of "local"; see `Method.receive_in`.
+    def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
+        """Take the answers of one of the filter's own exchanges, or of "local"; see `Method.receive_exchange`.
 
         Args:
             server: its state holds what the method and the filters keep.
@@ -114,7 +114,7 @@ class Filter(Part):
         """
         return reply
 
-    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
+    def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         """The server half: undo `out` on the reduced replies, or add noise to them. Called once a round.
 
         Args:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distillkit.privacy import PrivacyError
-from fl._parts import Keyed, require_own_entries, require_plain_options
+from fl._components import KeyedObject, require_own_entries, require_plain_options
+from fl.aggregation import AggregatedReplies, Schema
 from fl.filters.filter import Filter
 from fl.message import Message
 from fl.method import Method, Predictor, require_method
 from fl.participants import Client, Server
-from fl.reduce import Reduced, Schema
 
 __all__ = ["Filtered"]
 
@@ -95,31 +95,33 @@ class Filtered(Method):
         before = [verb for one in self.filters for verb in one.before]
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 
-    def _whose(self, verb: str) -> Method | Filter:
+    def _owner(self, verb: str) -> Method | Filter:
         """Who plays a further exchange."""
         return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
 
-    def send_in(self, server: Server, verb: str, client: int) -> Message:
+    def send_exchange(self, server: Server, verb: str, client: int) -> Message:
         """What the client is told in a further exchange, by whose it is."""
-        return self._whose(verb).send_in(server, verb, client)
+        return self._owner(verb).send_exchange(server, verb, client)
 
-    def expect_in(self, server: Server, verb: str, client: int) -> Schema:
+    def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
         """What the answer in a further exchange must look like, by whose it is."""
-        return self._whose(verb).expect_in(server, verb, client)
+        return self._owner(verb).expect_exchange(server, verb, client)
 
-    def receive_in(self, server: Server, verb: str, replies: Reduced) -> Mapping[int, str]:
+    def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Give the answers of a further exchange to whose it is; those of the training to all."""
-        links = self._links if verb == "local" else (self._whose(verb),)
+        links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}
         for one in links:
-            found |= one.receive_in(server, verb, replies)
+            found |= one.receive_exchange(server, verb, replies)
         return found
 
-    def act(self, verb: str, client: Client, message: Message) -> Message:
+    def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
         """What the method answers, or a filter in an exchange of its own."""
-        whose = self._whose(verb)
+        whose = self._owner(verb)
         return (
-            getattr(whose, verb)(client, message) if isinstance(whose, Filter) else super().act(verb, client, message)
+            getattr(whose, verb)(client, message)
+            if isinstance(whose, Filter)
+            else super().run_on_client(verb, client, message)
         )
 
     @property
@@ -132,7 +134,7 @@ class Filtered(Method):
         return next(x for x in self._links if x.draws_clients).draw(server)
 
     @property
-    def parts(self) -> tuple[Keyed, ...]:
+    def parts(self) -> tuple[KeyedObject, ...]:
         """The parts of the method, and the filters: whose entries may travel or be kept."""
         return (*self.method.parts, *self.filters)
 
@@ -169,7 +171,7 @@ class Filtered(Method):
             reply = one.out(client, message, reply)
         return reply
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Give the method the replies, through the filters' server halves (`back`) in reverse order."""
         schema, before = self.method.expect(server, 0), list[Schema]()
         for one in self.filters:
@@ -180,9 +182,9 @@ class Filtered(Method):
         self.method.receive(server, replies)
 
     @property
-    def asks(self) -> bool:
+    def has_query(self) -> bool:
         """Whether the method asks; answers pass no filter, so a filter may refuse such a method."""
-        return self.method.asks
+        return self.method.has_query
 
     def answer(self, client: Client, message: Message) -> Message:
         """The method's answer to its question before round 1; no filter changes it."""
@@ -192,9 +194,9 @@ class Filtered(Method):
         """What the answer must look like, as the method says."""
         return self.method.expect_answer(server, client)
 
-    def answered(self, server: Server, replies: Reduced) -> None:
+    def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
         """Give the clients' answers to the method; no filter sees them."""
-        self.method.answered(server, replies)
+        self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:
         """What the method derives from one reply as it arrived."""

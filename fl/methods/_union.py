@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from distillkit.networks._dropout import seed_dropout
 from distillkit.sets import LabeledImages
-from fl.batches import pick, rows, shuffled
+from fl.batches import batch_at, select_rows, shuffled_indices
 from fl.participants import Server
 
 __all__ = ["train_on_union"]
@@ -40,12 +40,12 @@ def train_on_union(
     seed_dropout(network, server.generator("dropout"))
     params = list(network.parameters())
     center = [p.detach().clone() for p in params]
-    for index in shuffled(len(union), batch, server.generator("train"), epochs, None):
+    for index in shuffled_indices(len(union), batch, server.generator("train"), epochs, None):
         server.check_running()
-        part = rows(union, index)
+        part = batch_at(union, index)
         losses = nn.functional.cross_entropy(network(part.images), part.labels, reduction="none")
         optimizer.zero_grad()
-        (losses * pick(weight, index)).mean().backward()
+        (losses * select_rows(weight, index)).mean().backward()
         optimizer.step()
         if radius is not None:
             _project(params, center, radius)

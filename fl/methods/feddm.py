@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,15 @@ from distillkit.augment import require_augmentation
 from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
 from distillkit.sets import LabeledImages
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging._validation import empty_set
 from fl.averaging.settings import learning_rate
 from fl.message import Entry, Message, Tensors
-from fl.method import Method, NoUsableReply, Predictor, sums_like
+from fl.method import Method, NoUsableReply, Predictor, evaluation_spec
 from fl.methods._union import train_on_union
 from fl.networks import Factory, Networks, copied
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
-from fl.schema import MOST
+from fl.schema import MAX_WEIGHT
 
 __all__ = ["FedDM"]
 
@@ -53,13 +53,14 @@ class FedDM(Method):
         server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: of SGD on the server.
         project: whether the server's weights are kept within rho of the round's start.
         weights: by what an image counts on the server, "synthetic" (Eq. 9) or "samples" (Eq. 2).
-        most_samples: with "samples", the largest count that a client may claim; a reply that claims more is refused.
+        max_samples: with "samples", the largest count that a client may claim; a reply that claims more is refused.
 
     Raises:
         TypeError, ValueError: an option of another kind, or out of range; it is named.
     """
 
     key = "FedDM"
+    old_options: ClassVar[Mapping[str, str]] = {"max_samples": "most_samples"}
     model = Entry[Tensors]("first")
     images = Entry[LabeledImages]("union")
     samples = Entry[Tensor]("union")
@@ -85,7 +86,7 @@ class FedDM(Method):
         server_weight_decay: float = 5e-4,
         project: bool = True,
         weights: Literal["synthetic", "samples"] = "synthetic",
-        most_samples: float = MOST,
+        max_samples: float = MAX_WEIGHT,
     ) -> None:
         self.networks = Networks(factory, several=False)
         self.ipc, self.steps = check.positive_int(ipc, "ipc"), check.positive_int(steps, "steps")
@@ -103,7 +104,7 @@ class FedDM(Method):
         self.server_weight_decay = check.real_number(server_weight_decay, "server_weight_decay", least=0.0)
         self.project = check.boolean(project, "project")
         self.weights = check.one_of(weights, "weights", ("synthetic", "samples"))
-        self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
+        self.max_samples = check.real_number(max_samples, "max_samples", above=0.0)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """What `repr` and the record of a run say: every option but the network, of which the record says more."""
@@ -183,12 +184,12 @@ class FedDM(Method):
     def expect(self, server: Server, client: int) -> Schema:
         """A reply holds at most ipc images a class, bare: a set's `info` would tell which classes a client lacks."""
         most = self.ipc * server.task.num_classes
-        schema: Schema = {self.images.key: Like(self.blank(server), rows=most, per_class=self.ipc)}
+        schema: Schema = {self.images.key: EntrySpec(self.blank(server), max_rows=most, max_per_class=self.ipc)}
         if self.weights == "samples":
-            schema[self.samples.key] = Like(torch.zeros(1), least=0.0, most=self.most_samples)
+            schema[self.samples.key] = EntrySpec(torch.zeros(1), minimum=0.0, maximum=self.max_samples)
         return schema
 
-    def weigh(self, replies: Reduced) -> Tensor:
+    def weigh(self, replies: AggregatedReplies) -> Tensor:
         """The weight of each image of the union, float [N] with mean 1, in the server's loss.
 
         Args:
@@ -209,7 +210,7 @@ class FedDM(Method):
             weight *= len(weight) / weight.sum()
         return weight
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """The server's half of Algorithm 1: weigh the images of the union, and train w_r on them."""
         self.train(server, replies[self.images], self.weigh(replies))
 
@@ -250,4 +251,4 @@ class FedDM(Method):
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
         """Sums over a client's test images, for the received model."""
-        return {self.tested.key: sums_like(server.task, "global")}
+        return {self.tested.key: evaluation_spec(server.task, "global")}

@@ -52,7 +52,7 @@ class FedLGD(FedAvg):
         weights: uniform (Algorithm 1, line 26), or by the number of condensed images.
         lr: the clients' rate; None: the optimiser's own, as in `FedAvg`.
         assign, initial, momentum, weight_decay, optimizer, optimizer_state, lr_decay, epochs, steps, phases, batch,
-            objective, most_samples, buffers, personal, predict: as for `FedAvg`. (Its `augment` is not: what is
+            objective, max_samples, buffers, personal, predict: as for `FedAvg`. (Its `augment` is not: what is
             condensed is trained on as it is.)
 
     Raises:

@@ -13,16 +13,16 @@ from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.losses import class_means, prototype_distance
 from distillkit.networks import split
 from distillkit.networks._dropout import seed_dropout
-from fl._parts import described
+from fl._components import stable_repr
 from fl.addons.condensed import Condensed
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.settings import learning_rate
-from fl.batches import rows, shuffled
+from fl.batches import batch_at, shuffled_indices
 from fl.message import Entry, Message, Tensors
-from fl.method import Method, Predictor, sums_like
+from fl.method import Method, Predictor, evaluation_spec
 from fl.networks import Factory, Networks, copied
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
-from fl.schema import MOST
+from fl.schema import MAX_WEIGHT
 
 __all__ = ["FedProto"]
 
@@ -80,7 +80,7 @@ class FedProto(Method):
         epochs: int = 1,
         batch: int = 32,
         weights: Literal["samples", "uniform"] = "samples",
-        most_samples: float = MOST,
+        max_samples: float = MAX_WEIGHT,
         predict: Literal["prototype", "classifier"] = "prototype",
         condensed: Condensed | None = None,
     ) -> None:
@@ -91,16 +91,16 @@ class FedProto(Method):
         self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
         self.epochs, self.batch = check.positive_int(epochs, "epochs"), check.positive_int(batch, "batch")
         self.weights = check.one_of(weights, "weights", ("samples", "uniform"))
-        self.most_samples = check.real_number(most_samples, "most_samples", above=0.0)
+        self.max_samples = check.real_number(max_samples, "most_samples", above=0.0)
         self.predict = check.one_of(predict, "predict", ("prototype", "classifier"))
         if condensed is not None and not isinstance(condensed, Condensed):
-            raise TypeError(f"condensed must be a Condensed(refine_steps=0, ...), got {described(condensed)}")
+            raise TypeError(f"condensed must be a Condensed(refine_steps=0, ...), got {stable_repr(condensed)}")
         if condensed is not None and condensed.refine_steps and condensed.selected:
             raise ValueError(
                 "FedProto has no global network to refine sets under: Condensed(refine_steps=0), got "
                 f"refine_steps={condensed.refine_steps}"
             )
-        self.condensed = None if condensed is None or condensed.off else condensed
+        self.condensed = None if condensed is None or condensed.disabled else condensed
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """What `repr` and the record of a run say: every option but the networks, of which the record says more."""
@@ -163,9 +163,9 @@ class FedProto(Method):
         network, prototypes, known = split(net), message[self.prototypes], message[self.known]
         optimizer = torch.optim.SGD(net.parameters(), self.lr, self.momentum, weight_decay=self.weight_decay)
         net.train()
-        for index in shuffled(len(data), self.batch, client.generator("batches"), self.epochs, None):
+        for index in shuffled_indices(len(data), self.batch, client.generator("batches"), self.epochs, None):
             client.check_running()
-            batch = rows(data, index)
+            batch = batch_at(data, index)
             labels, z = batch.labels, network.features(batch.images)
             distance = prototype_distance(z, labels, prototypes, known)
             loss = client.task.loss(network.classifier(z), labels) + self.lam * distance
@@ -182,10 +182,13 @@ class FedProto(Method):
     def expect(self, server: Server, client: int) -> Schema:
         """A reply holds a mean embedding and a count for every class; 0 for one that the client lacks."""
         prototypes = server.state[self.prototypes]
-        most = self.most_samples if self.weights == "samples" else 1.0
-        return {self.count.key: Like(prototypes[:, 0], least=0.0, most=most), self.means.key: Like(prototypes)}
+        most = self.max_samples if self.weights == "samples" else 1.0
+        return {
+            self.count.key: EntrySpec(prototypes[:, 0], minimum=0.0, maximum=most),
+            self.means.key: EntrySpec(prototypes),
+        }
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Average each class's prototype over the clients that own it; one that nobody owns stays."""
         means = replies[self.means]
         owned = replies.weight(self.means) > 0
@@ -204,7 +207,7 @@ class FedProto(Method):
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
         """Sums over a client's test images, for its own network."""
-        return {self.tested.key: sums_like(server.task, "personal")}
+        return {self.tested.key: evaluation_spec(server.task, "personal")}
 
 
 class _Nearest(nn.Module):

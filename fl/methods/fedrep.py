@@ -37,7 +37,7 @@ class FedRep(FedAvg):
         weights: a client's weight in the mean, "uniform" or by "samples".
         lr, momentum, batch: of the clients; those of the release (github.com/lgcollins/FedRep, utils/options.py, lines
             15 to 18); lr None is the optimiser's own rate, as in `FedAvg`; Adam takes momentum 0.
-        assign, initial, weight_decay, optimizer, optimizer_state, lr_decay, augment, objective, most_samples, buffers,
+        assign, initial, weight_decay, optimizer, optimizer_state, lr_decay, augment, objective, max_samples, buffers,
             predict: as for `FedAvg`, of which `personal`, `phases`, `epochs` and `steps` are set here.
 
     Raises:

@@ -27,11 +27,11 @@ from distillkit.privacy import (
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, refuse_measured_normalization
 from distillkit.privacy.validation._delta import refuse_large_delta
 from distillkit.sets import LabeledImages
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.message import Entry
 from fl.method import NoUsableReply
 from fl.methods.feddm import FedDM
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["PrivateFedDM"]
 
@@ -76,7 +76,7 @@ class PrivateFedDM(FedDM):
     """
 
     key = "PrivateFedDM"
-    old_options: ClassVar[Mapping[str, str]] = {"draws": "networks"}
+    old_options: ClassVar[Mapping[str, str]] = {**FedDM.old_options, "draws": "networks"}
     counts = Entry[Tensor]("first")
     last = Entry[Tensor]("first")
 
@@ -281,13 +281,15 @@ class PrivateFedDM(FedDM):
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
         """The noised records that each image stands for, float [N], within the range of a weight."""
-        return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.most_samples).float()
+        return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.max_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:
         """As FedDM; with `weights="samples"` a weight for each image."""
         schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
         if self.weights == "samples":
-            weights = Like(torch.zeros(1), rows=rows, along=self.images, least=0.0, most=self.most_samples)
+            weights = EntrySpec(
+                torch.zeros(1), max_rows=rows, same_rows_as=self.images, minimum=0.0, maximum=self.max_samples
+            )
             schema[self.samples.key] = weights
         return schema
 
@@ -300,7 +302,7 @@ class PrivateFedDM(FedDM):
             )
         super().train(server, union, weight)
 
-    def weigh(self, replies: Reduced) -> Tensor:
+    def weigh(self, replies: AggregatedReplies) -> Tensor:
         """The weight of each image of the union, mean 1: equal, or by the noised counts."""
         if self.weights == "synthetic":
             return super().weigh(replies)

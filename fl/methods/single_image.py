@@ -59,7 +59,7 @@ class SingleImage(FedAvg):
         epochs: passes over the local data in a round; default 40, unless `steps` or `phases` are given.
         objective: default: `ClippedCrossEntropy(clip)` with the clip in `shared`; the task's loss where that is None.
         assign, initial, momentum, weight_decay, optimizer_state, lr_decay, steps, phases, augment, weights,
-            most_samples, buffers, personal, predict: as for `FedAvg`.
+            max_samples, buffers, personal, predict: as for `FedAvg`.
 
     Raises:
         TypeError, ValueError: a bad option of `FedAvg` or of `SharedImage`.

@@ -11,11 +11,11 @@ from distillkit._utils import check
 from distillkit.privacy import PublicEmbedders, class_sums
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.message import Entry, Message
 from fl.method import NoUsableReply
 from fl.methods.private_feddm import PrivateFedDM
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
 
 __all__ = ["SummedFedDM"]
 
@@ -126,12 +126,12 @@ class SummedFedDM(PrivateFedDM):
     def expect(self, server: Server, client: int) -> Schema:
         """A reply holds sums of every map and class, and the class sizes unless these are public."""
         sums = server.state[self.sums]
-        schema: Schema = {self.sums.key: Like(sums)}
+        schema: Schema = {self.sums.key: EntrySpec(sums)}
         if self.sizes is None:
-            schema[self.total.key] = Like(sums[0, :, 0])
+            schema[self.total.key] = EntrySpec(sums[0, :, 0])
         return schema
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Fit one set to the noised means of everybody's records, and train on it.
 
         Raises:

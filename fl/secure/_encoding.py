@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy import PrivacyError
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema, finalize
 from fl.averaging.fedavg import FedAvg
 from fl.message import Entry, Message, Value
-from fl.reduce import Like, Reduced, Schema, divided
-from fl.schema import MOST
+from fl.schema import MAX_WEIGHT
 
 __all__ = ["BoundExceeded", "EntryLayout", "ReplyLayout"]
 
@@ -159,7 +159,7 @@ class ReplyLayout:
     def matches(self, schema: Schema) -> bool:
         """Check whether replies of this `schema`, with all or some of the entries, have this layout."""
         forms = {entry.key: (entry.form, entry.parts) for entry in self.entries}
-        wanted = {key: (_form(like.value), tuple(_parts(like.value))) for key, like in schema.items()}
+        wanted = {key: (_form(like.value), tuple(_components(like.value))) for key, like in schema.items()}
         return all(forms.get(key) == form for key, form in wanted.items())
 
     # On a client.
@@ -203,7 +203,7 @@ class ReplyLayout:
 
     # On the server.
 
-    def decode(self, total: Tensor, clients: list[int], expected: Schema) -> Reduced:
+    def decode(self, total: Tensor, clients: list[int], expected: Schema) -> AggregatedReplies:
         """Decode a sum of vectors as reduced replies.
 
         Args:
@@ -226,14 +226,14 @@ class ReplyLayout:
                 weight = sums[entry.by][""]
                 weight = weight if weight.ndim else float(weight)
             parts = {
-                n: divided(entry.rule, entry.over, t, weight, like[n] if isinstance(like, dict) else like)
+                n: finalize(entry.rule, entry.over, t, weight, like[n] if isinstance(like, dict) else like)
                 for n, t in group.items()
             }
             grouped = entry.form == "group"
             values[entry.key] = parts if grouped else parts[""]
             weights[entry.key] = dict.fromkeys(group, weight) if grouped else weight
             totals[entry.key] = group if grouped else group[""]
-        return Reduced(Message.of(values), weights, totals, clients)
+        return AggregatedReplies(Message.unchecked(values), weights, totals, clients)
 
 
 def _named_tensors(value: Any) -> dict[str, Tensor]:
@@ -250,49 +250,49 @@ def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
     return weight.view(-1, *[1] * (value.ndim - 1)) if weight.ndim else weight
 
 
-def _entry_layout(entry: Entry[Any], like: Like, given: float | None, is_weight: bool) -> EntryLayout:
+def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_weight: bool) -> EntryLayout:
     """Return the layout of one entry; raise if it cannot be summed."""
     value, key = like.value, entry.key
-    if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.reduce not in ("mean", "sum"):
+    if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.rule not in ("mean", "sum"):
         raise PrivacyError(
             f"{entry.name} counts a network's batches and is combined by the maximum, which is not a sum: use "
             "buffers='drop', or a network without batch norm (norm='instance')"
         )
-    if entry.reduce == "union":
+    if entry.rule == "union":
         raise PrivacyError(
             f"{entry.name} keeps each client's rows separate for the server, which is not a sum: remove the part that "
             "declares it"
         )
-    if entry.reduce not in ("mean", "sum"):
+    if entry.rule not in ("mean", "sum"):
         raise PrivacyError(
-            f"{entry.name} combines by {entry.reduce!r}, which is not a sum: remove the part that declares it"
+            f"{entry.name} combines by {entry.rule!r}, which is not a sum: remove the part that declares it"
         )
     if isinstance(value, str) or not isinstance(value, Tensor | dict | float | int):
         raise PrivacyError(
             f"{entry.name} is a {type(value).__name__}, which cannot be summed: remove the part that declares it"
         )
-    if like.rows is not None or like.optional:
+    if like.max_rows is not None or like.optional:
         what = "is not in every reply" if like.optional else "has a number of rows that each client chooses"
         raise PrivacyError(f"{entry.name} {what}, which a sum would reveal: remove the part that declares it")
     if given is None and entry.bound is not None:
         given = entry.bound
-    if given is None and math.isfinite(like.least) and math.isfinite(like.most):
-        given = max(abs(like.least), abs(like.most))
+    if given is None and math.isfinite(like.minimum) and math.isfinite(like.maximum):
+        given = max(abs(like.minimum), abs(like.maximum))
     if given is None and is_weight:
-        given = MOST
+        given = MAX_WEIGHT
     if given is None or not 0 < given < math.inf:
         raise ValueError(
             f"{entry.name} has no public maximum, which its encoding needs: pass SecureSums(most={{{entry.name}: B}}), "
             "the largest absolute value allowed in it"
         )
     by = entry.by.key if entry.by is not None else ""
-    return EntryLayout(key, _form(value), entry.reduce, by, entry.over, float(given), tuple(_parts(value)))
+    return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(given), tuple(_components(value)))
 
 
 def _form(value: Value) -> str:
     return "group" if isinstance(value, dict) else "tensor" if isinstance(value, Tensor) else "number"
 
 
-def _parts(value: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _components(value: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
     for name, tensor in _named_tensors(value).items():
         yield name, tuple(tensor.shape), _dtype(tensor, value)

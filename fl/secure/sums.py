@@ -38,13 +38,13 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.privacy import PrivacyError
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import asking, reading
 from fl.filters.filter import Filter
 from fl.message import Entry, Message
 from fl.method import Method, NoUsableReply
 from fl.participants import Client, Server
-from fl.reduce import Like, Reduced, Schema
 from fl.secure import _crypto
 from fl.secure._encoding import ReplyLayout
 from fl.secure._session import BOX_BYTES, SHARE_BYTES, ClientSession
@@ -101,7 +101,7 @@ class SecureSums(Filter):
     bits: int = field(default=40, kw_only=True)
     maxima: dict[str, float] = field(init=False)
 
-    layout = Entry[str]("first", kept=True)
+    layout = Entry[str]("first", cached=True)
     clients = Entry[Tensor]("first")
     partners = Entry[Tensor]("first")
     survivors = Entry[Tensor]("first")
@@ -176,7 +176,7 @@ class SecureSums(Filter):
             )
         length = layout.select(schema).length
         schema.clear()
-        schema[self.masked.key] = Like(torch.zeros((), dtype=torch.int64).expand(length))
+        schema[self.masked.key] = EntrySpec(torch.zeros((), dtype=torch.int64).expand(length))
 
     # Client side, in the order of a round.
 
@@ -222,7 +222,7 @@ class SecureSums(Filter):
             message[self.partners] = server.state[self.partners]
             message[self.boxes] = server.state[self.boxes][:, index].clone()
 
-    def send_in(self, server: Server, verb: str, client: int) -> Message:
+    def send_exchange(self, server: Server, verb: str, client: int) -> Message:
         """Return the message of a step other than the training."""
         entries: tuple[Entry[Any], ...] = {
             "announce": (),
@@ -232,7 +232,7 @@ class SecureSums(Filter):
         }[verb]
         return Message({entry: server.state[entry] for entry in entries})
 
-    def expect_in(self, server: Server, verb: str, client: int) -> Schema:
+    def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
         """Return the schema of the reply of a step: bytes of a fixed length."""
         count = {"deal": self.clients, "disclose": self.partners}.get(verb)
         length = len(server.state[count]) if count is not None else 0
@@ -242,9 +242,9 @@ class SecureSums(Filter):
             "assent": (self.signatures, (1, _crypto.SIGNATURE_BYTES)),
             "disclose": (self.shares, (1, length, SHARE_BYTES)),
         }[verb]
-        return {entry.key: Like(torch.zeros(shape, dtype=torch.uint8))}
+        return {entry.key: EntrySpec(torch.zeros(shape, dtype=torch.uint8))}
 
-    def receive_in(self, server: Server, verb: str, replies: Reduced) -> Mapping[int, str]:
+    def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Store what the next step needs; return the clients whose keys or signatures are invalid, with the reason.
 
         Raises:
@@ -276,7 +276,7 @@ class SecureSums(Filter):
             server.state[entry] = replies[entry][[replies.clients.index(client) for client in good]]
         return invalid
 
-    def _invalid_clients(self, server: Server, verb: str, replies: Reduced) -> dict[int, str]:
+    def _invalid_clients(self, server: Server, verb: str, replies: AggregatedReplies) -> dict[int, str]:
         """Return the clients with an invalid key or signature, which the others would refuse."""
         found: dict[int, str] = {}
         context = self._context(server)
@@ -298,7 +298,7 @@ class SecureSums(Filter):
     def _transcript(self, server: Server) -> bytes:
         return self._context(server).transcript(_bundles(server.state[self.clients], server.state[self.bundles]))
 
-    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
+    def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         """Remove the masks from the sum, and decode it as the method's reduced replies.
 
         Raises:

@@ -18,7 +18,7 @@ from distillkit.serialization import ConfigError, from_config
 from distillkit.sets import LabeledImages
 from distillkit.study.candidate import Candidate
 from distillkit.study.task import Allocation, Task
-from fl._parts import identity
+from fl._components import identity
 from fl.engine._run_record import read_config
 from fl.engine.store import CheckpointError, Store
 from fl.message import Message

@@ -60,7 +60,7 @@ def test_what_is_said_beside_the_training_owes_nothing(run: Path, tmp_path: Path
     """Keys, signatures and the like are exchanges of a round, too."""
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
     for client in range(2):
-        store.record(1, client, "up", Message.of({"Keys.public": torch.ones(4)}), "announce")
+        store.record(1, client, "up", Message.unchecked({"Keys.public": torch.ones(4)}), "announce")
     found = report(store.out)
     assert not any("ledger is short" in line for line in found.leaks)
     assert "as it sent replies (at least 0 more)" in found.markdown.read_text()

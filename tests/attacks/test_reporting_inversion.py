@@ -147,7 +147,7 @@ def test_a_victim_of_ones_own_is_inverted(run: Path, tmp_path: Path) -> None:
 def test_of_several_exchanges_in_a_round_the_training_is_inverted(run: Path, tmp_path: Path) -> None:
     """Names of exchanges may sort before that of the training."""
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
-    asked = Message.of({"Keys.public": torch.ones(4)})
+    asked = Message.unchecked({"Keys.public": torch.ones(4)})
     for client, direction in ((0, "down"), (0, "up"), (1, "down"), (1, "up"), (2, "down"), (2, "up")):
         store.record(1, client, direction, asked, "announce")
     folder = opened(store.out)
@@ -222,7 +222,7 @@ def test_closer_to_its_records_than_to_others_is_found_below_what_counts_as_brou
 
 def test_a_client_that_did_not_answer_in_a_round_has_no_pair(run: Path, tmp_path: Path) -> None:
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
-    store.record(2, 0, "up", Message.of({"FedAvg.update": {"w": torch.ones(1)}}))  # an answer to nothing that was kept
+    store.record(2, 0, "up", Message.unchecked({"FedAvg.update": {"w": torch.ones(1)}}))  # answers nothing
     folder = opened(store.out)
     assert pair(folder, 0, None)[0].round == 1
     for client, number in ((0, 2), (5, 1)):

@@ -189,7 +189,7 @@ def counted(text: str) -> list[str]:
 def test_an_empty_set_was_sent_and_shows_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for client, data in ((0, images(1)[:0]), (1, images(1)[:4])):
-        store.record(1, client, "up", Message.of({"set": data}))
+        store.record(1, client, "up", Message.unchecked({"set": data}))
     found = Sent.of(folder(path=tmp_path, transcript=True))
     assert [client for client, _ in found.sets] == [1]
     assert [len(one) for one in found.rounds] == [4]

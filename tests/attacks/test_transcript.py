@@ -56,7 +56,7 @@ def test_what_the_federated_layer_wrote_is_read(
     values: dict[str, object], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     out = tmp_path_factory.mktemp("run")
-    Store(out).record(3, 12, "up", Message.of(values))
+    Store(out).record(3, 12, "up", Message.unchecked(values))
     [seen] = read(out)
     assert (seen.round, seen.client, seen.direction) == (3, 12, "up")
     assert same(dict(seen.values), dict(values))
@@ -68,7 +68,7 @@ def run(out: Path) -> Path:
     for number in (10, 2):
         for client in (11, 3):
             for direction in ("up", "down"):
-                store.record(number, client, direction, Message.of({"set": small_set(client), "n": number}))
+                store.record(number, client, direction, Message.unchecked({"set": small_set(client), "n": number}))
     return out
 
 
@@ -82,7 +82,7 @@ def test_messages_come_by_round_client_and_direction(tmp_path: Path) -> None:
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_no_altered_bit_passes(place: float, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("run")
-    Store(out).record(1, 0, "up", Message.of({"set": small_set(0), "model": {"w": tensor(0, 3)}, "n": 0.5}))
+    Store(out).record(1, 0, "up", Message.unchecked({"set": small_set(0), "model": {"w": tensor(0, 3)}, "n": 0.5}))
     path = out / "transcript" / "1" / "0-up.safetensors"
     data = bytearray(path.read_bytes())
     data[int(place * len(data))] ^= 1 << bit
@@ -151,6 +151,6 @@ def test_two_checksums_agree() -> None:
     """The reader's own checksum, of a message that only the writer has seen."""
     from attacks.transcript import _decoded
 
-    values, facts = _decoded(encode(Message.of({"n": 3, "t": tensor(1, 2)}), {"round": "1"}))
+    values, facts = _decoded(encode(Message.unchecked({"n": 3, "t": tensor(1, 2)}), {"round": "1"}))
     assert values["n"] == 3
     assert facts["round"] == "1"

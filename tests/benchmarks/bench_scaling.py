@@ -43,9 +43,9 @@ from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import git_commit
 from distillkit.normalization import IDENTITY
 from fl import Client, FedAvg, FedDM, Message, Method, simulate
+from fl.aggregation import AggregatedReplies
 from fl.deploy.flower import client_app, serve
 from fl.participants import Server
-from fl.reduce import Reduced
 from tests.benchmarks.clients import Clients
 from tests.fl.flower import double
 
@@ -110,7 +110,7 @@ class Pictures(FedDM):
     def local(self, client: Client, message: Message) -> Message:
         return Message({self.images: self.sent})
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         server.state[self.images] = replies[self.images]
 
 

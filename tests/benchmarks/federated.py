@@ -13,8 +13,8 @@ from distillkit.networks import ConvNet, LeNet
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
 from fl import Client, FedAvg, FedDM, Message, Method, simulate
+from fl.aggregation import AggregatedReplies
 from fl.participants import Server
-from fl.reduce import Reduced
 from tests.benchmarks import plain
 from tests.benchmarks.limit import Convolutions
 from tests.benchmarks.plain import Step
@@ -40,7 +40,7 @@ def noting(method: type[Method], convolutions: Convolutions) -> type[Method]:
             with convolutions:
                 return super().local(client, message)  # type: ignore[no-any-return]
 
-        def receive(self, server: Server, replies: Reduced) -> None:
+        def receive(self, server: Server, replies: AggregatedReplies) -> None:
             with convolutions:
                 super().receive(server, replies)
 

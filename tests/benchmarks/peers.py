@@ -33,10 +33,10 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from distillkit.rng import derive
 from fl import FedAvg, simulate
+from fl.aggregation import Aggregator
 from fl.averaging import fedavg
 from fl.averaging.local import Local
 from fl.engine import _rounds
-from fl.reduce import Reducer
 
 ROOT = Path(__file__).parents[2]
 IMAGES, BATCH, RATE = 50, 10, 0.1
@@ -140,7 +140,13 @@ def parts(users: Sequence[LabeledImages], cohort: int) -> dict[str, float]:
         return patch.object(owner, name, watching)
 
     with ExitStack() as stack:
-        calls = (Local, "__init__"), (fedavg, "train"), (FedAvg, "local"), (_rounds, "check_reply"), (Reducer, "fold")
+        calls = (
+            (Local, "__init__"),
+            (fedavg, "train"),
+            (FedAvg, "local"),
+            (_rounds, "check_reply"),
+            (Aggregator, "fold"),
+        )
         for owner, name in calls:
             stack.enter_context(watched(owner, name))
         ours(users, cohort, 2, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillkit import LabeledImages, Normalization
 from fl.message import Entry, Message
-from fl.schema import MOST, Like, Schema
+from fl.schema import MAX_WEIGHT, EntrySpec, Schema
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64,
@@ -24,26 +24,26 @@ Mutant = tuple[str, Any]
 def mutants(reply: Message, schema: Schema, entries: Mapping[str, Entry[Any]]) -> Iterator[Mutant]:
     """Names and replies: whole replies of another kind, entries too few or too many, and each entry gone wrong."""
     held = dict(reply.items())
-    whole: list[Any] = [{}, held, "reply", 7, [reply], torch.zeros(3), object(), Message.of({1: 2.0})]  # type: ignore[dict-item]
+    whole: list[Any] = [{}, held, "reply", 7, [reply], torch.zeros(3), object(), Message.unchecked({1: 2.0})]  # type: ignore[dict-item]
     for i, other in enumerate(whole):
         yield f"whole {i}", other
     for key, like in schema.items():
         if key in held and not like.optional:
-            yield f"{key} left out", Message.of({k: v for k, v in held.items() if k != key})
-    yield "undeclared", Message.of({**held, "Nobody.declared": 1.0})
-    yield "a key beside", Message.of({**held, f"{next(iter(held))} ": 1.0})
+            yield f"{key} left out", Message.unchecked({k: v for k, v in held.items() if k != key})
+    yield "undeclared", Message.unchecked({**held, "Nobody.declared": 1.0})
+    yield "a key beside", Message.unchecked({**held, f"{next(iter(held))} ": 1.0})
     model = next((v for v in held.values() if isinstance(v, dict)), {"a": torch.zeros(2)})
     for key in entries:
         if key not in schema:
             for value in (1.0, torch.zeros(3), model, {}, {"global": torch.ones(12)}, "last"):
-                yield f"{key} not due: {type(value).__name__}", Message.of({**held, key: value})
+                yield f"{key} not due: {type(value).__name__}", Message.unchecked({**held, key: value})
     weights = {e.by.key for e in entries.values() if e.by is not None}
     for key, value in held.items():
         for name, wrong in _values(value, schema[key], key in weights):
-            yield f"{key} {name}", Message.of({**held, key: wrong})
+            yield f"{key} {name}", Message.unchecked({**held, key: wrong})
 
 
-def _values(value: Any, like: Like, weight: bool) -> Iterator[Mutant]:
+def _values(value: Any, like: EntrySpec, weight: bool) -> Iterator[Mutant]:
     kinds = {
         "none": None, "bool": True, "list": [1.0], "tuple": (), "bytes": b"1", "complex": 1j, "object": object(),
         "text": "1", "surrogate": "\ud800", "number": 1.0, "tensor": torch.zeros(2), "group": {"a": torch.zeros(2)},
@@ -53,14 +53,14 @@ def _values(value: Any, like: Like, weight: bool) -> Iterator[Mutant]:
         float: ["number"], Tensor: ["tensor"], dict: ["group"], LabeledImages: ["set"],
     }[next(t for t in (Tensor, dict, LabeledImages, float) if isinstance(value, t))]  # fmt: skip
     yield from ((f"is {n}", v) for n, v in kinds.items() if n not in own)
-    least, most = (max(like.least, 0.0), min(like.most, MOST)) if weight else (like.least, like.most)
+    least, most = (max(like.minimum, 0.0), min(like.maximum, MAX_WEIGHT)) if weight else (like.minimum, like.maximum)
     if isinstance(value, float):
         yield from ((f"is {v}", v) for v in (math.nan, math.inf, -math.inf))
         yield from ((f"is huge {i}", v) for i, v in enumerate((10**400, -(10**400), 2**64)))
         yield from ((f"is {v}", v) for v in _outside(least, most))
     elif isinstance(value, Tensor):
-        yield from _tensors(value, like.rows, least, most)
-        if like.along is not None:
+        yield from _tensors(value, like.max_rows, least, most)
+        if like.same_rows_as is not None:
             yield "a row short", value[:-1]
     elif isinstance(value, dict):
         yield from _groups(value, like, least, most)
@@ -105,7 +105,7 @@ def _with(value: Tensor, place: int, number: float) -> Tensor:
     return other.view_as(value)
 
 
-def _groups(value: dict[str, Tensor], like: Like, least: float, most: float) -> Iterator[Mutant]:
+def _groups(value: dict[str, Tensor], like: EntrySpec, least: float, most: float) -> Iterator[Mutant]:
     for name, tensor in value.items():
         rest = {n: t for n, t in value.items() if n != name}
         yield f"without {name}", rest
@@ -120,7 +120,7 @@ def _bare() -> LabeledImages:
     return LabeledImages(torch.zeros(1, 1, 4, 4), torch.zeros(1, dtype=torch.int64), num_classes=3)
 
 
-def _sets(value: LabeledImages, like: Like) -> Iterator[Mutant]:
+def _sets(value: LabeledImages, like: EntrySpec) -> Iterator[Mutant]:
     n = len(value)
     c, h, w = value.shape
     rows = torch.nn.functional.one_hot(value.labels, value.num_classes).to(value.images.dtype)
@@ -136,11 +136,11 @@ def _sets(value: LabeledImages, like: Like) -> Iterator[Mutant]:
     yield "in float16", value.to(dtype=torch.float16)
     yield "wider", value.replace(images=torch.zeros(n, c, h, w + 1))
     yield "in colour", value.replace(images=torch.zeros(n, c + 1, h, w))
-    assert like.per_class is not None
-    assert like.rows is not None
-    many = like.per_class + 1
+    assert like.max_per_class is not None
+    assert like.max_rows is not None
+    many = like.max_per_class + 1
     yield "with too many of a class", value[torch.zeros(many, dtype=torch.int64)]
-    every = torch.arange(like.rows + 1) % n
+    every = torch.arange(like.max_rows + 1) % n
     yield "with too many images", value[every]
     spoiled: list[tuple[str, str, Any]] = [
         ("labels out of range", "labels", value.labels + value.num_classes),

@@ -133,8 +133,8 @@ def test_path_is_how_far_a_constant_unit_gradient_moves(momentum: float, mu: flo
     seen: list[float] = []
 
     class Peek(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
-            seen.append(local.path)
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            seen.append(local.effective_lr)
 
     addons = (Peek(), FedProx(mu))
     simulate(
@@ -201,7 +201,7 @@ def test_averaged_running_statistics_are_the_weighted_mean() -> None:
     nets = {}
 
     class Peek(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             nets[local.client.id] = local.state()["body.1.running_var"]
 
     run = simulate(FedAvg(Peek(), factory=lambda k: Tiny(k, norm=True)), clients, rounds=1, progress=False)
@@ -227,7 +227,7 @@ def test_architectures_are_averaged_apart() -> None:
     clients, deltas = federation(), {}
 
     class Peek(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             deltas[local.client.id] = (len(local.data), local.delta["classifier.bias"], local.start["classifier.bias"])
 
     assign = {0: "plain", 1: "norm", 2: "plain", 3: "norm", 4: "plain"}

@@ -44,11 +44,11 @@ from fl.addons import (
     FedNova,
     FedProx,
 )
+from fl.aggregation import AggregatedReplies, Aggregator, EntrySpec, Schema
 from fl.averaging.addon import AddOn
 from fl.filters.client_dp import Adaptive
 from fl.message import Tensors
 from fl.methods import FedProto
-from fl.reduce import Like, Reduced, Reducer, Schema
 from tests.fl import quadratic
 from tests.fl.laws import assert_same, network, tensors
 from tests.fl.small import Tiny, federation
@@ -117,7 +117,7 @@ def test_without_noise_clip_and_draw_it_is_uniform_averaging(addons: Any) -> Non
     base = averaging(*addons)
     clip: dict[Entry[Any], float] = {FedAvg.update: 1e6}
     for addon in addons:
-        clip |= {e: 1e6 for e in vars(type(addon)).values() if isinstance(e, Entry) and e.reduce in ("mean", "sum")}
+        clip |= {e: 1e6 for e in vars(type(addon)).values() if isinstance(e, Entry) and e.rule in ("mean", "sum")}
     plain, dp = play(base), play(Filtered(averaging(*addons), ClientDP(0.0, 1.0, clip)))
     mine, others = tensors(plain.server.state), tensors(dp.server.state)
     assert mine.keys() == others.keys()
@@ -134,13 +134,13 @@ class Sums(Method):
     number = Entry[float]("mean")
     fixed = Entry[Tensor]("mean", over=8.0)
     extra = Entry[Tensor]("sum")
-    got: Reduced
+    got: AggregatedReplies
 
     def send(self, server: Server, client: int) -> Message:
         return Message({self.n: 0.0})
 
     def expect(self, server: Server, client: int) -> Schema:
-        return {k: Like(v) for k, v in self.reply(0.0).items() if k != self.extra.key}
+        return {k: EntrySpec(v) for k, v in self.reply(0.0).items() if k != self.extra.key}
 
     def reply(self, factor: float) -> Message:
         return Message({
@@ -152,7 +152,7 @@ class Sums(Method):
     def local(self, client: Client, message: Message) -> Message:
         return self.reply(client.id + 1.0)
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         self.got = replies
 
 
@@ -173,8 +173,8 @@ def vector_of(sums: Any) -> Tensor:
     return torch.cat([t.double().flatten() for t in parts])
 
 
-def fold(dp: ClientDP, replies: list[Message], message: Message | None = None) -> Reduced:
-    reducer = Reducer(ENTRIES)
+def fold(dp: ClientDP, replies: list[Message], message: Message | None = None) -> AggregatedReplies:
+    reducer = Aggregator(ENTRIES)
     for k, reply in enumerate(replies):
         reducer.fold(k, dp.out(None, message or Message(), reply))  # type: ignore[arg-type]
     return reducer.result()
@@ -251,7 +251,7 @@ def test_noise_is_on_every_tensor_of_every_entry_even_if_nobody_is_drawn() -> No
     found = []
     server = beside(method, secret=3)
     for _ in range(1000):
-        got = dp.back(server, Reducer(ENTRIES).result(), server.method.expect(server, 0))
+        got = dp.back(server, Aggregator(ENTRIES).result(), server.method.expect(server, 0))
         found.append(vector_of([got.sum(e) for e in CLIPS]))
     rows = torch.stack(found)
     std = 1.5 * math.hypot(*CLIPS.values())
@@ -278,13 +278,13 @@ def test_an_empty_draw_still_moves_the_model() -> None:
 
 def test_lost_and_failed_replies_are_noise_on_a_smaller_sum_and_nobody_is_named() -> None:
     class Broken(AddOn):
-        reads = "nothing"
+        data_access = "none"
 
-        def begin(self, local: Any) -> None:
+        def before_training(self, local: Any) -> None:
             if local.client.id in (0, 3):
                 raise RuntimeError("lost")
 
-        def end(self, local: Any, update: Tensors, reply: Message) -> None:
+        def after_training(self, local: Any, update: Tensors, reply: Message) -> None:
             if local.client.id == 4:
                 reply[FedAvg.update] = {n: torch.zeros(7) for n in update}
 
@@ -341,9 +341,9 @@ def test_the_budget_stops_the_run_before_any_client_works() -> None:
     worked: list[int] = []
 
     class Spy(AddOn):
-        reads = "nothing"
+        data_access = "none"
 
-        def begin(self, local: Any) -> None:
+        def before_training(self, local: Any) -> None:
             worked.append(local.round)
 
     budget = compose([(1.0, 0.9, 2)], 1e-5).epsilon * 1.001
@@ -359,7 +359,7 @@ class Fatal(FedAvg):
 
     key = "FedAvg"
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         if server.round == 3:
             signal.raise_signal(signal.SIGKILL)
         super().receive(server, replies)
@@ -517,7 +517,7 @@ def test_more_methods_that_are_refused_when_built() -> None:
 def test_replies_that_no_clip_bounds_are_refused_before_round_1() -> None:
     class Free(Sums):
         def expect(self, server: Server, client: int) -> Schema:
-            return {**super().expect(server, client), self.vector.key: Like(torch.zeros(5), rows=9)}
+            return {**super().expect(server, client), self.vector.key: EntrySpec(torch.zeros(5), max_rows=9)}
 
     class Silent(Sums):
         def expect(self, server: Server, client: int) -> Schema:
@@ -525,11 +525,14 @@ def test_replies_that_no_clip_bounds_are_refused_before_round_1() -> None:
 
     class Whole(Sums):
         def expect(self, server: Server, client: int) -> Schema:
-            return {**super().expect(server, client), self.vector.key: Like(torch.zeros(5, dtype=torch.int64))}
+            return {**super().expect(server, client), self.vector.key: EntrySpec(torch.zeros(5, dtype=torch.int64))}
 
     class Half(Sums):
         def expect(self, server: Server, client: int) -> Schema:
-            return {**super().expect(server, client), self.group.key: Like({"a": torch.zeros(5, dtype=torch.float16)})}
+            return {
+                **super().expect(server, client),
+                self.group.key: EntrySpec({"a": torch.zeros(5, dtype=torch.float16)}),
+            }
 
     less = {e: c for e, c in CLIPS.items() if e is not Sums.number}
     protos = {FedProto.means: 1.0}

@@ -25,7 +25,7 @@ class Peek(AddOn):
 
     key = "Z"
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         self.seen[local.round, local.client.id] = local.memory[Ditto.own]
 
 

@@ -272,7 +272,7 @@ def test_the_budget_stops_before_the_round_and_nothing_is_drawn(monkeypatch: pyt
 class Broken(AddOn):
     """Fails, or kills the process, in the third step of client 1 in round 2."""
 
-    reads = "nothing"
+    data_access = "none"
 
     def __init__(self, how: str = "") -> None:
         self.how = how
@@ -363,9 +363,9 @@ def test_the_number_of_examples_held_at_once_changes_nothing_but_rounding() -> N
 
 def test_nothing_is_left_on_the_network_and_no_warning_is_given() -> None:
     class Looks(AddOn):
-        reads = "nothing"
+        data_access = "none"
 
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             assert not any(m._forward_hooks or m._backward_hooks for m in local.net.modules())
             assert not any(hasattr(m, "activations") for m in local.net.modules())
             assert not any(hasattr(p, "grad_sample") or hasattr(p, "summed_grad") for p in local.net.parameters())
@@ -410,8 +410,8 @@ def test_a_personal_model_without_noise_costs_the_claim_only_if_its_test_is_sent
 class Terms(AddOn):
     """A term of one's own, and more that one fills."""
 
-    def __init__(self, reads: Any) -> None:
-        self.reads = reads
+    def __init__(self, data_access: Any) -> None:
+        self.data_access = data_access
 
     def loss(self, step: Any) -> torch.Tensor:
         return step.output().logits.square().mean()
@@ -420,7 +420,7 @@ class Terms(AddOn):
 class Sends(Terms):
     hardship = Entry[float]("sum")
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         reply[self.hardship] = float(local.client.data.images.sum())
 
 
@@ -446,7 +446,7 @@ REFUSED: dict[str, tuple[AddOn, str]] = {
     "statistics": (Anchors(init="statistics"), "Anchors, which asks the clients for statistics"),
     "records": (Records("nothing"), "Records, which adds records"),
     "setup": (Asks("nothing"), "Asks, which asks the clients"),
-    "a user's": (Terms("batch"), r"Terms, which reads .* \(reads = 'batch'\)"),
+    "a user's": (Terms("batch"), r"Terms, which reads .* \(data_access = 'batch'\)"),
     "what it sends": (Sends("example"), "Sends, which reads private examples .* and fills 'end'"),
 }
 

@@ -59,7 +59,7 @@ def test_the_network_without_a_breach_is_trained(free: bool, addons: tuple[AddOn
 class Mixes(AddOn):
     """Says that it reads one example at a time, and does not."""
 
-    reads = "example"
+    data_access = "example"
 
     def __repr__(self) -> str:
         return "Mixes()"
@@ -103,7 +103,7 @@ def test_folded_rows_can_be_asked_for_as_whole_examples() -> None:
 
 def test_a_process_that_has_not_tried_tries_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a client elsewhere does: the server's trial does not count for it."""
-    monkeypatch.setattr(DPSGD, "try_out", lambda self, local: None)
+    monkeypatch.setattr(DPSGD, "dry_run", lambda self, local: None)
     ledger = Ledger()
     with pytest.raises(Exception, match="round 1|batch of 7"):
         play(partial(FaultyNetwork, way="mixes examples"), ledger=ledger)
@@ -114,9 +114,9 @@ def test_frozen_parameters_ask_for_gradients_again() -> None:
     seen: list[bool] = []
 
     class Looks(AddOn):
-        reads = "nothing"
+        data_access = "none"
 
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             seen.extend(p.requires_grad for p in local.net.parameters())
 
     play(FaultyNetwork, Looks())

@@ -188,7 +188,7 @@ def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPa
         return start
 
     class Peek(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             trained[local.client.id] = local.at(local.state())
 
     monkeypatch.setattr("fl.addons.feddf.distill_models", record)

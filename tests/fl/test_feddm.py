@@ -14,8 +14,8 @@ from distillkit import LabeledImages
 from distillkit.condense import initial_images
 from distillkit.rng import derive
 from fl import Classification, Client, FedAvg, FedDM, Message, MultiLabel, NoUsableReply, Real, Run, simulate
+from fl.aggregation import AggregatedReplies
 from fl.methods import FedProto
-from fl.reduce import Reduced
 from tests.fl.small import Tiny, federation, images, with_rows
 
 IPC, STEPS, EPOCHS = 2, 3, 4
@@ -114,7 +114,7 @@ def test_rounds_without_images_or_weights_are_refused_by_name() -> None:
     done = run(FedDM, clients, rounds=1, weights="samples")
     union = done.server.state[FedDM.images]
     method = FedDM(factory=Tiny, ipc=IPC, weights="samples")
-    counts = Reduced(Message({FedDM.images: union, FedDM.samples: torch.zeros(2)}), {}, {}, [0, 1])
+    counts = AggregatedReplies(Message({FedDM.images: union, FedDM.samples: torch.zeros(2)}), {}, {}, [0, 1])
     with pytest.raises(NoUsableReply, match="all weights of the round's replies are zero"):
         method.weigh(counts)
     with pytest.raises(NoUsableReply, match="no reply of the round holds an image"):

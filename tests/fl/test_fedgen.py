@@ -119,23 +119,23 @@ def test_off_and_the_first_round_are_the_base() -> None:
 
 @pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 12}, {"phases": [Phase(2), Phase(steps=9)]}])
 def test_counts_over_several_passes_fit_a_sample_count_as_tight_as_the_clients(length: dict[str, Any]) -> None:
-    """`most_samples` bounds images; the steps read each of them several times, all of one class if a client is so."""
+    """`max_samples` bounds images; the steps read each of them several times, all of one class if a client is so."""
     held = [images(8, seed=k) for k in range(2)]
     one = [data.replace(labels=torch.full((8,), k)) for k, data in enumerate(held)]
-    method = FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1, batch=6, most_samples=8, **length)
+    method = FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1, batch=6, max_samples=8, **length)
     assert simulate(method, one, rounds=1, progress=False).rows[0]["failed"] == {}
 
 
 def test_a_count_beyond_what_the_steps_can_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1, batch=6, most_samples=24, epochs=2)
-    end = FedGen.end
+    method = FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1, batch=6, max_samples=24, epochs=2)
+    after_training = FedGen.after_training
 
     def claimed(self: FedGen, local: Any, update: Any, reply: Any) -> None:
-        end(self, local, update, reply)
+        after_training(self, local, update, reply)
         if local.client.id == 3:
             reply[self.counts] = torch.full((1, 3), 50.0)
 
-    monkeypatch.setattr(FedGen, "end", claimed)
+    monkeypatch.setattr(FedGen, "after_training", claimed)
     failed = simulate(method, federation(), rounds=1, progress=False).rows[0]["failed"]
     assert failed == {"3": "FedGen.counts must lie in [0, 49], got 50"}
 
@@ -238,7 +238,7 @@ def test_a_round_without_weights_leaves_the_generator_alone() -> None:
         def expect(self, server: Any, client: int, schema: Any) -> None:
             schema[FedAvg.update.key] = replace(schema[FedAvg.update.key], optional=True)
 
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.round > 1:
                 del reply[FedAvg.update]
 

@@ -18,10 +18,10 @@ from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
 from fl import ClientData, FedAvg, MultiLabel, simulate
 from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM, FedNova, FedProx
+from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
 from fl.message import Entry
 from fl.methods import FedDM, FedLGD, FedProto
-from fl.reduce import Like
 from tests.fl.laws import assert_lawful, assert_same
 from tests.fl.small import Tiny, federation
 from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, supcon, toy, trained
@@ -175,7 +175,7 @@ def test_what_is_asked_before_round_1_is_counted_and_in_the_transcript(tmp_path:
         (client, way, "answer") for client in clients for way in ("down", "up")
     ]
     assert len(clients) == len(federation())
-    assert setup["down"]["Anchors.anchors:digest"] == 16 * len(clients)  # by which they will be known, see `Entry.kept`
+    assert setup["down"]["Anchors.anchors:digest"] == 16 * len(clients)  # see `Entry.cached`
     for way, beside in (("up", 0), ("down", 16 * len(clients))):
         values = [value for message in seen if message.direction == way for value in message.values.values()]
         parts = [value.values() if isinstance(value, dict) else value for value in values]  # a set is two tensors
@@ -194,7 +194,7 @@ def test_noise_is_left_alone_when_somebody_else_asks() -> None:
             reply[self.said] = 1.0
 
         def expect_answer(self, server: Any, client: int, schema: Any) -> None:
-            schema[self.said.key] = Like(1.0)
+            schema[self.said.key] = EntrySpec(1.0)
 
     anchors = Anchors(ipc=2, selected=())
     runs = [played(anchors, *others, rounds=1) for others in ((), (Asking(),))]
@@ -233,7 +233,7 @@ def test_selected_rounds_refine_under_the_current_global_network() -> None:
     clients, seen = federation()[:2], {}
 
     class Peek(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             seen[local.round, local.client.id] = (local.data, dict(local.start))
 
     played(Condensed(**FEW), Peek(), clients=clients, rounds=4)

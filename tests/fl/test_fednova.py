@@ -97,5 +97,5 @@ def test_one_number_for_each_tensor_travels() -> None:
 
 
 def test_another_rescaling_is_refused() -> None:
-    with pytest.raises(ValueError, match="FedExP and FedNova cannot be combined: both fill the slot 'rescale'"):
+    with pytest.raises(ValueError, match="FedExP and FedNova cannot be combined: both fill the slot 'aggregate'"):
         FedAvg(FedNova(), FedExP(), factory=Tiny)

@@ -27,9 +27,9 @@ from fl import (
     simulate,
 )
 from fl.addons import MOON, SCAFFOLD, FedAvgM, FineTune
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.addon import AddOn
 from fl.message import Tensors
-from fl.reduce import Like, Reduced, Schema
 from tests.fl.laws import assert_same, network
 from tests.fl.small import federation, images
 
@@ -58,7 +58,7 @@ class Scale(Filter):
         message[self.now] = server.state[self.now]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        schema[self.count.key] = Like(1.0)
+        schema[self.count.key] = EntrySpec(1.0)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         TRACE.append("scale out")
@@ -66,7 +66,7 @@ class Scale(Filter):
         other[self.count] = 1.0
         return other
 
-    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
+    def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         TRACE.append("scale back")
         assert replies[self.count] == len(replies.clients)
         now = server.state[self.now]
@@ -84,7 +84,7 @@ class Shift(Filter):
         TRACE.append("shift out")
         return mapped(reply, lambda t: t + self.by)
 
-    def back(self, server: Server, replies: Reduced, expected: Schema) -> Reduced:
+    def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         TRACE.append("shift back")
         return replies.replace(FedAvg.update, {n: t - self.by for n, t in replies[FedAvg.update].items()})
 
@@ -100,7 +100,7 @@ class Choose(Filter):
 class Tolerant(FedAvg):
     """An empty round changes nothing."""
 
-    def receive(self, server: Server, replies: Reduced) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
         server.notes["answers"] = len(replies.clients)
         if self.update in replies:
             super().receive(server, replies)
@@ -117,15 +117,15 @@ class Everything(AddOn):
         reply[self.total] = float(len(local.client.data))
 
     def expect_answer(self, server: Server, client: int, schema: Schema) -> None:
-        schema[self.total.key] = Like(1.0)
+        schema[self.total.key] = EntrySpec(1.0)
 
-    def answered(self, server: Server, replies: Reduced) -> None:
+    def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
         server.state[self.seen] = replies[self.total]
 
     def read_reply(self, server: Server, reply: Message, out: Message) -> None:
         out[self.length] = float(sum(t.square().sum() for t in reply[FedAvg.update].values()))
 
-    def receive(self, server: Server, replies: Reduced, old: Tensors) -> None:
+    def receive(self, server: Server, replies: AggregatedReplies, old: Tensors) -> None:
         server.state[self.seen] = server.state[self.seen] + replies[self.length]
         server.notes["seen"] = server.state[self.seen]
 
@@ -195,7 +195,7 @@ def test_another_filter_is_another_run(tmp_path: Path) -> None:
 
 def test_a_filter_draws_and_nobody_is_named() -> None:
     class Lost(AddOn):
-        def begin(self, local: Any) -> None:
+        def before_training(self, local: Any) -> None:
             if local.client.id in (0, 2):
                 raise RuntimeError(f"{'abc'[local.client.id]} lost")
 
@@ -212,7 +212,7 @@ def test_a_filter_draws_and_nobody_is_named() -> None:
 
 def test_empty_clients_and_counts_are_not_named_either() -> None:
     class Counts(AddOn):
-        def begin(self, local: Any) -> None:
+        def before_training(self, local: Any) -> None:
             local.client.notes["trained"] = 1
 
     clients = federation()
@@ -251,7 +251,7 @@ def test_bad_chains_are_refused() -> None:
 def test_a_filter_refuses_a_method_when_it_is_built() -> None:
     class Picky(Filter):
         def check(self, method: Method) -> None:
-            unions = [e.key for e in method.entries() if e.reduce == "sum"]
+            unions = [e.key for e in method.entries() if e.rule == "sum"]
             if "Scaffold.drift" in unions:
                 raise ValueError("Scaffold.drift: leave it out")
 

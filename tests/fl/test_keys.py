@@ -22,18 +22,18 @@ from fl import (
     AddOn,
     ClientDP,
     Entry,
+    EntrySpec,
     FedAvg,
     FedDM,
     Filter,
     Filtered,
     Keyring,
-    Like,
     Phase,
     Registry,
     SecureSums,
     simulate,
 )
-from fl._parts import Keyed, Part, identity
+from fl._components import Component, KeyedObject, identity
 from fl.addons import (
     DPSGD,
     MOON,
@@ -61,7 +61,7 @@ from fl.addons import (
     NaiveVHL,
 )
 from fl.filters import Adaptive
-from fl.message import declared
+from fl.message import declared_entries
 from fl.method import Method
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, Real, SingleImage, SummedFedDM
 from tests.fl.laws import assert_same
@@ -132,18 +132,18 @@ ENTRIES = """
 """
 
 
-def built_in() -> list[type[Keyed]]:
+def built_in() -> list[type[KeyedObject]]:
     """Every method, add-on and filter of the package, but the bases, by name."""
     for module in pkgutil.walk_packages(fl.__path__, "fl."):
         importlib.import_module(module.name)
 
-    def below(kind: type[Keyed]) -> Iterator[type[Keyed]]:
+    def below(kind: type[KeyedObject]) -> Iterator[type[KeyedObject]]:
         for sub in kind.__subclasses__():
             yield sub
             yield from below(sub)
 
-    bases = {Method, Part, AddOn, Filter}
-    found = {kind for kind in below(Keyed) if kind.__module__.startswith("fl.") and kind not in bases}
+    bases = {Method, Component, AddOn, Filter}
+    found = {kind for kind in below(KeyedObject) if kind.__module__.startswith("fl.") and kind not in bases}
     return sorted(found, key=lambda kind: (kind.__name__, kind.__module__))
 
 
@@ -172,7 +172,7 @@ def test_people_read_todays_names() -> None:
 class _Work(AddOn):
     """Keeps memory and state, draws on both sides, and does not commute with `Late`."""
 
-    reads = "nothing"
+    data_access = "none"
     total: Entry[Tensor]
     mine: Entry[Tensor]
 
@@ -183,7 +183,7 @@ class _Work(AddOn):
         server.state[self.total] = torch.rand((), generator=server.generator(self.key))
 
     def expect(self, server: Any, client: int, schema: Any) -> None:
-        schema[self.mine.key] = Like(torch.zeros(()))
+        schema[self.mine.key] = EntrySpec(torch.zeros(()))
 
     def correct_gradient(self, step: Any, grads: Any) -> None:
         if "draws" not in step.local.scratch(self):
@@ -191,7 +191,7 @@ class _Work(AddOn):
         for grad in grads.values():
             grad += self.noise() * torch.rand((), generator=step.local.scratch(self)["draws"])
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         kept = local.memory.get(self.mine, torch.zeros(()))
         local.memory[self.mine] = kept + next(iter(update.values())).sum()
         reply[self.mine] = local.memory[self.mine]
@@ -258,7 +258,7 @@ def test_a_subclass_has_a_key_of_its_own_and_its_parents_entries() -> None:
         extra = Entry[float]("sum")
 
     assert Mine.key == "Mine"
-    assert [e.key for e in declared(Mine())] == ["Noisy.total", "Noisy.mine", "Mine.extra"]
+    assert [e.key for e in declared_entries(Mine())] == ["Noisy.total", "Noisy.mine", "Mine.extra"]
     assert identity(Mine(3.0)).endswith("Mine(factor=3.0)")
 
 
@@ -304,16 +304,21 @@ def test_the_page_on_records_says_whose_key_is_not_its_name() -> None:
 # What is no option, and whose entry is whose.
 
 
-@pytest.mark.parametrize("kind", [k for k in built_in() if issubclass(k, Part)], ids=lambda k: k.__name__)
-def test_no_option_of_ours_bears_the_name_of_something_else(kind: type[Part]) -> None:
-    base: type[Part] = AddOn if issubclass(kind, AddOn) else Filter
+@pytest.mark.parametrize("kind", [k for k in built_in() if issubclass(k, Component)], ids=lambda k: k.__name__)
+def test_no_option_of_ours_bears_the_name_of_something_else(kind: type[Component]) -> None:
+    base: type[Component] = AddOn if issubclass(kind, AddOn) else Filter
     assert not [name for name in inspect.signature(kind).parameters if hasattr(base, name)]
 
 
 @pytest.mark.parametrize(
     ("base", "name", "default", "error"),
     [
-        (AddOn, "reads", "nothing", r"Mine.reads is no option, but its annotation makes it one: write `reads = ...` w"),
+        (
+            AddOn,
+            "data_access",
+            "none",
+            r"Mine.data_access is no option, but its annotation makes it one: write `data_access = ",
+        ),
         (AddOn, "single_label", True, "Mine.single_label is no option"),
         (AddOn, "first_round", 2, "Mine.first_round is no option"),
         (AddOn, "extra_outputs", 2, "Mine.extra_outputs is no option"),
@@ -343,7 +348,7 @@ def test_what_is_said_without_annotation_or_by_a_property_is_no_option() -> None
     @dataclass(frozen=True)
     class Mine(AddOn):
         begins: int = 3
-        reads = "nothing"
+        data_access = "none"
         damping: ClassVar[float] = 0.5
 
         @property
@@ -356,19 +361,19 @@ def test_what_is_said_without_annotation_or_by_a_property_is_no_option() -> None
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
-        ("reads", "none", r"Mine.reads must be one of 'nothing', 'example', 'batch', got 'none'"),
+        ("data_access", "nothing", r"Mine.data_access must be one of 'none', 'example', 'batch', got 'nothing'"),
         ("extra_outputs", -1, "Mine.extra_outputs must be at least 0"),
         ("extra_outputs", 1.5, "Mine.extra_outputs must be an int"),
         ("first_round", 0, "Mine.first_round must be at least 1"),
         ("damping", -0.1, "Mine.damping must be at least 0"),
-        ("keeps_previous", 1, "Mine.keeps_previous must be True or False"),
+        ("needs_previous", 1, "Mine.needs_previous must be True or False"),
         ("single_label", "yes", "Mine.single_label must be True or False"),
         ("layers", "body", "Mine.layers must be .*names of modules"),
         ("layers", (3,), "Mine.layers must be names of modules of the network, got 3"),
     ],
 )
 def test_what_an_add_on_says_of_itself_is_read_when_it_is_installed(name: str, value: Any, error: str) -> None:
-    """A misspelt `reads` would be no "batch", so that DP-SGD would let the add-on in and leave its term out."""
+    """A misspelt `data_access` would be no "batch", so that DP-SGD would let the add-on in and leave its term out."""
     mine = type("Mine", (AddOn,), {name: value})()
     with pytest.raises((TypeError, ValueError), match=error):
         FedAvg(mine, factory=Tiny)
@@ -428,4 +433,4 @@ def test_a_subclass_may_declare_its_parents_entry_anew() -> None:
         counters = Entry[Any]("first")
 
     made = Summed(factory=Tiny)
-    assert [e.reduce for e in made.entries() if e.key == "FedAvg.counters"] == ["first"]
+    assert [e.rule for e in made.entries() if e.key == "FedAvg.counters"] == ["first"]

@@ -33,7 +33,7 @@ def test_it_is_the_accuracy_of_every_trained_model_batch_statistics_included(bes
     trained: dict[tuple[int, int], Any] = {}
 
     class Peek(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             trained[local.round, local.client.id] = local.at(local.state())
 
     run = play(LocalAccuracy(), Peek(), *beside)

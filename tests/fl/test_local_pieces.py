@@ -22,7 +22,7 @@ class Second(AddOn):
 
     seen: dict[int, Tensors] = {}  # noqa: RUF012
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         half = lambda net: 0.5 * sum(p.square().sum() for p in net.parameters())  # noqa: E731
         self.seen[local.client.id] = local.fit(local.received, self, Phase(epochs=2), half)
 
@@ -64,7 +64,7 @@ def test_personal_parameters_do_not_travel_down_and_start_as_drawn() -> None:
     clients, seen = federation(), {}
 
     class Peek(AddOn):
-        def begin(self, local: Any) -> None:
+        def before_training(self, local: Any) -> None:
             seen[local.round, local.client.id] = local.received["classifier.weight"].clone()
 
     given = torch.full((3,), 0.25)

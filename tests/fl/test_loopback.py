@@ -494,14 +494,14 @@ def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -
     ids=["seconds", "client", "absent", "charged"],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused_by_its_field(change: dict[str, Any], said: str) -> None:
-    reply, facts = from_parts(*answer_parts("3-a", ClientResult(4, Message.of({"x": 1.0}), seconds=1.0)))
+    reply, facts = from_parts(*answer_parts("3-a", ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
     assert read_answer(reply, facts)[1].client == 4
     other = json.dumps({**json.loads(facts["answer"]), **change})
     with pytest.raises(ValueError, match=f"not an answer: {said}"):
         read_answer(reply, {**facts, "answer": other})
 
 
-@pytest.mark.parametrize("reply", [[1], Message.of({"x": float("nan")}), Message.of({"x": None})])
+@pytest.mark.parametrize("reply", [[1], Message.unchecked({"x": float("nan")}), Message.unchecked({"x": None})])
 def test_an_answer_that_cannot_travel_is_an_error_of_its_client(reply: Any) -> None:
     version, answer, charged = unpack_answer(
         pack_answer("3-a", ClientResult(4, reply, remembers=True), [{"void": "x"}])

@@ -14,6 +14,7 @@ import torch
 
 from distillkit import LabeledImages
 from fl import FedAvg, simulate
+from fl.aggregation import Aggregator
 from fl.averaging.addon import AddOn
 from fl.engine._client_cache_index import ClientCacheIndex, Record
 from fl.engine._client_memory import MemoryStore
@@ -23,7 +24,6 @@ from fl.engine._transport import ClientRequest
 from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
 from fl.participants import Client
-from fl.reduce import Reducer
 from tests.fl.small import Tiny, images
 
 
@@ -77,7 +77,7 @@ class Watched(FedAvg):
 class Remembers(AddOn):
     """Keeps the client's last weights."""
 
-    keeps_previous = True
+    needs_previous = True
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -103,7 +103,7 @@ class Rules:
 def test_only_unions_grow_with_the_replies() -> None:
     entries = {"mean": Rules.mean, "sum": Rules.total, "max": Rules.most, "first": Rules.first, "union": Rules.union}
     alive = {name: Alive() for name in entries}
-    reducer = Reducer({e.key: e for e in entries.values()})
+    reducer = Aggregator({e.key: e for e in entries.values()})
     for client in range(50):
         reply = Message()
         for name, entry in entries.items():

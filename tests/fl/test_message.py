@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from distillkit import LabeledImages, Normalization
 from distillkit.normalization import ZCA
 from fl._codec import _checksum, decode, digest, encode
-from fl.message import Entry, Message, declared, sizes
+from fl.message import Entry, Message, declared_entries, payload_bytes
 
 
 class Parts:
@@ -52,7 +52,7 @@ def full(seed: int = 0) -> Message:
 
 def test_an_entry_is_named_after_its_class_and_inherited_ones_are_declared() -> None:
     assert Parts.number.key == "Parts.number"
-    assert [e.key for e in declared(MoreParts())] == [
+    assert [e.key for e in declared_entries(MoreParts())] == [
         "Parts.weights", "Parts.pictures", "Parts.number", "Parts.text", "Parts.vector", "MoreParts.extra",
     ]  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_an_entry_is_named_after_its_class_and_inherited_ones_are_declared() -> 
 @pytest.mark.parametrize(
     "options",
     [
-        {"reduce": "median"}, {"reduce": "sum", "over": 2.0}, {"reduce": "max", "by": Parts.number},
+        {"rule": "median"}, {"rule": "sum", "over": 2.0}, {"rule": "max", "by": Parts.number},
         {"by": Parts.number, "over": 2.0}, {"over": 0.0}, {"bound": -1.0},
     ],
 )  # fmt: skip
@@ -99,7 +99,7 @@ def test_one_changed_or_missing_byte_is_noticed(place: int, value: int) -> None:
 
 
 def test_sizes_count_payload_by_entry() -> None:
-    assert sizes(full()) == {
+    assert payload_bytes(full()) == {
         "Parts.weights": 2 * 3 * 4 + 8,
         "Parts.pictures": 4 * 12 * 4,
         "Parts.pictures:labels": 4 * 8,
@@ -269,10 +269,10 @@ def test_whatever_stands_in_the_forms_it_is_a_message_or_a_value_error(random: A
     except ValueError:
         return
     again, _ = decode(encode(message))
-    assert sizes(again) == sizes(message)
+    assert payload_bytes(again) == payload_bytes(message)
 
 
 def test_what_does_not_travel_is_refused_when_it_is_written() -> None:
     for value in (math.nan, math.inf, None, True, 10**400, [1], torch.zeros(2, dtype=torch.complex64), "\ud800"):
         with pytest.raises((TypeError, ValueError), match=r"Parts\.number"):
-            encode(Message.of({Parts.number.key: value}))  # type: ignore[dict-item]
+            encode(Message.unchecked({Parts.number.key: value}))  # type: ignore[dict-item]

@@ -15,7 +15,7 @@ import fl
 from distillkit import serialization
 from distillkit.serialization import from_config, to_config
 from fl import CheckpointError, Classification, ClientDP, FedAvg, Filtered, MultiLabel, Phase, simulate
-from fl._parts import identity
+from fl._components import identity
 from fl.averaging import AddOn
 from fl.filters import Adaptive
 from tests.fl.laws import assert_same

@@ -35,7 +35,7 @@ from fl import (
     simulate,
 )
 from fl.addons import RobustMean
-from fl.batches import Phase, shuffled
+from fl.batches import Phase, shuffled_indices
 from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.networks import Networks
@@ -147,7 +147,7 @@ def ring() -> tuple[Keyring, tempfile.TemporaryDirectory[str]]:
 
 def secured(sums: SecureSums) -> str | None:
     """A run of the one that says where the clients' keys are: a server's own has no keyring."""
-    return played(Filtered(plain(most_samples=100), sums)) if sums.keyring is not None else None
+    return played(Filtered(plain(max_samples=100), sums)) if sums.keyring is not None else None
 
 
 CALLS: dict[str, Call] = {
@@ -228,7 +228,7 @@ CALLS: dict[str, Call] = {
             "buffers": "mean",
             "personal": ("classifier.*",),
             "predict": "real",
-            "most_samples": 1e6,
+            "max_samples": 1e6,
             "initial": {"classifier.bias": torch.zeros(3)},
         },
         played,
@@ -340,11 +340,11 @@ CALLS: dict[str, Call] = {
     "Networks": Call(
         Networks, lambda: {"factory": Tiny, "extra": 1}, lambda held: None if held.first("", 3, 0) else "no weights"
     ),
-    "shuffled": Call(
-        lambda **given: list(shuffled(**given)),
+    "shuffled_indices": Call(
+        lambda **given: list(shuffled_indices(**given)),
         lambda: {"count": 5, "batch": 2, "generator": derive(0), "epochs": 1, "steps": 3},
     ),
-    "Entry": Call(Entry, lambda: {"reduce": "mean"}),
+    "Entry": Call(Entry, lambda: {"rule": "mean"}),
     "Message": Call(message, lambda: {"values": {FedAvg.update: {"w": torch.zeros(2)}}}),
 }
 
@@ -367,10 +367,10 @@ NOT_CALLED = {
     "Filter": "an abstract base, without arguments",
     "AddOn": "an abstract base, without arguments",
     "Batch": "a record that the engine and add-ons make",
-    "Reduced": "a record that the engine makes",
+    "AggregatedReplies": "a record that the engine makes",
     "Predictor": "a record that methods make",
-    "Like": "a record that methods make; `check_reply` reads it",
-    "sums_like": "a record that methods make",
+    "EntrySpec": "a record that methods make; `check_reply` reads it",
+    "evaluation_spec": "a record that methods make",
     "history": "a module",
     "AveragingServer": "a record that `FedAvg` makes",
     "Local": "a record that `FedAvg` makes",
@@ -378,7 +378,7 @@ NOT_CALLED = {
     "Output": "a record that `FedAvg` makes",
     "Settings": "a record that `FedAvg` makes of its own, checked arguments",
     "ServerAdaptive": "an abstract base: `FedAdam` and the others are called",
-    "require_replied": "for an add-on's `check`, with what that is given",
+    "require_full_models": "for an add-on's `check`, with what that is given",
     "Schema": "a type",
     "Tensors": "a type",
     "Factory": "a type",
@@ -427,11 +427,11 @@ ACCEPTED: Listed = {
     ("ClientDP clips", "clip", "number"): "the norm of `FedAvg.update`",
     ("Keyring", "folder", "string"): "a path",
     ("Message", "values", "None"): DEFAULT,
-    ("shuffled", "count", "zero"): "a set without images has batches without images",
-    ("shuffled", "epochs", "zero"): "no pass",
+    ("shuffled_indices", "count", "zero"): "a set without images has batches without images",
+    ("shuffled_indices", "epochs", "zero"): "no pass",
     ("Networks", "extra", "zero"): "no outputs beside the classes",
-    ("shuffled", "steps", "zero"): "no step",
-    ("shuffled", "steps", "None"): "then the passes count",
+    ("shuffled_indices", "steps", "zero"): "no step",
+    ("shuffled_indices", "steps", "None"): "then the passes count",
     ("*", "personal", "empty"): "no parameter is personal",
 }
 """(name, argument, corruption) -> why such a call is right."""

@@ -32,7 +32,7 @@ def play(method: Method, **options: Any) -> Any:
         ({"other": 0}, "it lacks ['body.0.bias', 'body.0.weight', 'classifier.bias'] and has unknown ['other']"),
     ],
 )
-@pytest.mark.parametrize("slot", ["rescale", "server_step"])
+@pytest.mark.parametrize("slot", ["aggregate", "server_step"])
 def test_a_slot_returns_a_tensor_for_every_name(slot: str, got: Any, reason: str) -> None:
     wrong = type("Wrong", (AddOn,), {slot: lambda *_: got})
     said = f"Wrong.{slot} must return a tensor for every name of `mean`"
@@ -94,7 +94,7 @@ def test_of_long_settings_only_what_differs_is_shown(tmp_path: Path) -> None:
 
 def test_an_entry_without_a_line_says_who_writes_it() -> None:
     class Sends(AddOn):
-        def end(self, local: Any, update: Any, reply: Message) -> None:
+        def after_training(self, local: Any, update: Any, reply: Message) -> None:
             reply[FedAvg.last] = {"a": update["body.0.bias"]}
 
     with pytest.raises(Exception, match=r"FedAvg.last is not due: .*\(`expect` writes one\)"):
@@ -108,7 +108,7 @@ def test_a_failing_client_names_the_line_that_failed(work: Callable[[], object])
     """The author's own, and not that of the library in which it came up."""
 
     class Oops(AddOn):
-        def end(self, local: Any, update: Any, reply: Message) -> None:
+        def after_training(self, local: Any, update: Any, reply: Message) -> None:
             if local.client.id == 1:
                 work()
 

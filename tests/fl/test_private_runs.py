@@ -35,9 +35,9 @@ from fl import (
     simulate,
 )
 from fl.addons import DPSGD
+from fl.aggregation import EntrySpec, Schema
 from fl.engine._privacy_validation import EXACT_TESTS
-from fl.method import sums_like
-from fl.reduce import Like, Schema
+from fl.method import evaluation_spec
 from tests.fl.small import Tiny, images
 
 SIGMA = 2.0
@@ -63,7 +63,7 @@ class NoisySum(Method):
         return Message({self.total: server.state[self.total]})
 
     def expect(self, server: Server, client: int) -> Schema:
-        return {self.total.key: Like(server.state[self.total])}
+        return {self.total.key: EntrySpec(server.state[self.total])}
 
     def local(self, client: Client, message: Message) -> Message:
         client.spend("pixel_sum", SIGMA)
@@ -137,7 +137,7 @@ def test_private_clients_are_not_measured_unless_asked() -> None:
             return Message({self.tested: {"global": torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]).double()}})
 
         def expect_evaluation(self, server: Server, client: int) -> Schema:
-            return {self.tested.key: sums_like(server.task, "global")}
+            return {self.tested.key: evaluation_spec(server.task, "global")}
 
         tested = Entry[Any]("sum")
 
@@ -230,7 +230,7 @@ def test_seeded_noise_differs_between_clients_and_rounds() -> None:
             return Message({self.each: client.secret.normal((1, 4), 1.0)})
 
         def expect(self, server: Server, client: int) -> Schema:
-            return {self.each.key: Like(torch.zeros(1, 4, dtype=torch.float64))}
+            return {self.each.key: EntrySpec(torch.zeros(1, 4, dtype=torch.float64))}
 
         def receive(self, server: Server, replies: Any) -> None:
             server.state[self.each] = torch.cat([server.state.get(self.each, torch.zeros(0, 4)), replies[self.each]])

@@ -14,13 +14,13 @@ from distillkit.rng import derive
 from fl import ClientData, FedAvg, FedDM, Filter, Filtered, Run, simulate
 from fl._codec import decode, encode
 from fl.addons import SCAFFOLD, FedDF, FedExP, FedGen, FedNova, FineTune
+from fl.aggregation import Aggregator
 from fl.averaging.addon import AddOn
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
 from fl.participants import Client, Server
-from fl.reduce import Reducer
-from fl.schema import BadReply, Like, Schema, check_reply
+from fl.schema import BadReply, EntrySpec, Schema, check_reply
 from tests.fl.laws import assert_same, network
 from tests.fl.mutants import Mutant, mutants
 from tests.fl.small import Tiny, federation, images
@@ -166,11 +166,13 @@ def one(change: Callable[[Message], Any]) -> Callable[..., Any]:
 
 
 def with_values(**values: Any) -> Callable[[Message], Message]:
-    return lambda reply: Message.of({**dict(reply.items()), **{k.replace("__", "."): v for k, v in values.items()}})
+    return lambda reply: Message.unchecked(
+        {**dict(reply.items()), **{k.replace("__", "."): v for k, v in values.items()}}
+    )
 
 
 def gone(key: str) -> Callable[[Message], Message]:
-    return lambda reply: Message.of({k: v for k, v in reply.items() if k != key})
+    return lambda reply: Message.unchecked({k: v for k, v in reply.items() if k != key})
 
 
 def column(reply: Message) -> Message:
@@ -225,8 +227,8 @@ def test_rows_along_what_has_other_rows_or_none_are_refused_by_name(other: Any) 
         values, weights = Entry[Any]("first"), Entry[torch.Tensor]("first")
 
     entries = {entry.key: entry for entry in (Both.values, Both.weights)}
-    along = Like(torch.zeros(1), rows=9, along=Both.values)
-    schema: Schema = {Both.weights.key: along, Both.values.key: Like(torch.zeros(1), rows=9)}
+    along = EntrySpec(torch.zeros(1), max_rows=9, same_rows_as=Both.values)
+    schema: Schema = {Both.weights.key: along, Both.values.key: EntrySpec(torch.zeros(1), max_rows=9)}
     check_reply(Message({Both.weights: torch.ones(2), Both.values: torch.ones(2)}), entries, schema)
     with pytest.raises(BadReply, match=r"Both\.weights must have a row for each of Both\.values: 2 for (None|3)"):
         check_reply(Message({Both.weights: torch.ones(2), Both.values: other}), entries, schema)
@@ -286,7 +288,7 @@ class Loose(FedAvg):
         schema = super().expect(server, client)
         if client == 1:
             value: Any = schema[FedAvg.update.key].value
-            schema[FedAvg.update.key] = Like({n: t.double() for n, t in value.items()})
+            schema[FedAvg.update.key] = EntrySpec({n: t.double() for n, t in value.items()})
         return schema
 
 
@@ -301,7 +303,7 @@ def test_a_reply_that_does_not_fit_those_before_it_is_left_out_by_name() -> None
 
 def test_a_note_that_is_no_number_costs_the_reply() -> None:
     class Noting(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.client.id == 1:
                 local.client.notes["kept"] = "twice"
 
@@ -310,14 +312,14 @@ def test_a_note_that_is_no_number_costs_the_reply() -> None:
 
 
 def test_what_a_client_may_claim_is_the_users_to_set() -> None:
-    options: dict[str, Any] = {"factory": Tiny, "most_samples": 15, **SMALL}
+    options: dict[str, Any] = {"factory": Tiny, "max_samples": 15, **SMALL}
     row = play(FedAvg(**options), 1).rows[0]
-    why = "FedAvg.samples must lie in [0, 15], got 18; the largest weight is the method's to say (most_samples)"
+    why = "FedAvg.samples must lie in [0, 15], got 18; the largest weight is the method's to say (max_samples)"
     assert row["failed"] == {"2": why}
-    assert play(FedProto(factory=Tiny, most_samples=5), 1).rows[0]["failed"].keys() == {"1", "2"}
-    assert play(FedDM(factory=Tiny, most_samples=12, **DM), 1).rows[0]["failed"].keys() == {"1", "2"}
-    with pytest.raises(ValueError, match="most_samples must be greater than 0"):
-        FedAvg(factory=Tiny, most_samples=0)
+    assert play(FedProto(factory=Tiny, max_samples=5), 1).rows[0]["failed"].keys() == {"1", "2"}
+    assert play(FedDM(factory=Tiny, max_samples=12, **DM), 1).rows[0]["failed"].keys() == {"1", "2"}
+    with pytest.raises(ValueError, match="max_samples must be greater than 0"):
+        FedAvg(factory=Tiny, max_samples=0)
 
 
 def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
@@ -329,10 +331,10 @@ def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
     sent: dict[int, Any] = {}
 
     class Spy(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             sent[local.client.id] = {n: u.double() for n, u in update.items()}
 
-    run = play(Hostile(FedAvg(Spy(), factory=Tiny, most_samples=20, **SMALL), one(claim)), 1)
+    run = play(Hostile(FedAvg(Spy(), factory=Tiny, max_samples=20, **SMALL), one(claim)), 1)
     start = FedAvg(factory=Tiny, **SMALL).networks.first("", 3, 5)
     for name, value in run.server.state[FedAvg.model].items():
         want = start[name] + (12 * sent[0][name] + 20 * sent[1][name] + 18 * sent[2][name]) / 50
@@ -362,7 +364,7 @@ def test_replies_that_do_not_fit_each_other_do_not_count_in_part() -> None:
         b = Entry[torch.Tensor]("union")
         c = Entry[Any]("max")
 
-    reducer = Reducer({e.key: e for e in (E.a, E.b, E.c)})
+    reducer = Aggregator({e.key: e for e in (E.a, E.b, E.c)})
     reducer.fold(0, Message({E.a: torch.ones(2), E.b: torch.ones(1, 3), E.c: {"n": torch.tensor(1)}}))
     odd: list[dict[Any, Any]] = [
         {E.a: torch.ones(2), E.b: torch.ones(1, 4)},

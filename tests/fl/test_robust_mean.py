@@ -59,7 +59,7 @@ class Poison(AddOn):
     def __init__(self, *clients: int, times: float = -1e6) -> None:
         self.clients, self.times = clients, times
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         if local.client.id in self.clients:
             reply[FedAvg.update] = {n: self.times * u for n, u in update.items()}
 

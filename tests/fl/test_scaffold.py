@@ -22,7 +22,7 @@ from tests.fl.small import Tiny, federation
 class Zapped(AddOn):
     """The reply of one client in one round is lost, after everything else was done."""
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         if (local.round, local.client.id) == (2, 2):
             raise RuntimeError("lost")
 
@@ -31,7 +31,7 @@ def variates(run: Run) -> Any:
     return run.server.state[SCAFFOLD.control]["w"].double().numpy()
 
 
-def unit_path(steps: int, lr: float, momentum: float) -> float:
+def effective_lr(steps: int, lr: float, momentum: float) -> float:
     """sum_k lr (1 - rho^(tau - k)) / (1 - rho)."""
     return sum(lr * (1 - momentum ** (steps - k)) / (1 - momentum) for k in range(steps))
 
@@ -54,7 +54,7 @@ def test_rounds_of_two_weights_follow_algorithm_1(momentum: float, addons: tuple
                 continue
             n = quadratic.COUNTS[i]
             delta = quadratic.train(i, w, n, lr, momentum, shift=c - own[i])
-            new = own[i] - c - delta / unit_path(n, lr, momentum)
+            new = own[i] - c - delta / effective_lr(n, lr, momentum)
             change += new - own[i]
             own[i] = new
             step += n * delta
@@ -152,7 +152,7 @@ def test_a_named_architecture_has_variates_too() -> None:
 
 def test_a_reply_with_other_variates_is_refused() -> None:
     class Zshape(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.client.id == 0:
                 reply[SCAFFOLD.drift] = {"w": torch.zeros(3)}
 

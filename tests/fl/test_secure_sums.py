@@ -35,9 +35,9 @@ from fl import (
     simulate,
 )
 from fl.addons import MOON, SCAFFOLD, VHL, FedCOG, SharedImage
+from fl.aggregation import AggregatedReplies, Aggregator, EntrySpec, Schema, check_reply
 from fl.methods import SummedFedDM
-from fl.reduce import Like, Reduced, Reducer, Schema, check_reply
-from fl.schema import MOST as MOST_OF_A_COUNT
+from fl.schema import MAX_WEIGHT as MOST_OF_A_COUNT
 from fl.secure._encoding import BoundExceeded, ReplyLayout
 from fl.secure.sums import require_sums
 from tests.fl.laws import assert_same
@@ -93,7 +93,7 @@ class Every:
 ENTRIES = {e.key: e for e in vars(Every).values() if isinstance(e, Entry)}
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-MOST = {"Every.weight": 50.0, "Every.rows": 20.0, "Every.count": 100.0}
+MAX_WEIGHT = {"Every.weight": 50.0, "Every.rows": 20.0, "Every.count": 100.0}
 
 
 @given(st.integers(0, 2**30), st.sampled_from(FLOATS), st.sampled_from(WHOLE), st.integers(1, 4), st.integers(8, 52))
@@ -121,11 +121,11 @@ def test_a_sum_of_whole_numbers_is_the_reduction_within_half_a_unit_a_client(
         )
 
     replies = [reply() for _ in range(clients)]
-    schema: Schema = {key: Like(value) for key, value in replies[0].items()}
-    layout = ReplyLayout.from_schema(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **MOST}, bits, 6)
+    schema: Schema = {key: EntrySpec(value) for key, value in replies[0].items()}
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **MAX_WEIGHT}, bits, 6)
     assert ReplyLayout.from_json(layout.to_json()) == layout
     assert layout.matches(schema)
-    reducer = Reducer(ENTRIES)
+    reducer = Aggregator(ENTRIES)
     for k, one in enumerate(replies):
         reducer.fold(k, check_reply(one, ENTRIES, schema))
     want = reducer.result()
@@ -163,7 +163,7 @@ def test_a_sum_that_could_leave_64_bits_is_refused_when_built() -> None:
 
 
 def test_the_largest_values_of_all_clients_do_not_wrap() -> None:
-    schema: Schema = {Every.total.key: Like(torch.zeros(2, dtype=torch.float64))}
+    schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2, dtype=torch.float64))}
     layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 3.0}, 52, 2047)
     vector = layout.encode(Message({Every.total: torch.tensor([3.0, -3.0], dtype=torch.float64)}))
     total = layout.decode(2047 * vector, list(range(2047)), schema)[Every.total]
@@ -371,7 +371,7 @@ def test_nothing_else_of_a_client_is_in_clear(ring: InMemoryKeyring) -> None:
 
 
 def test_a_value_beyond_its_maximum_is_refused_and_not_clipped() -> None:
-    schema: Schema = {Every.total.key: Like(torch.zeros(2))}
+    schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2))}
     layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
     for bad in (1.0001, float("nan"), float("inf")):
         with pytest.raises(BoundExceeded, match=r"Every.total exceeds its public maximum 1\b"):
@@ -418,8 +418,8 @@ class Greedy(SecureSums):
 
     key = "SecureSums"
 
-    def send_in(self, server: Any, verb: str, client: int) -> Message:
-        message = super().send_in(server, verb, client)
+    def send_exchange(self, server: Any, verb: str, client: int) -> Message:
+        message = super().send_exchange(server, verb, client)
         if verb == "assent" and server.round == 2 and client < 2:
             message[self.survivors] = message[self.survivors][:3]
         return message
@@ -434,45 +434,45 @@ def test_a_server_that_tells_two_stories_gets_no_share(ring: InMemoryKeyring) ->
 
 
 def test_a_sum_of_whole_numbers_is_held_below_64_bits_too() -> None:
-    schema: Schema = {Every.count.key: Like(torch.zeros(2, dtype=torch.int64))}
+    schema: Schema = {Every.count.key: EntrySpec(torch.zeros(2, dtype=torch.int64))}
     ReplyLayout.from_schema(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 7)
     with pytest.raises(ValueError, match="the sum of Every.count over 8 clients could overflow 64 bits: give it a"):
         ReplyLayout.from_schema(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 8)
 
 
 def test_a_reply_of_another_form_is_not_written() -> None:
-    schema: Schema = {Every.total.key: Like(torch.zeros(2))}
+    schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2))}
     layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
     with pytest.raises(ValueError, match="the reply holds Every.weight, which the server does not expect"):
         layout.encode(Message({Every.total: torch.zeros(2), Every.weight: 1.0}))
     for odd in (torch.zeros(3), torch.zeros(2, dtype=torch.float64), 1.0, {"a": torch.zeros(2)}):
         with pytest.raises(ValueError, match="Every.total has another shape, dtype or type than the server expects"):
-            layout.encode(Message.of({Every.total.key: odd}))
+            layout.encode(Message.unchecked({Every.total.key: odd}))
 
 
 @pytest.mark.parametrize(
     ("like", "said"),
     [
-        (Like("a"), "Every.total is a str, which cannot be summed"),
-        (Like(images(2, 0)), "Every.total is a LabeledImages, which cannot be summed"),
+        (EntrySpec("a"), "Every.total is a str, which cannot be summed"),
+        (EntrySpec(images(2, 0)), "Every.total is a LabeledImages, which cannot be summed"),
         (
-            Like(torch.zeros(0, 2), rows=9),
+            EntrySpec(torch.zeros(0, 2), max_rows=9),
             "Every.total has a number of rows that each client chooses, which a sum would reveal",
         ),
-        (Like(torch.zeros(2), optional=True), "Every.total is not in every reply, which a sum would reveal"),
+        (EntrySpec(torch.zeros(2), optional=True), "Every.total is not in every reply, which a sum would reveal"),
     ],
     ids=["text", "set", "rows", "optional"],
 )
-def test_an_entry_that_adds_up_to_nothing_is_refused_by_name(like: Like, said: str) -> None:
+def test_an_entry_that_adds_up_to_nothing_is_refused_by_name(like: EntrySpec, said: str) -> None:
     with pytest.raises(PrivacyError, match=said):
         ReplyLayout.from_schema({Every.total.key: like}, ENTRIES, {Every.total.key: 1.0}, 40, 4)
 
 
 def test_a_weight_without_a_maximum_has_that_of_all_counts() -> None:
-    layout = ReplyLayout.from_schema({Every.weight.key: Like(1.0)}, ENTRIES, {}, 40, 4)
+    layout = ReplyLayout.from_schema({Every.weight.key: EntrySpec(1.0)}, ENTRIES, {}, 40, 4)
     assert [line.most for line in layout.entries] == [MOST_OF_A_COUNT]
     with pytest.raises(ValueError, match="Every.over has no public maximum"):
-        ReplyLayout.from_schema({Every.over.key: Like(torch.zeros(2))}, ENTRIES, {}, 40, 4)
+        ReplyLayout.from_schema({Every.over.key: EntrySpec(torch.zeros(2))}, ENTRIES, {}, 40, 4)
 
 
 def test_secret_draws_and_questions_before_round_one_are_refused_by_name() -> None:
@@ -481,7 +481,7 @@ def test_secret_draws_and_questions_before_round_one_are_refused_by_name() -> No
         require_sums(drawing)
 
     class Asking(FedAvg):
-        asks = True
+        has_query = True
 
     with pytest.raises(PrivacyError, match="Asking sends a request to every client before round 1, and each reply"):
         require_sums(Asking(**FAST))
@@ -491,7 +491,7 @@ class Maximum(FedAvg):
     largest = Entry[float]("max")
 
     def expect(self, server: Any, client: int) -> Schema:
-        return {**super().expect(server, client), self.largest.key: Like(0.0)}
+        return {**super().expect(server, client), self.largest.key: EntrySpec(0.0)}
 
 
 class Reading(FedAvg):
@@ -536,7 +536,7 @@ class Doubling(Filter):
     extra = Entry[float]("sum", bound=1.0)
 
     def expect(self, server: Any, client: int, schema: Schema) -> None:
-        schema[self.extra.key] = Like(1.0)
+        schema[self.extra.key] = EntrySpec(1.0)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
         other = reply.copy()
@@ -544,7 +544,7 @@ class Doubling(Filter):
         other[self.extra] = 1.0
         return other
 
-    def back(self, server: Any, replies: Reduced, expected: Schema) -> Reduced:
+    def back(self, server: Any, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         assert replies[self.extra] == pytest.approx(4.0)
         return replies.replace(FedAvg.update, {n: t / 2 for n, t in replies[FedAvg.update].items()})
 
@@ -597,13 +597,13 @@ class Twice(FedAvg):
             raise ValueError("slept")
         return Message({self.said: 1.0})
 
-    def send_in(self, server: Any, verb: str, client: int) -> Message:
+    def send_exchange(self, server: Any, verb: str, client: int) -> Message:
         return Message({self.said: 10.0 * len(server.present)})
 
-    def expect_in(self, server: Any, verb: str, client: int) -> Schema:
-        return {self.said.key: Like(0.0)}
+    def expect_exchange(self, server: Any, verb: str, client: int) -> Schema:
+        return {self.said.key: EntrySpec(0.0)}
 
-    def receive_in(self, server: Any, verb: str, replies: Reduced) -> Mapping[int, str]:
+    def receive_exchange(self, server: Any, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         server.notes[verb] = [replies.clients, replies.get(self.said)]
         return {1: "was not polite"} if verb == "greet" else {}
 
@@ -622,7 +622,7 @@ def test_a_round_has_the_exchanges_that_a_method_asks_for(backend: Any) -> None:
 
 def test_a_client_does_not_answer_what_is_no_exchange_of_the_method() -> None:
     with pytest.raises(LookupError, match="FedAvg has no exchange 'receive'"):
-        FedAvg(**FAST).act("receive", None, Message())  # type: ignore[arg-type]
+        FedAvg(**FAST).run_on_client("receive", None, Message())  # type: ignore[arg-type]
 
 
 class Killed(RuntimeError):

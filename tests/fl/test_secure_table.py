@@ -16,8 +16,8 @@ import fl.addons
 import fl.methods
 from distillkit.privacy import PrivacyError
 from fl import Classification, FedAvg, FedDM, Method, Real, Server
+from fl.aggregation import Schema
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
-from fl.reduce import Schema
 from fl.secure._encoding import ReplyLayout
 from fl.secure.sums import require_sums
 from tests.fl.test_grid import OPTIONS, PICTURE, SHARED, Net, digits, normed

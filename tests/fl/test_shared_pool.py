@@ -61,8 +61,8 @@ def test_the_global_model_selects_what_the_clients_then_say(space: Normalization
     class Peek(SharedPool):
         key = "SharedPool"
 
-        def end(self, local: Any, update: Any, reply: Any) -> None:
-            super().end(local, update, reply)
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
+            super().after_training(local, update, reply)
             index = local.message[self.index].long()
             own = local.at(local.state())(space.encode(PICTURES[index].float() / 255))
             seen.append((own - reply[self.logits]).abs().max())

@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from distillkit import LabeledImages
 from fl import CheckpointError, ClientData, FedAvg, FedDM, NoUsableReply, Real, simulate
 from fl.addons import FedProx
+from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
 from fl.engine.store import Store
 from fl.message import Entry
-from fl.reduce import Like
 from tests.fl.small import Tiny, federation, images
 
 SECONDS = ("seconds", "client_seconds", "server_seconds")
@@ -123,7 +123,7 @@ def test_a_keyboard_interrupt_stops_cleanly_and_leaves_the_last_round(tmp_path: 
 class Faulty(AddOn):
     """Clients 0 to 4 fail, each in a way of its own; client 5 and later are well."""
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         k = local.client.id
         if k == 0:
             raise RuntimeError("no power")
@@ -157,7 +157,7 @@ def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> 
         simulate(FedAvg(Faulty(), factory=Tiny), clients, rounds=1, min_replies=3, out=tmp_path, progress=False)
 
     class Later(Faulty):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.round == 3:
                 raise RuntimeError("gone")
 
@@ -264,12 +264,12 @@ class Diary(AddOn):
     pages = Entry[float]("sum")
     own = Entry[float]("first")
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         local.memory[self.own] = local.memory.get(self.own, 0.0) + 1.0
         reply[self.pages] = local.memory[self.own]
 
     def expect(self, server: Any, client: int, schema: Any) -> None:
-        schema[self.pages.key] = Like(1.0)
+        schema[self.pages.key] = EntrySpec(1.0)
 
     def receive(self, server: Any, replies: Any, old: Any) -> None:
         server.notes["pages"] = replies[self.pages]

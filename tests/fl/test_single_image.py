@@ -313,7 +313,7 @@ class Stubborn(AddOn):
 
     key = "Z"
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         if local.client.id == 1 and self.weights:
             reply[FedAvg.update] = {n: 100 + u for n, u in update.items()}
         elif local.client.id == 1:
@@ -323,7 +323,7 @@ class Stubborn(AddOn):
 class Weightless(AddOn):
     """Says that it has no images."""
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         reply[FedAvg.samples] = 0.0
 
 

@@ -73,7 +73,7 @@ def test_a_run_is_that_of_the_same_pictures_in_memory(source: Path, tmp_path: Pa
     assert torch.equal(weights(run), weights(other))
 
 
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+def data_access(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The rows of every reading from now on."""
     found: list[torch.Tensor] = []
     read = PixelFile.read
@@ -90,7 +90,7 @@ def test_only_what_is_drawn_is_read_and_the_test_set_piece_by_piece(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, test = stored(source, tmp_path)
-    found = reads(monkeypatch)
+    found = data_access(monkeypatch)
     how: dict[str, Any] = {"evaluate": "none", "progress": False, "out": tmp_path / "run"}
     run = simulate(METHOD, held, test=test, rounds=1, participation=1 / 4, **how)
     [drawn] = run.rows[0]["drawn"]
@@ -150,7 +150,7 @@ def test_who_holds_the_same_pictures_is_told_without_reading(
     held, _ = stored(source, tmp_path)
     parts = [client.train for client in held]
     method = FedAvg(factory=Tiny, steps=2, batch=4, lr=0.05, weights="uniform")
-    private, found = Filtered(method, ClientDP(1.0, 0.5, 1.0)), reads(monkeypatch)
+    private, found = Filtered(method, ClientDP(1.0, 0.5, 1.0)), data_access(monkeypatch)
     with pytest.warns(UserWarning, match="clients 1 and 3 hold the same images"):
         simulate(private, [*parts[:3], parts[1]], rounds=1, ledger=Ledger(), secret=0, progress=False)
     assert sum(len(rows) for rows in found) <= sum(map(len, parts))  # of the clients drawn
@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, test = stored(source, tmp_path)
-    found = reads(monkeypatch)
+    found = data_access(monkeypatch)
     data = held[0].train
     assert isinstance(data, StoredImages)
     go = partial(simulate, METHOD, rounds=1, progress=False)

@@ -43,7 +43,7 @@ def test_distillation_is_the_loss_towards_the_teacher_less_its_entropy() -> None
 
 def test_counts_that_clients_note_are_summed_in_the_history() -> None:
     class Noting(AddOn):
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.round == 2:
                 local.client.notes["small"] = int(len(local.data) < 20)
 

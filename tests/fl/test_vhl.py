@@ -106,7 +106,7 @@ def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
         extra_outputs = 2
         key = "A"
 
-        def end(self, local: Any, update: Any, reply: Any) -> None:
+        def after_training(self, local: Any, update: Any, reply: Any) -> None:
             seen.append((local.first_output(local.terms[1]), local.net.classifier.out_features))
 
     played(Before(), VHL(VIRTUAL, 3), clients=[toy(5, 1)], factory=Small, rounds=1)

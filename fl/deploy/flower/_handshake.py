@@ -15,7 +15,7 @@ import distillkit
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.sets import LabeledImages
 from fl._codec import Parts, from_parts, to_parts
-from fl._parts import identity
+from fl._components import identity
 from fl.engine._clients import ClientRegistry, grown, require_like
 from fl.engine._validation import require_public
 from fl.message import Entry, Message

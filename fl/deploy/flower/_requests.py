@@ -9,7 +9,7 @@ from fl._codec import Parts, entry_key
 from fl.deploy._wire import Job, job_parts
 from fl.deploy.flower._message_pairs import join, split
 from fl.engine._transport import ClientResult
-from fl.message import sizes
+from fl.message import payload_bytes
 
 __all__ = ["Question", "Take", "pack", "unpack"]
 
@@ -35,7 +35,7 @@ class Question:
 
     def again(self) -> Question:
         """The same question, for a client that lacks a body."""
-        costs = sizes(self.job.request.message).items()
+        costs = payload_bytes(self.job.request.message).items()
         return replace(self, resent=sum(n for key, n in costs if key.split(":")[0] in self.job.request.cached))
 
 

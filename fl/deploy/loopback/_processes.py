@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fl._parts import described
+from fl._components import stable_repr
 from fl.deploy.loopback._worker import WorkerConfig, serve
 
 __all__ = ["PATIENCE", "Ended", "Process", "give_back", "pickled", "take"]
@@ -166,7 +166,7 @@ def pickled(opening: WorkerConfig) -> bytes:
         code = getattr(what, "__code__", None)
         found = f", line {code.co_firstlineno} of {code.co_filename}" if code is not None else ""
         raise TypeError(
-            f"{described(what)}{found} cannot travel to another process ({error}); the method holds it as "
+            f"{stable_repr(what)}{found} cannot travel to another process ({error}); the method holds it as "
             f"{type(opening.method).__name__}{where}. Take a function or class that stands at the top of a file, with "
             "functools.partial for its options: a lambda, or a function inside a function, cannot be found there"
         ) from error
@@ -179,14 +179,14 @@ def _culprit(path: str, value: Any, depth: int = 0) -> tuple[str, Any] | None:
         return None
     except Exception:
         if depth < 8:
-            for name, part in _parts(value):
+            for name, part in _components(value):
                 found = _culprit(path + name, part, depth + 1)
                 if found is not None:
                     return found
         return path, value
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _components(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, partial):
         yield "", value.func
         yield from ((f"({part!r})", part) for part in (*value.args, *value.keywords.values()))

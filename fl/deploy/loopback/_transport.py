@@ -17,7 +17,7 @@ from fl.deploy.loopback._worker import WorkerConfig, pack_client_data
 from fl.engine._clients import ClientRegistry
 from fl.engine._failures import reason_of
 from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader
-from fl.message import sizes
+from fl.message import payload_bytes
 from fl.participants import Interrupted
 
 __all__ = ["ProcessTransport"]
@@ -174,7 +174,7 @@ class ProcessTransport:
                 self._merge_child(rest[0][client])
         elif kind == "lacking":
             job = self._asked[rest[0]]
-            costs = sizes(job.request.message).items()
+            costs = payload_bytes(job.request.message).items()
             self._resent[job.client] = sum(n for key, n in costs if key.split(":")[0] in job.request.cached)
             self._send(index, *self._frames(self._slots[index], job, whole=True))
         else:

@@ -107,7 +107,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
         lambda path, _: f"wrote {path.name.split('.')[0] if 'safe' in path.name else path.name}",
     )
     after(Store, "_append", lambda _, path, __: f"appended {path.name}")
-    after(FedAvg, "answered", lambda *_: "answered")
+    after(FedAvg, "receive_answers", lambda *_: "answered")
     after(FedAvg, "receive", lambda *_: "received")
     after(_evaluation, "on_server", lambda *_: "tested")
     after(Dispatcher, "commit", lambda *_: "settled")

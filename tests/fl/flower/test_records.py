@@ -60,7 +60,7 @@ def bits(parts: tuple[Tensors, dict[str, str]]) -> Any:
 @given(message=st.dictionaries(st.text(min_size=1, max_size=5), values, max_size=4), fact=names)
 def test_what_travels_as_records_is_the_same_to_the_bit(message: dict[str, Any], fact: str) -> None:
     try:
-        parts = to_parts(Message.of(message), {"fact": fact})
+        parts = to_parts(Message.unchecked(message), {"fact": fact})
     except (TypeError, ValueError, UnicodeEncodeError):
         return  # what no message may hold
     content = to_records(parts)
@@ -81,7 +81,9 @@ groups = st.dictionaries(names, tensors(), max_size=3)
 def test_two_messages_in_one_are_both_the_same_to_the_bit_and_what_they_share_is_there_once(
     one: Tensors, other: Tensors, same: Tensors
 ) -> None:
-    first, second = (to_parts(Message.of({"A.x": {**found, **same}}), {"fact": "0:common"}) for found in (one, other))
+    first, second = (
+        to_parts(Message.unchecked({"A.x": {**found, **same}}), {"fact": "0:common"}) for found in (one, other)
+    )
     both, common = join(first, second)
     assert [bits(found) for found in split(from_records(to_records(both)))] == [bits(first), bits(second)]
     assert len(both[0]) == len(first[0]) + len(second[0]) - len(common)
@@ -92,7 +94,7 @@ def test_two_messages_in_one_are_both_the_same_to_the_bit_and_what_they_share_is
 
 @pytest.mark.parametrize("said", ["{", "3", '["nowhere"]', '[["0:"]]', "null"])
 def test_what_is_not_two_messages_is_refused(said: str) -> None:
-    (tensors, strings), _ = join(*(to_parts(Message.of({"A.x": torch.ones(2)})),) * 2)
+    (tensors, strings), _ = join(*(to_parts(Message.unchecked({"A.x": torch.ones(2)})),) * 2)
     with pytest.raises(ValueError, match="not two messages"):
         split((tensors, {**strings, "common": said}))
 
@@ -102,7 +104,7 @@ def test_a_set_travels_with_its_space() -> None:
         torch.rand(0, 1, 4, 4), torch.empty(0, dtype=torch.int64), num_classes=7, normalization=IDENTITY
     )
     key = "Space.images"
-    back = from_parts(*from_records(to_records(to_parts(Message.of({key: given})))))[0]
+    back = from_parts(*from_records(to_records(to_parts(Message.unchecked({key: given})))))[0]
     (found,) = (value for _, value in back.items())
     assert isinstance(found, LabeledImages)
     assert (found.shape, found.num_classes, found.normalization, len(found)) == ((1, 4, 4), 7, IDENTITY, 0)
@@ -110,7 +112,9 @@ def test_a_set_travels_with_its_space() -> None:
 
 def spoiled(change: str) -> Any:
     app = double.names()
-    content = to_records(to_parts(Message.of({"A.x": torch.arange(6.0).reshape(2, 3), "A.b": torch.tensor([True])})))
+    content = to_records(
+        to_parts(Message.unchecked({"A.x": torch.arange(6.0).reshape(2, 3), "A.b": torch.tensor([True])}))
+    )
     arrays, strings = content["tensors"], content["strings"]
     x = arrays["A.x"]
     put = {

@@ -16,7 +16,7 @@ class FedDyn(AddOn):
     """Clients minimise L_k(w) - <g_k, w> + (alpha / 2) ||w - w_t||^2; the server adds -h / alpha to the mean."""
 
     alpha: float = 0.1
-    reads = "nothing"
+    data_access = "none"
     own = Entry[dict[str, torch.Tensor]]("first")  # g_k, in the client's memory
     h = Entry[dict[str, torch.Tensor]]("first")  # on the server
 
@@ -30,7 +30,7 @@ class FedDyn(AddOn):
         if any(isinstance(addon, SCAFFOLD) for addon in addons):
             raise ValueError("FedDyn and SCAFFOLD both correct the clients' drift: give one of them")
 
-    def begin(self, local: Any) -> None:
+    def before_training(self, local: Any) -> None:
         zeros = {name: torch.zeros_like(w) for name, w in local.start.items()}
         local.scratch(self)["g"] = local.memory.get(self.own, zeros)
 
@@ -39,11 +39,11 @@ class FedDyn(AddOn):
         pulls = [self.alpha / 2 * (w - start[name]).square().sum() - (g[name] * w).sum() for name, w in now.items()]
         return torch.stack(pulls).sum()
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
         g = local.scratch(self)["g"]
         local.memory[self.own] = {name: g[name] - self.alpha * d for name, d in local.delta.items()}
 
-    def rescale(self, server: Any, replies: Any, mean: Any) -> Any:
+    def aggregate(self, server: Any, replies: Any, mean: Any) -> Any:
         share = replies.weight(FedAvg.update) / server.clients
         h = server.state.get(self.h, {name: torch.zeros_like(d) for name, d in mean.items()})
         server.state[self.h] = {name: h[name] - self.alpha * share * d for name, d in mean.items()}

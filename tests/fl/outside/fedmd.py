@@ -10,7 +10,7 @@ from torch.nn.functional import l1_loss
 
 from distillkit import LabeledImages
 from distillkit.networks._dropout import seed_dropout
-from fl import Entry, Like, Message, Method, Networks, Predictor, shuffled, sums_like
+from fl import Entry, EntrySpec, Message, Method, Networks, Predictor, evaluation_spec, shuffled_indices
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class FedMD(Method):
     subset: int = 64
     transfer: int = 5
     lr: float = 0.001
-    public = Entry[LabeledImages]("first", kept=True)
+    public = Entry[LabeledImages]("first", cached=True)
     places, consensus, upcoming = (Entry[torch.Tensor]("first") for _ in range(3))
     own = Entry[dict[str, torch.Tensor]]("first")
     scores = Entry[torch.Tensor]("mean")
@@ -47,14 +47,16 @@ class FedMD(Method):
         server.state[self.upcoming] = order[: self.subset]
 
     def send(self, server: Any, client: int) -> Message:
-        return Message.of({**dict(server.state.items()), self.public.key: server.data["public"]})
+        return Message.unchecked({**dict(server.state.items()), self.public.key: server.data["public"]})
 
     def expect(self, server: Any, client: int) -> Any:
-        return {self.scores.key: Like(torch.zeros(self.subset, server.task.num_classes), least=-1e4, most=1e4)}
+        return {
+            self.scores.key: EntrySpec(torch.zeros(self.subset, server.task.num_classes), minimum=-1e4, maximum=1e4)
+        }
 
     def fit(self, client: Any, net: Any, purpose: str, images: Any, targets: Any, loss: Any, epochs: int) -> None:
         optimizer = torch.optim.Adam(net.train().parameters(), lr=self.lr)
-        for index in shuffled(len(images), 32, client.generator(purpose), epochs, None):
+        for index in shuffled_indices(len(images), 32, client.generator(purpose), epochs, None):
             optimizer.zero_grad()
             loss(net(images[index]), targets[index]).backward()
             optimizer.step()
@@ -83,4 +85,4 @@ class FedMD(Method):
         return Message({self.tested: {"personal": Predictor(self.network(client)).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Any, client: int) -> Any:
-        return {self.tested.key: sums_like(server.task, "personal")}
+        return {self.tested.key: evaluation_spec(server.task, "personal")}

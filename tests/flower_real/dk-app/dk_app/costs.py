@@ -10,7 +10,7 @@ import torch
 
 from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
-from fl import Entry, Like, Message, Method, simulate
+from fl import Entry, EntrySpec, Message, Method, simulate
 from fl.deploy.flower import serve
 
 POLL, ROUNDS = 0.05, 4
@@ -34,7 +34,7 @@ class Echo(Method):
         return Message({self.value: server.state[self.value]})
 
     def expect(self, server: Any, client: int) -> Any:
-        return {self.value.key: Like(server.state[self.value])}
+        return {self.value.key: EntrySpec(server.state[self.value])}
 
     def local(self, client: Any, message: Message) -> Message:
         return Message({self.value: message[self.value]})

@@ -35,7 +35,7 @@ def enrol(keys: Path, clients: int) -> None:
 
 def averaging(most: float, **how: Any) -> FedAvg:
     """What is under the masks, or is not; no client has more samples."""
-    return FedAvg(SCAFFOLD(), most_samples=most, **how)
+    return FedAvg(SCAFFOLD(), max_samples=most, **how)
 
 
 def sealed(name: str, keys: Path, *, node: bool, **how: Any) -> Filtered:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fl import FedAvg, simulate
-from fl.averaging._effective_step import unit_path
+from fl.averaging._effective_lr import effective_lr
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.fl.small import Tiny, federation
@@ -21,18 +21,18 @@ class Peek(AddOn):
     def __init__(self, seen: list[dict[str, float]]) -> None:
         self.seen = seen
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
-        self.seen.append(local.paths)
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
+        self.seen.append(local.effective_lrs)
 
 
 class Ask(AddOn):
     """Asks for the one path."""
 
-    def end(self, local: Any, update: Any, reply: Any) -> None:
-        reply[FedAvg.samples] = 1.0 + local.path
+    def after_training(self, local: Any, update: Any, reply: Any) -> None:
+        reply[FedAvg.samples] = 1.0 + local.effective_lr
 
 
-def paths(factory: Any = Tiny, **options: Any) -> dict[str, float]:
+def effective_lrs(factory: Any = Tiny, **options: Any) -> dict[str, float]:
     seen: list[dict[str, float]] = []
     method = FedAvg(Peek(seen), factory=factory, lr=0.1, batch=4, **options)
     simulate(method, federation()[:1], rounds=1, progress=False)
@@ -40,17 +40,17 @@ def paths(factory: Any = Tiny, **options: Any) -> dict[str, float]:
 
 
 def test_adam_moves_by_its_rate_at_every_step() -> None:
-    assert list(paths(steps=7, optimizer="adam").values()) == pytest.approx([0.7] * 4, rel=1e-6)
+    assert list(effective_lrs(steps=7, optimizer="adam").values()) == pytest.approx([0.7] * 4, rel=1e-6)
 
 
 def test_each_parameter_counts_the_steps_of_its_own_phases() -> None:
-    found = paths(phases=[Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*"), Phase(steps=2)])
+    found = effective_lrs(phases=[Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*"), Phase(steps=2)])
     assert found["classifier.weight"] == pytest.approx(0.5)
     assert found["body.0.weight"] == pytest.approx(0.7)
 
 
 def test_momentum_begins_anew_in_every_phase() -> None:
-    found = paths(phases=[Phase(steps=2), Phase(steps=2)], momentum=0.5)
+    found = effective_lrs(phases=[Phase(steps=2), Phase(steps=2)], momentum=0.5)
     assert found["body.0.bias"] == pytest.approx(2 * 0.1 * (1 + 1.5))
 
 
@@ -58,14 +58,14 @@ def test_the_pull_goes_on_from_phase_to_phase() -> None:
     def sgd(params: list[torch.Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.1, weight_decay=0.5)
 
-    assert unit_path(sgd, [2, 3], 0.7) == pytest.approx(unit_path(sgd, [5], 0.7))
-    assert unit_path(sgd, [2], 0.7) == pytest.approx(0.1 + 0.1 * (1 - 0.7 * 0.1))
-    assert unit_path(sgd, [], 0.7) == 0
+    assert effective_lr(sgd, [2, 3], 0.7) == pytest.approx(effective_lr(sgd, [5], 0.7))
+    assert effective_lr(sgd, [2], 0.7) == pytest.approx(0.1 + 0.1 * (1 - 0.7 * 0.1))
+    assert effective_lr(sgd, [], 0.7) == 0
 
 
 def test_personal_parameters_have_no_path_and_frozen_ones_stay() -> None:
     phases = [Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*")]
-    found = paths(personal="classifier.*", phases=phases)
+    found = effective_lrs(personal="classifier.*", phases=phases)
     assert found == {"body.0.weight": pytest.approx(0.5), "body.0.bias": pytest.approx(0.5)}
 
     def frozen(outputs: int) -> nn.Module:
@@ -73,7 +73,7 @@ def test_personal_parameters_have_no_path_and_frozen_ones_stay() -> None:
         net.body.requires_grad_(False)
         return net
 
-    found = paths(factory=frozen, steps=4)
+    found = effective_lrs(factory=frozen, steps=4)
     assert (found["body.0.weight"], found["classifier.bias"]) == (0, pytest.approx(0.4))
 
 

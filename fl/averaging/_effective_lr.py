@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["unit_path"]
+__all__ = ["effective_lr"]
 
 
-def unit_path(
+def effective_lr(
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], steps: Sequence[int], damping: float
 ) -> float:
     """How far a constant unit gradient moves a parameter under the given optimiser, without weight decay.

@@ -11,12 +11,20 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, ClassVar
 
 from distillkit._utils.configurable import Configurable
-from fl.message import Entry, declared
+from fl.message import Entry, declared_entries
 
-__all__ = ["Keyed", "Part", "described", "identity", "require_own_entries", "require_plain_options", "spelled"]
+__all__ = [
+    "Component",
+    "KeyedObject",
+    "constructor_call",
+    "identity",
+    "require_own_entries",
+    "require_plain_options",
+    "stable_repr",
+]
 
 
-class Keyed(Configurable):
+class KeyedObject(Configurable):
     """What a run's records know by a key that outlives the name of its class: the base of methods and their parts.
 
     Attributes:
@@ -45,10 +53,10 @@ class Keyed(Configurable):
         return None
 
     def __repr__(self) -> str:
-        return described(self) if self.arguments() is not None else super().__repr__()
+        return stable_repr(self) if self.arguments() is not None else super().__repr__()
 
 
-class Part(Keyed):
+class Component(KeyedObject):
     """What goes into a method, or around one, and is none by itself: the base of add-ons and filters."""
 
     @property
@@ -57,7 +65,7 @@ class Part(Keyed):
         return type(self).__name__
 
     @classmethod
-    def in_a_method(cls, part: str) -> str:
+    def usage_example(cls, part: str) -> str:
         """How a method with this part is written, as `FedAvg(part, ...)`, for the error where it is given alone.
 
         Args:
@@ -66,13 +74,13 @@ class Part(Keyed):
         raise NotImplementedError
 
 
-def described(value: Any) -> str:
+def stable_repr(value: Any) -> str:
     """`repr(value)`, but the same in every process: functions by name instead of by address."""
     return _said(value, pinned=False)
 
 
 def identity(value: Any) -> str:
-    """`described(value)`, but with pinned names (`Keyed`): it stays when classes and options are renamed."""
+    """`stable_repr(value)`, but with pinned names (`KeyedObject`): it stays when classes and options are renamed."""
     return _said(value, pinned=True)
 
 
@@ -80,7 +88,11 @@ def _said(value: Any, *, pinned: bool) -> str:
     say = functools.partial(_said, pinned=pinned)
     given: Sequence[Any] = ()
     named: Mapping[str, Any] = {}
-    if isinstance(value, Keyed) and type(value).__repr__ is Keyed.__repr__ and value.arguments() is not None:
+    if (
+        isinstance(value, KeyedObject)
+        and type(value).__repr__ is KeyedObject.__repr__
+        and value.arguments() is not None
+    ):
         given, named = value.arguments() or ((), {})
     elif isinstance(value, functools.partial):
         given, named = (value.func, *value.args), value.keywords
@@ -90,13 +102,13 @@ def _said(value: Any, *, pinned: bool) -> str:
         name = getattr(value, "__qualname__", None)
         return f"{value.__module__}.{name}" if callable(value) and name else repr(value)
     title = type(value).__qualname__
-    if pinned and isinstance(value, Keyed):
+    if pinned and isinstance(value, KeyedObject):
         title = title if value.key == type(value).__name__ else value.key
         named = {value.old_options.get(option, option): v for option, v in named.items()}
     return f"{title}({', '.join([*map(say, given), *(f'{k}={say(v)}' for k, v in named.items())])})"
 
 
-def spelled(part: Part) -> str:
+def constructor_call(part: Component) -> str:
     """How a part was built, for a message: the options that are no defaults; a tensor and the like as `...`."""
     if not is_dataclass(part):
         return f"{part.name}(...)"
@@ -110,7 +122,7 @@ def _chosen(option: Field[Any], value: Any) -> bool:
     return type(value) is not type(default) or (value is not default and bool(value != default))
 
 
-def require_plain_options(part: Keyed, base: type[Keyed]) -> None:
+def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
     """Refuse what has an option that bears the name of something else that all of its kind have.
 
     An annotated attribute of a dataclass is an option: `reads: str = "nothing"` lets users turn off what a guarantee
@@ -135,7 +147,7 @@ def require_plain_options(part: Keyed, base: type[Keyed]) -> None:
             )
 
 
-def require_own_entries(parts: Sequence[Keyed]) -> None:
+def require_own_entries(parts: Sequence[KeyedObject]) -> None:
     """Refuse a method two of whose parts would keep values, or send them, under one key.
 
     Args:
@@ -145,9 +157,9 @@ def require_own_entries(parts: Sequence[Keyed]) -> None:
     Raises:
         ValueError: naming both parts and the key.
     """
-    owners: dict[str, tuple[Keyed, Entry[Any]]] = {}
+    owners: dict[str, tuple[KeyedObject, Entry[Any]]] = {}
     for part in parts:
-        for entry in declared(part):
+        for entry in declared_entries(part):
             if entry.owner not in {f"{kind.__module__}.{kind.__qualname__}" for kind in type(part).__mro__}:
                 continue
             first, known = owners.setdefault(entry.key, (part, entry))

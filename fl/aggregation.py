@@ -10,9 +10,9 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Tensors, Value
-from fl.schema import BadReply, Like, Schema, check_reply
+from fl.schema import BadReply, EntrySpec, Schema, check_reply
 
-__all__ = ["BadReply", "Like", "Reduced", "Reducer", "Schema", "check_reply", "divided"]
+__all__ = ["AggregatedReplies", "Aggregator", "BadReply", "EntrySpec", "Schema", "check_reply", "finalize"]
 
 V = TypeVar("V")
 
@@ -27,7 +27,7 @@ def _number(value: float, rule: str) -> Tensor:
 
 def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
     """What must be the same in all replies for the entry to combine, part by part."""
-    first = 1 if entry.reduce == "union" else 0
+    first = 1 if entry.rule == "union" else 0
     if isinstance(value, Tensor):
         yield "", (value.dtype, value.shape[first:])
     elif isinstance(value, dict):
@@ -58,7 +58,7 @@ def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
         held.add_(_weighted(part, weight))
 
 
-def divided(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
+def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
     """What a sum over clients becomes: a mean is divided, and cast to the type that came.
 
     Args:
@@ -80,11 +80,11 @@ def divided(rule: str, over: float | None, total: Tensor, weight: Any, like: Any
     return float(total)
 
 
-class Reduced:
+class AggregatedReplies:
     """The replies of a round, combined: what `Method.receive` gets in place of the single replies.
 
     `replies[entry]` is the mean, sum, ... of what the clients sent under that entry, in the type of its values;
-    `entry in replies` asks whether anybody sent it. The engine makes it (`Reducer.result`).
+    `entry in replies` asks whether anybody sent it. The engine makes it (`Aggregator.result`).
 
     Args:
         values: the combined values.
@@ -140,7 +140,7 @@ class Reduced:
         """
         return self._sums[entry.key]
 
-    def replace(self, entry: Entry[Any], value: Value) -> Reduced:
+    def replace(self, entry: Entry[Any], value: Value) -> AggregatedReplies:
         """The same replies with one combined value changed; for a filter on the server's side, which adds noise, say.
 
         Args:
@@ -149,10 +149,10 @@ class Reduced:
         """
         values = self._values.copy()
         values[entry] = value
-        return Reduced(values, self._weights, self._sums, self.clients)
+        return AggregatedReplies(values, self._weights, self._sums, self.clients)
 
 
-class Reducer:
+class Aggregator:
     """Combines the replies of a round one by one as they come, so that none has to be kept.
 
     The engine folds what `check_reply` has checked, in client order, and asks for the `result` at the end. `require`
@@ -185,7 +185,7 @@ class Reducer:
         """
         for key, value in reply.items():
             entry = self._entries[key]
-            for name, form in _forms(entry, value) if entry.reduce != "first" else ():
+            for name, form in _forms(entry, value) if entry.rule != "first" else ():
                 known = self._forms.get((key, name), form)
                 if known != form:
                     raise BadReply(f"{key}{name} has another form than in other replies: {form}, want {known}")
@@ -207,21 +207,21 @@ class Reducer:
             entry = self._entries[key]
             self._first.setdefault(key, value)
             self._forms.update({(key, name): form for name, form in _forms(entry, value)})
-            if entry.reduce == "union":
+            if entry.rule == "union":
                 self._rows.setdefault(key, []).append((client, value))
-            elif entry.reduce in ("mean", "sum", "max"):
+            elif entry.rule in ("mean", "sum", "max"):
                 weight: Any = held[entry.by.key] if entry.by is not None else 1.0
                 if isinstance(value, dict):
                     sums, weights = self._sums.setdefault(key, {}), self._weights.setdefault(key, {})
                     for name, tensor in value.items():
                         self._add(entry, sums, weights, name, tensor, weight)
                 else:
-                    number = value if isinstance(value, Tensor) else _number(cast(float, value), entry.reduce)
+                    number = value if isinstance(value, Tensor) else _number(cast(float, value), entry.rule)
                     self._add(entry, self._sums, self._weights, key, number, weight)
 
     @staticmethod
     def _add(entry: Entry[Any], sums: Any, weights: Any, key: str, value: Tensor, weight: Any) -> None:
-        if entry.reduce == "max":
+        if entry.rule == "max":
             sums[key] = torch.maximum(sums[key], value) if key in sums else value
             return
         if value.is_floating_point():
@@ -235,25 +235,25 @@ class Reducer:
         total = weight.to(torch.float64) if isinstance(weight, Tensor) else weight
         weights[key] = weights[key] + total if key in weights else total
 
-    def result(self) -> Reduced:
+    def result(self) -> AggregatedReplies:
         """Combine what was folded so far; means are divided here, and cast to the type that came."""
         values: dict[str, Value] = {}
         for key, first in self._first.items():
             entry = self._entries[key]
-            if entry.reduce == "first":
+            if entry.rule == "first":
                 values[key] = first
-            elif entry.reduce == "union":
+            elif entry.rule == "union":
                 values[key] = self._union(key)
             elif isinstance(first, dict):
                 names = self._sums[key]
                 likes = self._likes(key, first)
                 values[key] = {
-                    n: divided(entry.reduce, entry.over, names[n], self._weights[key].get(n), likes.get(n, names[n]))
+                    n: finalize(entry.rule, entry.over, names[n], self._weights[key].get(n), likes.get(n, names[n]))
                     for n in names
                 }
             else:
-                values[key] = divided(entry.reduce, entry.over, self._sums[key], self._weights.get(key), first)
-        return Reduced(Message.of(values), self._weights, self._sums, self.clients)
+                values[key] = finalize(entry.rule, entry.over, self._sums[key], self._weights.get(key), first)
+        return AggregatedReplies(Message.unchecked(values), self._weights, self._sums, self.clients)
 
     def _likes(self, key: str, first: Tensors) -> Tensors:
         dtype = next(iter(first.values())).dtype if first else torch.float32

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization
-from fl import reduce
+from fl import aggregation
+from fl.aggregation import Aggregator, BadReply, EntrySpec, Schema, check_reply
 from fl.message import Entry, Message
-from fl.reduce import BadReply, Like, Reducer, Schema, check_reply
 
 
 class E:
@@ -32,11 +32,11 @@ ENTRIES: dict[str, Entry[Any]] = {e.key: e for e in vars(E).values() if isinstan
 
 def alike(reply: Message | None) -> Schema:
     """The schema that a reply obeys."""
-    return {key: Like(value) for key, value in (reply or Message()).items()}
+    return {key: EntrySpec(value) for key, value in (reply or Message()).items()}
 
 
 def fold(*replies: Message) -> Any:
-    reducer = Reducer(ENTRIES)
+    reducer = Aggregator(ENTRIES)
     for client, reply in enumerate(replies):
         reducer.fold(client, check_reply(reply, ENTRIES, alike(reply)))
     return reducer.result()
@@ -136,7 +136,7 @@ def test_sums_are_kept_in_float64() -> None:
 def test_a_large_sum_is_made_in_pieces_to_the_bit(
     piece: int, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reduce, "_PIECE", piece)
+    monkeypatch.setattr(aggregation, "_PIECE", piece)
     generator = torch.Generator().manual_seed(piece)
     values = [torch.randn(5, 3, 4, 2, generator=generator).contiguous(memory_format=layout) for _ in range(4)]
     kept = [value.clone() for value in values]
@@ -154,7 +154,7 @@ def test_a_large_sum_is_made_in_pieces_to_the_bit(
     [
         (None, "sent nothing"),
         (Message(), "sent nothing"),
-        (Message.of({"Other.x": 1.0}), "is not an entry that the method declares"),
+        (Message.unchecked({"Other.x": 1.0}), "is not an entry that the method declares"),
         (Message({E.plain: float("nan")}), "NaN or Inf"),
         (Message({E.count: 1.0, E.group: {"w": torch.tensor([float("inf")])}}), r"E\.group\[w\] holds NaN"),
         (Message({E.count: 1.0, E.group: {"w": torch.tensor([1, 2])}}), "integers have no mean"),
@@ -163,17 +163,20 @@ def test_a_large_sum_is_made_in_pieces_to_the_bit(
         (Message({E.small: torch.tensor([-(2**63)])}), "exceeds its bound 1"),
         (Message({E.count: -1e4, E.group: {"w": torch.ones(2)}}), r"E\.count must lie in \[0, 1e\+06\]"),
         (Message({E.count: 1e308, E.group: {"w": torch.ones(2)}}), r"E\.count must lie in"),
-        (Message.of({"E.count": 10**400, "E.group": {"w": torch.ones(2)}}), "64 bits"),
+        (Message.unchecked({"E.count": 10**400, "E.group": {"w": torch.ones(2)}}), "64 bits"),
         (Message({E.rows: torch.tensor([1.0, -431.0]), E.table: torch.ones(2, 3)}), r"E\.rows must lie in"),
         (Message({E.rows: torch.ones(3), E.table: torch.ones(2, 3)}), "3 weights, but E.table has other rows"),
         (Message({E.rows: torch.ones(2, 1), E.table: torch.ones(2, 3)}), "must be a number or a vector"),
         (Message({E.rows: torch.ones(2).bool(), E.table: torch.ones(2, 3)}), "must be a number or a vector|no sum"),
-        (Message.of({"E.rows": {"a": torch.ones(2)}, "E.table": torch.ones(2, 3)}), "must be a number or a vector"),
+        (
+            Message.unchecked({"E.rows": {"a": torch.ones(2)}, "E.table": torch.ones(2, 3)}),
+            "must be a number or a vector",
+        ),
         (Message({E.rows: torch.ones(2), E.table: torch.tensor(1.0)}), "has other rows"),
-        (Message.of({"E.rows": torch.ones(2), "E.table": 1.0}), "has other rows"),
+        (Message.unchecked({"E.rows": torch.ones(2), "E.table": 1.0}), "has other rows"),
         (Message({E.top: {"n": torch.tensor([True])}}), "has no max"),
         (Message({E.stack: torch.tensor(1.0)}), "has no rows to unite"),
-        (Message.of({"E.plain": "text"}), "has no mean"),
+        (Message.unchecked({"E.plain": "text"}), "has no mean"),
     ],
 )
 def test_a_bad_reply_is_refused_with_the_reason(reply: Message | None, why: str) -> None:
@@ -182,7 +185,7 @@ def test_a_bad_reply_is_refused_with_the_reason(reply: Message | None, why: str)
 
 
 def test_a_reply_must_look_like_what_is_expected() -> None:
-    like = {"E.group": Like({"w": torch.zeros(2)}), "E.count": Like(1.0)}
+    like = {"E.group": EntrySpec({"w": torch.zeros(2)}), "E.count": EntrySpec(1.0)}
     good = Message({E.count: 1.0, E.group: {"w": torch.ones(2)}})
     assert check_reply(good, ENTRIES, like) is good
     for group, why in (
@@ -196,12 +199,12 @@ def test_a_reply_must_look_like_what_is_expected() -> None:
     with pytest.raises(BadReply, match=r"E\.group is missing"):
         check_reply(Message({E.count: 1.0}), ENTRIES, like)
     with pytest.raises(BadReply, match="is a str, want a dict"):
-        check_reply(Message.of({"E.count": 1.0, "E.group": "no"}), ENTRIES, like)
+        check_reply(Message.unchecked({"E.count": 1.0, "E.group": "no"}), ENTRIES, like)
 
 
 def test_a_set_must_live_in_the_expected_space_and_not_be_larger_than_allowed() -> None:
     empty = LabeledImages(torch.empty(0, 1, 2, 2), torch.empty(0, dtype=torch.long), num_classes=3)
-    like = {"E.pool": Like(empty, rows=2)}
+    like = {"E.pool": EntrySpec(empty, max_rows=2)}
 
     def pool(n: int, **options: Any) -> Message:
         data = {"num_classes": 3, **options}
