@@ -27,7 +27,7 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
     Raises:
         TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none; or an option of one bears
             the name of a hook or of another attribute of `AddOn`.
-        TypeError, ValueError: an attribute of one that says something else than `AddOn` allows (`data_access = "nothing"`).
+        TypeError, ValueError: an attribute with a value that `AddOn` does not allow.
     """
     for addon in addons:
         if isinstance(addon, type) and issubclass(addon, AddOn):

@@ -137,7 +137,7 @@ class Step:
 
     def public_gradient(self) -> Tensors:
         """The gradient of the terms that read "nothing" of the private data, by parameter's name; else empty."""
-        total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "nothing"])
+        total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "none"])
         if not total.requires_grad:
             return {}
         names, params = list(self.trained), list(self.trained.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ class FedProto(Method):
         lr, momentum, weight_decay: of SGD on the clients; the released code takes 0.01 and momentum 0.5.
         epochs, batch: passes over the local data in a round, and images a step.
         weights: by what a client's prototype of a class counts: its "samples" of the class, or "uniform" for 1.
-        most_samples: with "samples", the largest count of a class that a client may claim; a reply that claims more is
+        max_samples: with "samples", the largest count of a class that a client may claim; a reply that claims more is
             refused.
         predict: what is tested: the nearest prototype ("prototype", as in the paper) or the client's own "classifier".
         condensed: `Condensed(refine_steps=0, ...)` to train on, and take prototypes of, a set that each client
@@ -61,6 +61,7 @@ class FedProto(Method):
     """
 
     key = "FedProto"
+    old_options: ClassVar[Mapping[str, str]] = {"max_samples": "most_samples"}
     prototypes = Entry[Tensor]("first")
     known = Entry[Tensor]("first")
     count = Entry[Tensor]("sum")
@@ -91,7 +92,7 @@ class FedProto(Method):
         self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
         self.epochs, self.batch = check.positive_int(epochs, "epochs"), check.positive_int(batch, "batch")
         self.weights = check.one_of(weights, "weights", ("samples", "uniform"))
-        self.max_samples = check.real_number(max_samples, "most_samples", above=0.0)
+        self.max_samples = check.real_number(max_samples, "max_samples", above=0.0)
         self.predict = check.one_of(predict, "predict", ("prototype", "classifier"))
         if condensed is not None and not isinstance(condensed, Condensed):
             raise TypeError(f"condensed must be a Condensed(refine_steps=0, ...), got {stable_repr(condensed)}")
