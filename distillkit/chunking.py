@@ -1,4 +1,4 @@
-"""How many images go through a network at once."""
+"""Number of images that pass through a network at once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ __all__ = ["chunk_size", "forward_chunks"]
 _PIXELS_CPU = 16 * 32 * 32
 _PIXELS_ACCELERATOR = 4096 * 32 * 32
 
-# glibc gives freed activations back to the kernel and faults them in again, page by page, for every chunk: a quarter of
-# the time of a forward pass. Freeing one block just below 32 MiB raises its limit to 64 MiB for the whole process; the
-# block is never touched, so it costs nothing. Other allocators do not care, and no result changes.
+# glibc returns freed activations to the kernel and faults them in again for every chunk, which takes a quarter of the
+# time of a forward pass. Freeing one block just below 32 MiB raises that threshold to 64 MiB for the whole process.
+# The block is never touched, so it costs nothing. Other allocators and all results are unaffected.
 torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool = False) -> int:
-    """How many images to pass through a network at once: `chunk` if given, else what suits device and image size.
+    """Return the number of images per pass through a network: `chunk` if given, else a default by device and image
+    size.
+
+    On a CPU the default is 16 images of 32x32, or as many pixels of another size. The activations of a width-128
+    network then stay in the cache, which halves the time of a forward pass. The default is four times as large for
+    networks that compute their first block, which has the largest maps, in chunks. On an accelerator it is 4096 images,
+    which only bounds memory.
 
     Args:
-        images: float [N, C, H, W], or like those that will pass.
-        chunk: what the caller was told; None for the default, a power of two.
-        chunked_stem: whether no graph is recorded and the network takes its first maps in parts (`networks.ConvNet`).
-
-    On a CPU 16 images of 32x32, and as many pixels of any other size: the activations of a width-128 network then stay
-    in the cache, which halves the time of a forward pass; four times as many where a network takes its first maps,
-    the largest ones, in parts. On an accelerator 4096 of them, which only bounds memory.
+        images: float [N, C, H, W], or images of the same shape and device.
+        chunk: the caller's choice; None for the default, a power of two.
+        chunked_stem: whether the pass records no gradients and the network computes its first block in chunks
+            (`networks.ConvNet`).
 
     Raises:
         TypeError, ValueError: `chunk` is not a positive int.
@@ -45,17 +48,16 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
 
 
 def forward_chunks(function: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Iterator[Tensor]:
-    """Run a function over many images piece by piece, without a graph.
+    """Apply a function to images chunk by chunk, without gradients.
 
     Args:
-        function: a network, or what calls one.
+        function: a network, or a function that calls one.
         images: float [N, C, H, W].
-        size: images a part; the last may be smaller.
+        size: images per chunk; the last chunk may be smaller.
 
     Yields:
-        `function(part)` for consecutive parts of `size` images, which are channels_last on a CPU.
-
-    A network that flattens with `view` refuses channels_last maps; it gets the images as they are.
+        `function(part)` for consecutive chunks. On a CPU they are channels_last, unless the network refuses this
+        layout, as a network that flattens with `view` does.
     """
     layout = torch.channels_last if images.device.type == "cpu" else torch.contiguous_format
     for part in images.split(size):

@@ -1,4 +1,4 @@
-"""What a set and a network are, in a few characters: so that work is not gone on with on others."""
+"""Fingerprints of tensors, sets and networks, so that resuming with different ones is refused."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from distillkit.networks._base import split
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["network_identity", "set_fingerprint", "tensor_fingerprint"]
+__all__ = ["network_fingerprint", "set_fingerprint", "tensor_fingerprint"]
 
 _BYTES = 16
 
 
 def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> str:
-    """A short text that differs when tensors do: 32 hex digits of their BLAKE2b. About a second per GB.
-
-    Hashed are dtype, shape and every byte of tensors, and strings.
+    """Return a fingerprint of tensors: 32 hex digits of the BLAKE2b hash of their dtypes, shapes and bytes.
 
     Args:
-        tensors: what is hashed, in this order.
-        key: up to 64 bytes: who does not have them cannot tell from the hash what was hashed. A hash without a key lets
-            anybody who has a candidate try whether it is the very data, so for private data keep a key beside the data.
+        tensors: tensors and strings to hash, in this order.
+        key: up to 64 secret bytes. Without a key, anyone who has a candidate can test whether it is the hashed data.
+            For private data, keep a key with the data.
     """
     state = hashlib.blake2b(key=key, digest_size=_BYTES)
     for item in tensors:
@@ -41,10 +39,10 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
 
 
 def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> str:
-    """A short text that differs when sets do: a resumed run compares it, and is refused on other data.
+    """Return a fingerprint of a set, with which a resumed run detects other data.
 
-    Hashed are images, labels, columns, classes and normalisation; of a stored set, which is not read, the hashes of its
-    pictures in place of images (so the same pictures in memory and in a file have two fingerprints).
+    The hash covers images, labels, columns, classes and normalization. A stored set is not read: the hashes of its
+    pictures replace the images, so the same pictures have different fingerprints in memory and in a file.
 
     Args:
         data: the set.
@@ -56,18 +54,17 @@ def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> 
     return tensor_fingerprint([images, data.labels, *columns, space], key=key)
 
 
-def network_identity(network: object, like: Tensor) -> dict[str, Any]:
-    """What a network is, in a line: a resumed run compares it, and is refused with another network.
+def network_fingerprint(network: object, like: Tensor) -> dict[str, Any]:
+    """Describe a network by its class, number of parameters, their shapes and its function, to detect another network.
 
-    It says its class, how many parameters it has, a fingerprint of their shapes, and one of what it does.
-
-    What it does is the embedding and the outputs of two noise images, worked out in float64 in eval mode on a copy and
-    rounded to six digits, so that neither the number of threads nor the device matters; another activation, width or
-    weight does.
+    The function is tested with two noise images: a float64 copy in eval mode computes embeddings and outputs, which are
+    rounded to six digits and hashed. The result does not depend on threads or devices, but on every weight, width and
+    activation.
 
     Args:
-        network: with or without the features/classifier split; left as it is. Of what is no `nn.Module` only the class.
-        like: images [*, C, H, W]; only their shape is used.
+        network: a network with or without a features/classifier split; it is not changed. For other objects only the
+            class is returned.
+        like: images [*, C, H, W] whose shape the noise takes.
     """
     found: dict[str, Any] = {"class": type(network).__name__}
     if not isinstance(network, nn.Module):
@@ -82,14 +79,14 @@ def network_identity(network: object, like: Tensor) -> dict[str, Any]:
 def _outputs(network: nn.Module, like: Tensor) -> str | None:
     noise = torch.randn(2, *like.shape[1:], generator=derive(0, "identity"), dtype=torch.float64)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # for a network that draws in eval mode too
+        torch.default_generator.manual_seed(0)  # for networks that draw random numbers in eval mode, too
         try:
             twin = copy.deepcopy(network).cpu().double().eval()
             try:
                 parts = [split(twin).features(noise), twin(noise)]
-            except (ValueError, TypeError):  # no embedding to speak of
+            except (ValueError, TypeError):  # no features/classifier split
                 parts = [twin(noise)]
             values = torch.cat([part.flatten() for part in parts]).tolist()
-        except Exception:  # the trial at the door, not this, says what is wrong with a network
+        except Exception:  # `check_network` reports what is wrong with a network
             return None
     return tensor_fingerprint([" ".join(f"{value:.5e}" for value in values)])

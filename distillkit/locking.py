@@ -1,4 +1,4 @@
-"""One process at a time: who owns a folder or a file, and workers that do not outlive their parent."""
+"""Locks between processes, and worker processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["InUse", "exit_with_parent", "locked", "worker_pool"]
 
 _PATIENCE = 5.0
 _GUARD = threading.Lock()
-_OURS: dict[Path, list[Any]] = {}  # lock file -> [the lock, how many blocks of this process hold it]
+_OURS: dict[Path, list[Any]] = {}  # lock file -> [the lock, number of blocks of this process that hold it]
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_OURS.clear)
 
 
 class InUse(RuntimeError):
-    """Refusal: another process, or another thread of this one, owns what was asked for.
+    """Another process, or another thread of this one, has locked the requested resource.
 
     Args:
-        message: what is owned, and by whom.
-        pid: the holder's process number, None if it cannot be read.
+        message: the resource and the process that has locked it.
+        pid: number of that process, or None if it is unknown.
 
     Attributes:
         pid: as given.
@@ -43,21 +43,23 @@ class InUse(RuntimeError):
 
 @contextlib.contextmanager
 def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:
-    """Own something for the length of a `with` block, against every other process that asks for the same lock file.
+    """Lock a resource during a `with` block against every other process that uses the same lock file.
 
-    The lock is the operating system's: it goes when its holder ends, however it ends, so that nothing has to be cleaned
-    up after a kill; that the file is still there means nothing. Who holds it stands in a file of the same name with
-    `.json`. (A file system that knows no locks, as some of networks do, gets `filelock`'s substitute or its error.)
+    The operating system holds the lock and releases it when the process ends for any reason, so nothing has to be
+    cleaned up after a kill. A leftover lock file means nothing. A `.json` file of the same name names the process that
+    holds the lock. (On file systems without locks, as some network file systems are, `filelock` uses its substitute or
+    raises an error.)
 
     Args:
-        lock: the lock file; its folder is made.
-        what: what is owned, for the refusal: "the run in runs/a".
-        shared: let other blocks of this process in too; else they are refused as another process would be.
-        wait: seconds to wait for a holder that is about to end (workers outlive a killed parent by a moment); 5.
+        lock: the lock file; its folder is created.
+        what: name of the resource for messages: "the run in runs/a".
+        shared: let other blocks of this process share the lock; otherwise they are refused like another process.
+        wait: seconds to wait for a process that is about to end, because workers briefly outlive a killed parent.
+            Default: 5.
 
     Raises:
-        InUse: somebody else owns it; the message says which process.
-        OSError: there can be no lock file.
+        InUse: another process holds the lock; the message names it.
+        OSError: the lock file cannot be created.
     """
     from filelock import FileLock, Timeout
 
@@ -66,7 +68,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
     note = lock.with_suffix(".json")
     with _GUARD:
         if lock in _OURS and not shared:
-            raise InUse(f"{what} is in use already, by this very process ({os.getpid()}): wait for it", os.getpid())
+            raise InUse(f"{what} is already in use by this process ({os.getpid()}): wait for it", os.getpid())
         if lock not in _OURS:
             held = FileLock(lock, thread_local=False)
             try:
@@ -81,7 +83,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
     finally:
         with _GUARD:
             ours = _OURS.get(lock)
-            if ours is not None:  # a forked child owns nothing
+            if ours is not None:  # a forked child holds no lock
                 ours[1] -= 1
                 if not ours[1]:
                     del _OURS[lock]
@@ -99,17 +101,17 @@ def _refusal(note: Path, what: str) -> InUse:
 
 
 def exit_with_parent() -> None:
-    """End this process as soon as its parent has ended, however that was; call it first thing in a worker.
+    """End this worker process as soon as its parent ends. Call it first in a worker.
 
-    `ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=exit_with_parent)`: otherwise the workers of a
-    killed process go on with what they had begun, and then wait for ever.
+    Without this initializer, the workers of a killed process finish their task and then wait forever:
+    `ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=exit_with_parent)`.
 
     Raises:
         RuntimeError: this process was not started by `multiprocessing`.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
-        raise RuntimeError("exit_with_parent is for a worker process of multiprocessing; this is none")
+        raise RuntimeError("exit_with_parent must be called in a worker process of multiprocessing")
 
     def watch() -> None:
         parent.join()
@@ -119,11 +121,11 @@ def exit_with_parent() -> None:
 
 
 def worker_pool(count: int) -> ProcessPoolExecutor:
-    """A pool of worker processes that end with this one, also when it is killed.
+    """Create a pool of worker processes that end with this process, even if it is killed.
 
-    (One that is killed while it starts ends when its imports are done; it has begun nothing by then.)
+    A worker whose parent is killed during the worker's start ends after its imports, before any task.
 
     Args:
-        count: how many.
+        count: number of workers.
     """
     return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent)

@@ -1,4 +1,4 @@
-"""The map between pixels in [0, 1] and the space in which a set's images live."""
+"""Normalization: the map between pixels in [0, 1] and the space of a set's images."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["IDENTITY", "ZCA", "Normalization"]
 
 @dataclass(frozen=True, eq=False)
 class ZCA:
-    """A whitening that was fitted on images: `encode` decorrelates their values, `decode` takes that back.
+    """ZCA whitening fitted on images: `encode` decorrelates pixel values, `decode` reverses it.
 
-    Some distillation papers work on images that were whitened after standardising; a set keeps the whitening with it,
-    so that its pixels can be shown again. On flattened images, `encode` is `(x - center) @ matrix`.
+    Some distillation papers whiten images after standardizing them. A set keeps its whitening so that its pixels can be
+    shown again. On flattened images, `encode` is `(x - center) @ matrix`.
 
     Attributes:
-        center: float [D], the mean of the flattened images that it was fitted on; D = C * H * W.
-        matrix: float [D, D], of `encode`.
-        inverse: float [D, D], of `decode`.
+        center: float [D], mean of the flattened images used for fitting; D = C * H * W.
+        matrix: float [D, D], used by `encode`.
+        inverse: float [D, D], used by `decode`.
     """
 
     center: Tensor
@@ -37,11 +37,11 @@ class ZCA:
         """Fit the whitening on images, with kornia's implementation.
 
         Args:
-            images: float [N, C, H, W], at least two, standardised by channel if `Normalization` will be.
-            eps: added to the eigenvalues of the covariance, > 0: the larger, the less is whitened.
+            images: float [N, C, H, W], at least two, standardized by channel if `Normalization` will be.
+            eps: added to the eigenvalues of the covariance, > 0. Larger values whiten less.
 
-        Source: Krizhevsky, "Learning multiple layers of features from tiny images" (2009), appendix A; 0.1 is
-        the value that the trajectory-matching papers use on CIFAR. The inverse is of the regularised map.
+        Source: Krizhevsky, "Learning multiple layers of features from tiny images" (2009), appendix A. The
+        trajectory-matching papers use 0.1 on CIFAR. The inverse is that of the regularized map.
 
         Raises:
             TypeError, ValueError: see `check.batch_of_images`; also fewer than two images.
@@ -81,22 +81,22 @@ class ZCA:
         """Whiten images.
 
         Args:
-            images: float [N, C, H, W], already standardised by channel, with C * H * W = D.
+            images: float [N, C, H, W], already standardized by channel, with C * H * W = D.
 
         Raises:
-            ValueError: images of another size than those that it was fitted on.
+            ValueError: images of another size than the fitted ones.
         """
         flat = self._flat(images)
         return ((flat - self.center.to(flat)) @ self.matrix.to(flat)).view_as(images)
 
     def decode(self, images: Tensor) -> Tensor:
-        """Take the whitening of `encode` back.
+        """Reverse the whitening of `encode`.
 
         Args:
             images: whitened, float [N, C, H, W].
 
         Raises:
-            ValueError: images of another size than those that it was fitted on.
+            ValueError: images of another size than the fitted ones.
         """
         flat = self._flat(images)
         return (flat @ self.inverse.to(flat) + self.center.to(flat)).view_as(images)
@@ -104,22 +104,22 @@ class ZCA:
 
 @dataclass(frozen=True)
 class Normalization:
-    """What was done to pixels before networks see them: per channel, minus a mean and by a standard deviation.
+    """Channel-wise normalization of pixels: subtract a mean, divide by a standard deviation, optionally whiten.
 
-    `encode(pixels)` gives `(pixels - mean) / std`, whitened if `zca` is set; `decode` undoes it. Every `LabeledImages`
-    has one, so that a set is never trained on in another space than it was made in.
+    `encode(pixels)` returns `(pixels - mean) / std`, whitened if `zca` is set; `decode` reverses it. Every
+    `LabeledImages` has a normalization, so that no component mixes sets of different spaces.
 
     Args:
-        mean: one number a channel, in pixel units (pixels lie in [0, 1]); one number alone is for every channel.
+        mean: one number per channel, in pixel units (pixels are in [0, 1]); a single number applies to every channel.
         std: likewise, > 0.
-        zca: a whitening after them, if any.
-        measured: whether these numbers are statistics of images of which nobody said that they are public. They travel
-            with every set, so a component that promises privacy refuses them. Default: whether there is a whitening,
-            which is always fitted. No part of equality: the map is the same.
+        zca: a whitening applied afterwards.
+        measured: whether the numbers are statistics of images that are not known to be public. They are stored with
+            every set, so components that promise privacy refuse them. Default: whether there is a whitening, which is
+            always fitted. Ignored in comparisons, because the map is the same.
 
     Raises:
-        TypeError: `zca` is no whitening, `measured` neither True nor False.
-        ValueError: different numbers of means and stds, or a std that is not positive.
+        TypeError: `zca` is not a ZCA, or `measured` is neither True nor False.
+        ValueError: different numbers of means and standard deviations, or one that is not positive.
     """
 
     mean: tuple[float, ...]
@@ -133,7 +133,7 @@ class Normalization:
         object.__setattr__(self, "mean", tuple(check.real_number(m, "mean") for m in _channels(mean, "mean")))
         object.__setattr__(self, "std", tuple(check.real_number(s, "std", above=0.0) for s in _channels(std, "std")))
         if zca is not None and not isinstance(zca, ZCA):
-            raise TypeError(f"zca must be a ZCA, as ZCA.fit(images) gives it, or None, got {type(zca).__name__}")
+            raise TypeError(f"zca must be a ZCA, such as ZCA.fit(images), or None, got {type(zca).__name__}")
         object.__setattr__(self, "zca", zca)
         known = zca is not None if measured is None else check.boolean(measured, "measured")
         object.__setattr__(self, "measured", known)
@@ -142,12 +142,13 @@ class Normalization:
 
     @staticmethod
     def of(pixels: Tensor, *, public: bool = False) -> Normalization:
-        """The normalisation that centres and scales given pixels: measure it on your training images, once.
+        """Measure the normalization that centers and scales the given pixels, for example those of your training
+        images.
 
         Args:
-            pixels: float [N, C, H, W] in [0, 1]. A channel that is constant gets std 1.
-            public: say True if these images are public. Else the numbers are statistics of the data, and a component
-                that promises privacy refuses them: give it public constants.
+            pixels: float [N, C, H, W] in [0, 1]. A constant channel gets std 1.
+            public: whether these images are public. Otherwise the numbers are statistics of private data, and
+                components that promise privacy refuse them; use public constants there.
 
         Raises:
             TypeError, ValueError: see `check.batch_of_images`.
@@ -157,21 +158,22 @@ class Normalization:
         count = pixels.numel() // pixels.shape[1]
         mean = [total / count for total in _sums(pixels)]
         spread = _sums(pixels, around=pixels.new_tensor(mean, dtype=torch.float64).view(1, -1, 1, 1))
-        # The measured deviation of a constant channel is rounding noise above zero, so compare the extremes.
+        # Rounding makes the measured deviation of a constant channel positive, so compare the extremes.
         alike = (pixels.amax((0, 2, 3)) == pixels.amin((0, 2, 3))).tolist()
         std = [1.0 if constant else math.sqrt(total / count) for total, constant in zip(spread, alike)]
-        # Sums differ in their last digits from processor to processor; without those, two machines agree.
+        # Sums differ between processors in their last digits, which are dropped.
         return Normalization([float(f"{v:.13g}") for v in mean], [float(f"{v:.13g}") for v in std], measured=not public)
 
     @staticmethod
     def require(given: object) -> None:
-        """Refuse what a user gave as `normalization` unless it is one.
+        """Refuse a `normalization` argument that is not a `Normalization`.
 
         Args:
-            given: numbers, a torchvision transform, the class itself.
+            given: the value to check.
 
         Raises:
-            TypeError: it is none; the message says how to make one.
+            TypeError: another type, such as numbers or a torchvision transform; the message shows how to create a
+                `Normalization`.
         """
         if not isinstance(given, Normalization):
             raise TypeError(f"normalization must be a Normalization(mean, std), got {type(given).__name__}")
@@ -185,26 +187,26 @@ class Normalization:
         return mean.view(1, -1, 1, 1), std.view(1, -1, 1, 1)
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """Bring pixels into the normalised space.
+        """Convert pixels to the normalized space.
 
         Args:
             pixels: float [N, C, H, W] in [0, 1].
 
         Raises:
-            TypeError, ValueError: integers, or another number of channels than there are means.
+            TypeError, ValueError: integers, or another number of channels than means.
         """
         mean, std = self._columns(pixels)
         images = (pixels - mean) / std
         return images if self.zca is None else self.zca.encode(images)
 
     def decode(self, images: Tensor) -> Tensor:
-        """Bring images back to pixel units; a learned image may leave [0, 1], and is not clamped.
+        """Convert images back to pixel units. Learned images may leave [0, 1] and are not clamped.
 
         Args:
-            images: float [N, C, H, W] in the normalised space.
+            images: float [N, C, H, W] in the normalized space.
 
         Raises:
-            TypeError, ValueError: integers, or another number of channels than there are means.
+            TypeError, ValueError: integers, or another number of channels than means.
         """
         images = images if self.zca is None else self.zca.decode(images)
         mean, std = self._columns(images)
@@ -218,9 +220,9 @@ class Normalization:
 
 
 def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:
-    """For each channel the sum of its values, or of their squared distances to `around`; in parts, to save memory.
+    """Return for each channel the sum of its values, or of their squared distances to `around`, chunk by chunk.
 
-    The order of additions hangs on no number of threads: every sum of a row is one thread's, and `fsum` is exact.
+    The result does not depend on the number of threads: one thread computes each row sum, and `fsum` is exact.
     """
     found = []
     for chunk in pixels.detach().split(256):
@@ -235,4 +237,4 @@ def _channels(values: Sequence[float], name: str) -> tuple[float, ...]:
 
 
 IDENTITY = Normalization((0.0,), (1.0,))
-"""Images are pixels in [0, 1], any number of channels."""
+"""Images are pixels in [0, 1], with any number of channels."""

@@ -101,7 +101,7 @@ def train(
         protocol: see `Protocol`.
         generator: decides the shuffles and the augmentation, and the dropout of `nn.Dropout` layers. A network that
             draws otherwise (stochastic depth) does so from the global random state, which a warning tells.
-        chunk: images per forward and backward pass; default `chunks.chunk_size`. Gradients of a batch are summed over
+        chunk: images per forward and backward pass; default `chunking.chunk_size`. Gradients of a batch are summed over
             its chunks, which is exact; with batch norm a batch is never cut.
         callback: called with the number of epochs done, after each.
         progress: whether long work shows a bar (see `distillkit._utils.progress`).

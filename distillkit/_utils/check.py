@@ -1,4 +1,4 @@
-"""Checks at the door: every refusal names the argument, what came and what is wanted."""
+"""Argument checks. Every error names the argument, the value given and what is expected."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = [
 
 
 def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
-    """Return `images` if they are a batch that a component can work on: finite, floating, [N, C, H, W], not empty.
+    """Check that `images` is a non-empty, finite floating-point batch [N, C, H, W] and return it.
 
     Args:
-        images: what was given.
-        name: what the argument is called in the message.
+        images: the value to check.
+        name: the argument's name in messages.
 
     Raises:
         TypeError: not a tensor, or not floating point.
-        ValueError: wrong number of dimensions, an empty dimension, or NaN/Inf values (the first is located).
+        ValueError: wrong number of dimensions, an empty dimension, or NaN or infinite values.
     """
     if not isinstance(images, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}")
@@ -53,7 +53,7 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
         raise ValueError(f"{name} must have 4 dimensions [N, C, H, W], got shape {list(images.shape)}")
     if 0 in images.shape:
         raise ValueError(f"{name} must not be empty, got shape {list(images.shape)}")
-    if not bool(torch.isfinite(torch.stack(images.detach().aminmax())).all()):  # NaN is the extreme of what holds one
+    if not bool(torch.isfinite(torch.stack(images.detach().aminmax())).all()):  # extremes propagate NaN
         bad = (~torch.isfinite(images.detach().flatten(1)).all(1)).nonzero().flatten()
         raise ValueError(
             f"{name} must be finite, but {len(bad)} of {len(images)} images hold NaN or Inf (first: {int(bad[0])})"
@@ -62,13 +62,13 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
 
 
 def class_labels(labels: Tensor, count: int | None, num_classes: int | None, name: str = "labels") -> Tensor:
-    """Return `labels` as int64 [N] if they are class indices.
+    """Check that `labels` are class indices and return them as int64 [N].
 
     Args:
-        labels: what was given.
-        count: how many there must be; None for any number.
-        num_classes: K: an index lies in [0, K); None for no upper bound.
-        name: what the argument is called in the message.
+        labels: the value to check.
+        count: expected number of labels; None for any number.
+        num_classes: K; indices must be in [0, K). None for no upper bound.
+        name: the argument's name in messages.
 
     Raises:
         TypeError: not an integer tensor.
@@ -93,14 +93,14 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
 
 
 def matrix(values: Tensor, name: str) -> Tensor:
-    """Return `values` if they are rows to compute with: finite, floating, [N, d], neither dimension empty.
+    """Check that `values` is a finite floating-point tensor [N, d] without empty dimensions and return it.
 
     Args:
-        values: what was given.
-        name: what the argument is called in the message.
+        values: the value to check.
+        name: the argument's name in messages.
 
     Raises:
-        TypeError, ValueError: what they are instead.
+        TypeError, ValueError: the values do not fit.
     """
     float_tensor(values, name, "[N, d], one row an image")
     if values.ndim != 2 or 0 in values.shape:
@@ -111,15 +111,15 @@ def matrix(values: Tensor, name: str) -> Tensor:
 
 
 def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
-    """Return `values` if they are a tensor of truth values.
+    """Check that `values` is a bool tensor and return it.
 
     Args:
-        values: what was given.
-        name: what the argument is called in the message.
-        shape: what is wanted, for the message: "[n]".
+        values: the value to check.
+        name: the argument's name in messages.
+        shape: the expected shape for the message, for example "[n]".
 
     Raises:
-        TypeError: no tensor, or one of another dtype.
+        TypeError: not a tensor, or another dtype.
     """
     if not isinstance(values, Tensor) or values.dtype != torch.bool:
         raise TypeError(f"{name} must be a bool tensor{f' {shape}' if shape else ''}, got {_came(values)}")
@@ -127,13 +127,13 @@ def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
 
 
 def float_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
-    """Return `values` if they are a tensor of floating-point numbers, NaN and infinite ones among them.
+    """Check that `values` is a floating-point tensor and return it. NaN and infinity are allowed.
 
     Args:
-        values, name, shape: as for `mask`.
+        values, name, shape: as for `bool_tensor`.
 
     Raises:
-        TypeError: no tensor, or one of another kind of numbers.
+        TypeError: not a tensor, or another dtype.
     """
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise TypeError(f"{name} must be a floating tensor{f' {shape}' if shape else ''}, got {_came(values)}")
@@ -145,15 +145,15 @@ def _came(values: object) -> str:
 
 
 def positive_int(value: int, name: str, least: int = 1, most: int | None = None) -> int:
-    """Return `value` as an int if it is one in `[least, most]` (by default a positive one).
+    """Check that `value` is an integer in [`least`, `most`], by default a positive one, and return it as an int.
 
     Args:
-        value: what was given; NumPy's integers are ints, True is none.
-        name: what the argument is called in the message.
-        least, most: the bounds, which are allowed; None for no upper one.
+        value: the value to check. NumPy integers are accepted, bools are not.
+        name: the argument's name in messages.
+        least, most: inclusive bounds; `most=None` for no upper bound.
 
     Raises:
-        TypeError: no integer.
+        TypeError: not an integer.
         ValueError: out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
@@ -175,17 +175,17 @@ def real_number(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """Return `value` as a float if it is a finite number within bounds.
+    """Check that `value` is a finite number within bounds and return it as a float.
 
     Args:
-        value: what was given; NumPy's numbers are numbers, True is none.
-        name: what the argument is called in the message.
-        least, most: bounds that are allowed themselves.
-        above, below: bounds that are not.
+        value: the value to check. NumPy numbers are accepted, bools are not.
+        name: the argument's name in messages.
+        least, most: inclusive bounds.
+        above, below: exclusive bounds.
 
     Raises:
-        TypeError: no number.
-        ValueError: NaN, infinity, or out of bounds.
+        TypeError: not a number.
+        ValueError: NaN, infinite or out of bounds.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
@@ -205,31 +205,31 @@ def real_number(
 
 
 def one_of(value: T, name: str, allowed: Collection[T]) -> T:
-    """Return `value` if it is among the words (or numbers) that an option may have.
+    """Check that `value` is one of the allowed values and return it.
 
     Args:
-        value: what was given.
-        name: what the argument is called in the message.
-        allowed: what it may be.
+        value: the value to check.
+        name: the argument's name in messages.
+        allowed: the allowed values.
 
     Raises:
-        ValueError: another one; the message lists what is allowed.
+        ValueError: another value; the message lists the allowed ones.
     """
-    same_kind = [a for a in allowed if isinstance(a, bool) == isinstance(value, bool)]  # True is no 1
+    same_kind = [a for a in allowed if isinstance(a, bool) == isinstance(value, bool)]  # True is not 1
     if not isinstance(value, Hashable) or value not in same_kind:
         raise ValueError(f"{name} must be one of {', '.join(repr(a) for a in allowed)}, got {value!r}")
     return value
 
 
 def boolean(value: bool, name: str) -> bool:
-    """Return `value` if it is True or False: a word such as "no" would count as yes.
+    """Check that `value` is True or False and return it. Truthy values such as the string "no" are refused.
 
     Args:
-        value: what was given.
-        name: what the argument is called in the message.
+        value: the value to check.
+        name: the argument's name in messages.
 
     Raises:
-        TypeError: anything else.
+        TypeError: any other value.
     """
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
@@ -237,14 +237,14 @@ def boolean(value: bool, name: str) -> bool:
 
 
 def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
-    """Return `values` if they map names to something.
+    """Check that `values` is a mapping with string keys and return it.
 
     Args:
-        values: what was given.
-        name: what the argument is called in the message.
+        values: the value to check.
+        name: the argument's name in messages.
 
     Raises:
-        TypeError: no mapping.
+        TypeError: not a mapping, or a key that is not a string.
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"{name} must map names to values, got {type(values).__name__}")
@@ -255,17 +255,17 @@ def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
 
 
 def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = None) -> tuple[T, ...]:
-    """Return `values` as a tuple if they are a list, a tuple, a range or an array.
+    """Check that `values` is a list, tuple, range or array and return it as a tuple.
 
     Args:
-        values: what was given.
-        name: what the argument is called in the message.
-        wanted: what they are, for the message: "class indices".
-        count: how many there must be; None for any number.
+        values: the value to check.
+        name: the argument's name in messages.
+        wanted: description of the items for the message, for example "class indices".
+        count: expected number of items; None for any number.
 
     Raises:
-        TypeError: one value alone, a string, or nothing that has an order.
-        ValueError: another number of them.
+        TypeError: a single value, a string, or an unordered collection.
+        ValueError: another number of items.
     """
     if not isinstance(values, Sequence | Tensor | np.ndarray) or isinstance(values, str):
         raise TypeError(f"{name} must be a list of {wanted}, got {type(values).__name__}")
@@ -275,15 +275,15 @@ def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = No
 
 
 def device(value: torch.device | str, name: str = "device") -> torch.device:
-    """Return the device of that name, if this machine has it.
+    """Check that this machine has a device and return it.
 
     Args:
-        value: a name such as "cpu" or "cuda:0", or a device.
-        name: what the argument is called in the message.
+        value: a device, or a name such as "cpu" or "cuda:0".
+        name: the argument's name in messages.
 
     Raises:
         TypeError: neither a name nor a device.
-        ValueError: no device of that name, or none that can hold a tensor.
+        ValueError: no such device, or a device that cannot hold a tensor.
     """
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a torch.device or a name such as 'cpu' or 'cuda', got {type(value).__name__}")
@@ -297,17 +297,17 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
 
 
 def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *, classes: bool = False) -> T:
-    """Return `value` if it can be called as a component will call it: with these positional arguments.
+    """Check that `value` can be called with the given positional arguments and return it.
 
     Args:
-        value: what was given.
-        name: of the argument that it was given for.
-        arguments: the names of what it is called with, for the message; their number is what counts.
-        example: what to give, as code.
-        classes: whether a class is a function too, of its constructor's arguments.
+        value: the value to check.
+        name: the argument's name in messages.
+        arguments: names of the positional arguments. Their number is checked; the message shows the names.
+        example: code of a valid value, for the message.
+        classes: whether a class is accepted as a function of its constructor's arguments.
 
     Raises:
-        TypeError: not callable, a class, or a function of other arguments; the message says which are wanted.
+        TypeError: not callable, a class, or a function with other arguments.
     """
     wanted = f"{name} is called as {name}({', '.join(arguments)}); give {example}"
     if not callable(value):
@@ -316,7 +316,7 @@ def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *
         raise TypeError(f"{wanted}, got the class {value.__name__} itself")
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # some functions written in C say nothing of their arguments
+    except (TypeError, ValueError):  # some C functions have no signature
         return value
     try:
         signature.bind(*([None] * len(arguments)))

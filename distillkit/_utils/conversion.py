@@ -1,4 +1,4 @@
-"""Whatever else holds labelled images (NumPy arrays, datasets, loaders, pairs), as tensors in memory."""
+"""Conversion of arrays, datasets, loaders and pairs of images and labels to tensors in memory."""
 
 from __future__ import annotations
 
@@ -31,65 +31,65 @@ _WANTED = "an image [C, H, W] (a tensor, an array or a PIL picture) and its labe
 
 
 class FileBacked(ABC):
-    """What holds images in a file, of which a part is read with `read(indices)`: base of `sets.StoredImages`."""
+    """Base class of image sets stored in a file and read in parts with `read(indices)`; see `sets.StoredImages`."""
 
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """How much memory all of it takes once it is read."""
+        """Memory in bytes that all images take as floats."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many images there are."""
+        """Return the number of images."""
 
     def read_hint(self, what: str) -> str:
-        """How to read a part, for an error's message that begins with "the images of".
+        """Return how to read a part, as the end of an error message that begins with "the images of".
 
         Args:
-            what: whose images they are, in words.
+            what: name of the set in the message.
         """
         return (
-            f"{what} lie in a file: read those that are meant with `data.read(indices)`; all {len(self)} take "
-            f"{format_bytes(self.bytes)} as floats, `data.read()`"
+            f"{what} are in a file: read a part with `data.read(indices)`, or all {len(self)} with `data.read()` "
+            f"({format_bytes(self.bytes)} as floats)"
         )
 
 
 def require_in_memory(source: Any, name: str) -> None:
-    """Refuse images in a file, or what selects from them, where images in memory are wanted.
+    """Refuse images in a file, or a selection from them, where images in memory are required.
 
     Args:
-        source: what was given; anything else passes.
-        name: what the argument is called in messages.
+        source: the value to check.
+        name: the argument's name in messages.
 
     Raises:
-        TypeError: says how to read a part.
+        TypeError: the images are in a file; the message says how to read a part.
     """
     while not isinstance(source, FileBacked) and (inner := getattr(source, "dataset", None)) is not None:
         source = inner
     if isinstance(source, FileBacked):
-        told = source.read_hint(f"a {type(source).__name__}")
-        raise TypeError(f"{name} must lie in memory, but the images of {told}")
+        hint = source.read_hint(f"a {type(source).__name__}")
+        raise TypeError(f"{name} must be in memory, but the images of {hint}")
 
 
 def format_bytes(size: int) -> str:
-    """A number of bytes for a reader: "3.01 GB".
+    """Format a number of bytes with a unit, for example "3.01 GB".
 
     Args:
-        size: the number.
+        size: number of bytes.
     """
     scale, unit = next(((s, u) for s, u in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")) if size >= s), (1, "bytes"))
     return f"{size / scale:.3g} {unit}"
 
 
 def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
-    """What a user gave as numbers, as a tensor; what is no array is given back as it is.
+    """Convert an array to a tensor; other values are returned unchanged.
 
-    Floating arrays become float32 (NumPy's default of float64 is nobody's choice of a network's precision).
+    Floating-point arrays become float32, because NumPy's default of float64 is rarely intended.
 
     Args:
-        values: a NumPy array or number, a tensor, or anything else.
-        name: what the argument is called in messages.
-        lists: whether a list or tuple is numbers too.
+        values: a NumPy array or number, a tensor, or any other value.
+        name: the argument's name in messages.
+        lists: whether lists and tuples of numbers are converted, too.
 
     Raises:
         TypeError: an array or list without a numeric dtype.
@@ -111,20 +111,20 @@ def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
 
 
 def is_dataset(value: object) -> bool:
-    """Whether `value` is one of PyTorch's holders of images with labels: a `Dataset` or a `DataLoader`."""
+    """Return whether `value` is a PyTorch `Dataset` or `DataLoader`."""
     return isinstance(value, Dataset | DataLoader)
 
 
 def is_labeled_source(value: object) -> bool:
-    """Whether `read` takes `value`: a `Dataset`, a `DataLoader`, or a pair (images, labels)."""
+    """Return whether `read` accepts `value`: a `Dataset`, a `DataLoader`, or a pair (images, labels)."""
     return is_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2)
 
 
 def count_class_names(source: object) -> int | None:
-    """How many classes a dataset names (torchvision's `classes`), a public count; None if it names none.
+    """Return the number of class names that a dataset states (torchvision's `classes`), or None without names.
 
     Args:
-        source: what `read` takes.
+        source: any source that `read` accepts.
     """
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
@@ -135,21 +135,21 @@ def count_class_names(source: object) -> int | None:
 
 
 def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
-    """Read whatever holds images and labels into memory, in its own order; a lazy dataset is read once, with a bar.
+    """Read images and labels from a source into memory, in the source's order.
 
     Args:
-        source: see `is_labeled_source`. A dataset gives items (image [C, H, W], label); PIL pictures become uint8. Of a
-            `DataLoader` the dataset is read, so that neither its shuffling nor its workers matter.
-        name: the argument's, for messages.
-        progress: whether long reading shows a bar.
+        source: see `is_labeled_source`. A dataset gives items (image [C, H, W], label); PIL pictures become uint8. A
+            `DataLoader` is replaced by its dataset, so its shuffling and workers have no effect.
+        name: the argument's name in messages.
+        progress: whether long reading shows a progress bar.
 
     Returns:
-        images [N, C, H, W], floats as they came or uint8, and labels as they came, both stacked.
+        Images [N, C, H, W], floats or uint8 as in the source, and the stacked labels.
 
     Raises:
-        TypeError: images in a file (see `require_in_memory`), items that are no pairs, or a loader that is more than
-            its dataset (an own sampler or `collate_fn`).
-        ValueError: an empty dataset, or items of different shapes or kinds.
+        TypeError: images in a file (see `require_in_memory`), items that are not pairs, or a loader with its own
+            sampler or `collate_fn`.
+        ValueError: an empty dataset, or items of different shapes or dtypes.
     """
     if isinstance(source, tuple | list):
         return source[0], source[1]
@@ -171,9 +171,9 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
             for got, first, what in ((images[-1], images[0], "image"), (labels[-1], labels[0], "label")):
                 if got.shape != first.shape or got.dtype != first.dtype:
                     raise ValueError(
-                        f"{name} must hold items of one shape and kind, but the {what} of item {i} is {got.dtype} "
+                        f"{name} must have items of one shape and dtype, but the {what} of item {i} is {got.dtype} "
                         f"{list(got.shape)} and that of item 0 {first.dtype} {list(first.shape)}; "
-                        "make them alike in the dataset's transform"
+                        "convert them in the dataset's transform"
                     )
             shown.update()
     if not images:
@@ -182,7 +182,7 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
 
 
 def _dataset_of(loader: DataLoader[Any], name: str) -> Any:
-    """A loader's dataset, where the loader gives all of it and nothing else: reading it so draws no random number."""
+    """Return the dataset of a loader that adds nothing to it. Reading the dataset draws no random numbers."""
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset
     batches, sampler = loader.batch_sampler, loader.sampler
@@ -194,11 +194,11 @@ def _dataset_of(loader: DataLoader[Any], name: str) -> Any:
     if not whole or type(batches) not in (BatchSampler, type(None)):
         own = type(batches if whole else sampler).__name__
         raise TypeError(
-            f"{name} is a DataLoader with a {own}; give the images that you mean as a dataset, for example "
+            f"{name} is a DataLoader with a {own}; pass the images as a dataset instead, for example "
             "torch.utils.data.Subset(dataset, indices)"
         )
     if batches is not None and loader.collate_fn is not default_collate:
-        raise TypeError(f"{name} is a DataLoader with a collate_fn of its own; give a dataset of (image, label) pairs")
+        raise TypeError(f"{name} is a DataLoader with its own collate_fn; pass a dataset of (image, label) pairs")
     return loader.dataset
 
 
@@ -211,7 +211,7 @@ def _items(source: Any) -> Iterator[Any]:
 
 
 def _image(value: Any, name: str) -> Tensor:
-    if hasattr(value, "getbands"):  # a PIL picture; PIL itself need not be imported to know one
+    if hasattr(value, "getbands"):  # a PIL image, recognized without importing PIL
         array = np.array(value.convert("L" if value.mode in ("1", "L", "LA") else "RGB"))
         return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
     image = as_tensor(value, name)

@@ -1,4 +1,4 @@
-"""How a set shows itself in a notebook, its facts and a picture of some images of each class; results in a line."""
+"""Display of sets in notebooks (summary and sample images) and short `repr`s of results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CLASSES, _EACH, _PADDING = 10, 10, 1
 
 
 def short_repr(result: Any) -> str:
-    """One line for a dataclass that holds tensors, to stand as its `__repr__`: dtypes and shapes in place of numbers.
+    """Return a one-line `repr` of a dataclass in which tensors appear as dtype and shape.
 
-    The names of the fields and what they hold; a tensor of up to 10 numbers is written out.
+    Tensors of up to 10 numbers are written out.
 
     Args:
         result: an instance of a dataclass.
@@ -43,7 +43,7 @@ def _said(value: Any) -> str:
 
 
 def sample_rows(classes: Tensor) -> list[Tensor]:
-    """Which images stand for a set in a picture: the indices of up to 10 of each of up to 10 classes.
+    """Return the indices of up to 10 images of each of the first 10 classes, for a picture of the set.
 
     Args:
         classes: class indices int [N].
@@ -52,11 +52,11 @@ def sample_rows(classes: Tensor) -> list[Tensor]:
 
 
 def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
-    """One picture of many: batches of pixels [n, C, H, W], a row each, side by side on white: [C, H', W'].
+    """Tile batches of pixels [n, C, H, W], one per row, on a white background and return the picture [C, H', W'].
 
     Args:
-        rows: at least one; none holds more than `columns` images.
-        columns: images that fit into a row.
+        rows: at least one batch, none with more than `columns` images.
+        columns: images per row.
         padding: white pixels around each image.
     """
     c, h, w = rows[0].shape[1:]
@@ -69,7 +69,7 @@ def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
 
 
 def as_png(rows: list[Tensor]) -> bytes:
-    """A PNG file's bytes with a row for each batch of pixels; grey unless they have 1 or 3 channels.
+    """Return a PNG file with one row per batch of pixels. Images with channels other than 1 or 3 become grey.
 
     Args:
         rows: batches float [n, C, H, W] in [0, 1].
@@ -92,12 +92,12 @@ def as_png(rows: list[Tensor]) -> bytes:
 
 
 def as_html(text: str, rows: list[Tensor], classes: int) -> str:
-    """What a notebook shows of a set: a text and a picture, enlarged to about 40 pixels an image, as one piece of HTML.
+    """Return the HTML that a notebook shows for a set: its text and a picture with about 40 pixels per image.
 
     Args:
         text: the set's repr.
-        rows: pixels of each class that is shown, as for `as_png`; empty for no picture.
-        classes: how many classes the set holds.
+        rows: pixels of each class to show, as for `as_png`; empty for no picture.
+        classes: number of classes in the set.
     """
     said = f"<code>{html.escape(text)}</code>"
     if not rows:

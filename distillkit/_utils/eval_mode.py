@@ -1,4 +1,4 @@
-"""A network in another mode for a while, each of its modules in its own mode afterwards."""
+"""Context managers that restore the training mode of every module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["eval_mode", "preserve_modes"]
 
 @contextlib.contextmanager
 def preserve_modes(network: nn.Module) -> Iterator[None]:
-    """Put every module's own mode back at the end of a `with` block, in which `network` may be given another."""
+    """Restore the training mode of every module of `network` at the end of a `with` block."""
     modes = {module: module.training for module in network.modules()}
     try:
         yield
@@ -23,7 +23,7 @@ def preserve_modes(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """Put `network` in eval mode for the length of a `with` block; then every module's own mode is put back."""
+    """Put `network` in eval mode during a `with` block, then restore the mode of every module."""
     with preserve_modes(network):
         network.eval()
         yield

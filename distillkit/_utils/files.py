@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, and tensors in them: what every part of the project saves with."""
+"""Atomic file writes, and tensors in safetensors files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["atomic_replace", "contiguous_cpu", "read_tensors", "write_atomically
 
 @contextlib.contextmanager
 def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write a file in a `with` block so that a reader finds the old one or the new one, never a part of either.
+    """Write a file in a `with` block so that readers see the old or the new file, never a partial one.
 
-    Gives the path of a temporary file beside `path`, for the block to write. It takes the place of `path` when the
-    block ends, and is removed if the block raises. A kill of this process loses no file; nothing is synced, so what a
-    machine loses that loses its power is up to the file system.
+    Yields the path of a temporary file next to `path`. The temporary file replaces `path` at the end of the block and
+    is removed if the block raises. Killing the process loses no file. Nothing is synced, so after a power loss the
+    content depends on the file system.
 
     Raises:
-        OSError: the folder is missing or unwritable, or the disk is full; a file that was there before is left as is.
+        OSError: the folder is missing or unwritable, or the disk is full. An existing file is left unchanged.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
@@ -35,11 +35,11 @@ def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write a small file as a whole, so that a reader never finds a part of it. Its folder is made.
+    """Write a small file atomically and create its folder if needed.
 
     Args:
         path: the file.
-        data: bytes, or text, which is written as UTF-8.
+        data: bytes, or text, which is encoded as UTF-8.
 
     Raises:
         OSError: see `atomic_replace`.
@@ -50,21 +50,21 @@ def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 
 def contiguous_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as safetensors wants them: on the CPU, contiguous, none sharing its memory with another.
+    """Return tensors as safetensors requires them: on the CPU, contiguous and without shared memory.
 
     Args:
-        tensors: by name, on any device.
+        tensors: tensors by name, on any device.
     """
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> Path:
-    """Write named tensors and strings to one `.safetensors` file as a whole; return its path.
+    """Write named tensors and metadata to a `.safetensors` file atomically and return its path.
 
     Args:
-        path: the file; its folder exists.
-        tensors: on any device.
-        facts: the file's metadata; `format` among them tells files of different kinds apart (see `read_tensors`).
+        path: the file; its folder must exist.
+        tensors: tensors by name, on any device.
+        facts: the metadata. Its `format` distinguishes kinds of files (see `read_tensors`).
 
     Raises:
         OSError: see `atomic_replace`.
@@ -81,16 +81,16 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
 
 
 def read_tensors(path: str | os.PathLike[str], *, kind: str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read what `write_tensors` wrote: the tensors, on the CPU, and the facts.
+    """Read a file of `write_tensors` and return the tensors, on the CPU, and the metadata.
 
     Args:
         path: the file.
-        kind: the `format` that its facts must name.
-        what: the thing that it holds, for messages: "a saved LabeledImages".
+        kind: the expected `format` in the metadata.
+        what: description of the content for messages: "a saved LabeledImages".
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or of another kind.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged or of another kind.
     """
     from safetensors import SafetensorError, safe_open
 

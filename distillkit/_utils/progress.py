@@ -1,4 +1,4 @@
-"""Progress bars for long work: one at a time, only where somebody watches, silent when it is short."""
+"""Progress bars for long work, shown one at a time on terminals and in notebooks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _turn = threading.Lock()
 
 
 class Bar(Protocol):
-    """What a `bar` block is given: the calls of a `tqdm` that components make. It may show nothing."""
+    """Interface of a progress bar: the methods of `tqdm` that components call."""
 
     def update(self, n: float = 1) -> object:
-        """Count `n` more units as done; the bar moves."""
+        """Advance the bar by `n` units."""
         ...
 
     def set_postfix_str(self, s: str, refresh: bool = True) -> object:
@@ -32,12 +32,12 @@ class Bar(Protocol):
 
         Args:
             s: the remark.
-            refresh: whether it is shown at once, and not with the next `update`.
+            refresh: whether to show it at once instead of with the next `update`.
         """
         ...
 
     def clear(self) -> object:
-        """Take the bar off the terminal until it moves again, so that something can be printed there."""
+        """Remove the bar from the terminal until its next update, so that text can be printed."""
         ...
 
 
@@ -54,24 +54,23 @@ class _Silent:
 
 @contextmanager
 def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, done: int = 0) -> Iterator[Bar]:
-    """Show how far a loop is while the block runs; components call it around their longest loop.
+    """Show a progress bar during a `with` block around a long loop.
 
-    The bar appears after two seconds, on a terminal or in a notebook, and is gone when the work is done. Only the
-    outermost one is shown: what a component calls inside its own bar stays silent, and so do other threads, worker
-    processes, and output that goes to a file.
+    The bar appears after two seconds on a terminal or in a notebook and disappears at the end. Only the outermost bar
+    is shown. Nested calls, other threads, worker processes and output to a file stay silent.
 
     Args:
-        total: units of the whole loop.
-        what: the words before the bar.
-        unit: the name of one unit.
-        progress: False for no bar, whatever the circumstances.
-        done: units that an interrupted run did before.
+        total: number of units.
+        what: text before the bar.
+        unit: name of one unit.
+        progress: False for no bar.
+        done: units that an interrupted run had completed.
     """
     if not check.boolean(progress, "progress") or not _watched() or not _turn.acquire(blocking=False):
         yield _Silent()
         return
     try:
-        with warnings.catch_warnings():  # in a notebook without ipywidgets tqdm warns, and the bar is of letters
+        with warnings.catch_warnings():  # without ipywidgets, tqdm warns and draws a text bar
             warnings.filterwarnings("ignore", "IProgress not found")
             from tqdm.auto import tqdm
 
@@ -82,7 +81,7 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
 
 
 def _watched() -> bool:
-    """Whether this is the main thread of the main process, with a terminal or as a notebook's kernel."""
+    """Return whether this is the main thread of the main process, on a terminal or in a notebook kernel."""
     if multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread():
         return False
     return "ipykernel" in sys.modules or bool(getattr(sys.stderr, "isatty", bool)())

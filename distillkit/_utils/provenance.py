@@ -1,4 +1,4 @@
-"""What a made set or a run says about its making: the seed, the versions of the software, the commit."""
+"""Provenance of sets and runs: seed, software versions and commit."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ import torch
 __all__ = ["RUN_FORMAT", "VERSION", "git_commit", "provenance", "versions"]
 
 VERSION = "0.1.0"
-"""Of this distribution."""
+"""Version of this distribution."""
 
 RUN_FORMAT = "distillkit.run/2"
-"""Of the `config.json` of a run. The first had no format, and did not say how to build the run's method again."""
+"""Format of a run's `config.json`. The first format had no name and did not describe the run's method."""
 
 
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:
-    """What a made set says in its `info` of its making, beside the method: the seed, and the versions of the software.
+    """Return the provenance that a created set keeps in its `info`: the seed, software versions and further facts.
+
+    The commit is not included, because only a script in a checkout knows it.
 
     Args:
-        generator: the caller's; its seed is said if it is an integer.
+        generator: the caller's; the seed is included if it is an integer.
         facts: further JSON values.
-
-    The code's commit is not among them: it is the business of whoever runs from a checkout.
     """
     given = {} if generator is None or isinstance(generator, torch.Generator) else {"generator": int(generator)}
     return {**given, **facts, "distillkit": VERSION, "torch": str(torch.__version__)}
 
 
 def versions() -> dict[str, str]:
-    """The versions that a run's results may hang on, for its record: distillkit's, torch's and Python's."""
+    """Return the versions of distillkit, torch and Python that a run's results may depend on."""
     return {"distillkit": VERSION, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def git_commit(folder: Path | None = None) -> str | None:
-    """The commit of the working tree, with `+` if it was changed; None outside a repository.
+    """Return the commit of the working tree, with `+` if files were changed, or None outside a repository.
 
     Args:
-        folder: inside of the repository; default: where this file is.
+        folder: a folder in the repository. Default: the folder of this file.
     """
 
     def git(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Threads with a fixed number of intra-op threads each."""
+"""Thread pools with a fixed number of intra-op threads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["create_thread_pool", "thread_pool"]
 
 
 def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExecutor:
-    """Threads for work on tensors.
+    """Create a thread pool for tensor computations.
 
-    Intra-op thread counts change results by rounding, so each pool fixes its own; the number of workers changes
-    nothing. PyTorch hands the count of whoever set it last to threads that first use it later, so the caller's own
-    count is pinned before a pool starts.
+    The number of intra-op threads changes results by rounding, so each pool fixes its own; the number of workers does
+    not. PyTorch gives new threads the count that was set last, so the caller's own count is set again before the pool
+    starts.
 
     Args:
-        workers: how many threads.
-        name: what their names begin with.
-        intra: intra-op threads of each.
+        workers: number of threads.
+        name: prefix of the thread names.
+        intra: intra-op threads of each worker.
     """
     torch.set_num_threads(torch.get_num_threads())
     return ThreadPoolExecutor(workers, name, initializer=torch.set_num_threads, initargs=(intra,))
@@ -29,11 +29,11 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
 
 @contextlib.contextmanager
 def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Such a pool for the length of a `with` block, then threads to come have the caller's count again.
+    """Provide a thread pool during a `with` block and restore the caller's thread count at its end.
 
     Args:
-        workers: how many threads, of one intra-op thread each.
-        name: what their names begin with.
+        workers: number of threads, each with one intra-op thread.
+        name: prefix of the thread names.
     """
     threads, pool = torch.get_num_threads(), create_thread_pool(workers, name)
     try:

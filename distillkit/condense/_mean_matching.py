@@ -74,7 +74,7 @@ def embedding_means(
         images: float [N, C, H, W], class by class.
         counts: images of each class, all positive, N in sum.
         match: `"embedding"`, or `"embedding+logits"` to append the mean logits.
-        chunk: images per forward pass; default `chunks.chunk_size`.
+        chunk: images per forward pass; default `chunking.chunk_size`.
 
     Raises:
         TypeError, ValueError: no split network, bad images, or counts that do not add up to them.

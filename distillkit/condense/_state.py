@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils.files import read_tensors, write_tensors
-from distillkit.fingerprint import network_identity, set_fingerprint
+from distillkit.fingerprint import network_fingerprint, set_fingerprint
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -99,7 +99,7 @@ def identity_of(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]
         networks: where the networks come from; one is drawn, and judged by what it makes of noise.
     """
     drawn = networks.draw(derive(0, "identity"))
-    return {"data": set_fingerprint(real), "network": network_identity(drawn, real.images)}
+    return {"data": set_fingerprint(real), "network": network_fingerprint(drawn, real.images)}
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:

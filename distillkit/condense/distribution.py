@@ -139,7 +139,7 @@ def distribution_matching(
         num_classes, normalization: of the data, when `images` is a tensor; see `LabeledImages`.
         generator: an int seed, or a CPU generator, from which one number is drawn; all else derives from it, the step
             and the class.
-        chunk: images per forward pass over real images; default by device and size (see `chunks.chunk_size`). It
+        chunk: images per forward pass over real images; default by device and size (see `chunking.chunk_size`). It
             bounds memory and changes results by rounding only.
         callback: called with a `Progress` after each step.
         resume: a state of `Progress.state()`, or the file that `save_state` wrote: go on from there, to the same bits

@@ -109,7 +109,7 @@ def gradient_matching(
         num_classes, normalization: of the data, when `images` is a tensor; see `LabeledImages`.
         generator: an int seed, or a CPU generator, from which one number is drawn; all else derives from it, the
             iteration, the matching step and the class.
-        chunk: images per pass through the network; default by device and size (see `chunks.chunk_size`). It bounds
+        chunk: images per pass through the network; default by device and size (see `chunking.chunk_size`). It bounds
             memory and changes results by rounding only.
         callback: called with a `Progress` after each iteration; its `step` counts iterations, its `loss` is the mean
             over the iteration's matching steps.

@@ -15,7 +15,7 @@ from distillkit._utils.provenance import provenance
 from distillkit.condense._descent import Descent
 from distillkit.condense._parameter_gradient import Metric, distance_to_target
 from distillkit.condense._state import Progress, Resume
-from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
+from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
 from distillkit.networks._base import Network
 from distillkit.networks._validation import check_network, require_network
 from distillkit.sets import LabeledImages, as_set
@@ -74,7 +74,7 @@ def fit_to_gradient(
 
     def identity() -> dict[str, Any]:
         data, aim = set_fingerprint(synthetic), tensor_fingerprint(targets)
-        return {"data": data, "target": aim, "network": network_identity(twin, synthetic.images)}
+        return {"data": data, "target": aim, "network": network_fingerprint(twin, synthetic.images)}
 
     run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume, identity)
     with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:

@@ -26,7 +26,7 @@ class _ReLU(nn.ReLU):
 class InstanceNorm(nn.GroupNorm):
     """Instance normalisation: a group norm of one channel a group, with its parameters and to its numbers.
 
-    PyTorch's own is slow where maps are small and channels_last, as they are when `chunks.forward_chunks` sends images
+    PyTorch's own is slow where maps are small and channels_last, as they are when `forward_chunks` sends images
     through a network on a CPU: there, and where no graph is recorded, it is written out, which is several times as
     fast and as exact.
 

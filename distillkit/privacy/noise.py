@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.rng import STATE_BYTES, derive, generator_of
+from distillkit.rng import STATE_BYTES, derive, generator_from_bytes
 
 __all__ = ["Secret", "as_secret"]
 
@@ -72,9 +72,9 @@ class Secret:
         For augmentation and dropout: draws that are public would tell where in a batch a record stands.
         """
         if self._generator is None:
-            return generator_of(secrets.token_bytes(STATE_BYTES))
+            return generator_from_bytes(secrets.token_bytes(STATE_BYTES))
         drawn = torch.randint(256, (STATE_BYTES,), dtype=torch.uint8, generator=self._generator)
-        return generator_of(drawn.numpy().tobytes())
+        return generator_from_bytes(drawn.numpy().tobytes())
 
     def normal(self, shape: Sequence[int], std: float) -> Tensor:
         """One tensor of Gaussian noise, N(0, std^2), float64 on the CPU.

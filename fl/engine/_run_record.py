@@ -12,7 +12,7 @@ import torch
 
 from distillkit._sanity_checks import warn, without_warnings
 from distillkit._utils.provenance import RUN_FORMAT, versions
-from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
+from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.serialization import ConfigError, SerializationError, from_config, referenced_objects, to_config
 from distillkit.sets import LabeledImages, StoredImages
@@ -188,7 +188,7 @@ def config_of(
         "data": data,
         "test": _facts(test, key),
         "server_data": {name: _facts(d, key) for name, d in server.data.items()},
-        "network": {n: network_identity(net, torch.empty(0, *server.shape)) for n, net in architectures.items()},
+        "network": {n: network_fingerprint(net, torch.empty(0, *server.shape)) for n, net in architectures.items()},
         "participation": participation,
         "min_replies": min_replies,
         "evaluate": evaluate,

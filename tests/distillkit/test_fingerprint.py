@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from distillkit import LabeledImages
-from distillkit.fingerprint import network_identity, set_fingerprint, tensor_fingerprint
+from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
@@ -87,8 +87,8 @@ def net(width: int = 4, activation: Callable[[], nn.Module] = nn.ReLU, outputs: 
 
 
 def test_a_networks_identity_is_its_class_its_shapes_and_what_it_does(global_rng_untouched: None) -> None:
-    first = network_identity(net(), IMAGES)
-    assert first == network_identity(net(), IMAGES[:1].double())
+    first = network_fingerprint(net(), IMAGES)
+    assert first == network_fingerprint(net(), IMAGES[:1].double())
     assert (first["class"], first["parameters"]) == ("Sequential", 40 + 144 * 3 + 3)
     for other, keys in (
         (net(width=5), {"parameters", "shapes", "outputs"}),
@@ -96,21 +96,21 @@ def test_a_networks_identity_is_its_class_its_shapes_and_what_it_does(global_rng
         (net(seed=1), {"outputs"}),
         (net(activation=lambda: nn.Sequential(nn.ReLU(), nn.BatchNorm2d(4))), {"parameters", "shapes", "outputs"}),
     ):
-        found = network_identity(other, IMAGES)
+        found = network_fingerprint(other, IMAGES)
         assert {k for k in first if first[k] != found[k]} == keys
 
 
 def test_it_is_the_same_in_training_mode_in_half_precision_and_with_more_threads() -> None:
     model = build(lambda: ConvNet((1, 8, 8), 3, width=8, depth=1), 0)
-    first = network_identity(model, IMAGES)
+    first = network_fingerprint(model, IMAGES)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    assert network_identity(model.train(), IMAGES) == first
+    assert network_fingerprint(model.train(), IMAGES) == first
     assert model.training
     assert all(torch.equal(t, before[n]) and t.dtype == torch.float32 for n, t in model.state_dict().items())
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert network_identity(model, IMAGES) == first
+        assert network_fingerprint(model, IMAGES) == first
     finally:
         torch.set_num_threads(threads)
 
@@ -121,7 +121,7 @@ class Blind(nn.Module):
 
 
 def test_what_cannot_be_tried_is_told_apart_by_what_is_known() -> None:
-    assert network_identity(Blind(), IMAGES)["outputs"] is None
-    assert network_identity(object(), IMAGES) == {"class": "object"}
+    assert network_fingerprint(Blind(), IMAGES)["outputs"] is None
+    assert network_fingerprint(object(), IMAGES) == {"class": "object"}
     no_linear = nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten())
-    assert network_identity(no_linear, IMAGES)["outputs"] is not None
+    assert network_fingerprint(no_linear, IMAGES)["outputs"] is not None

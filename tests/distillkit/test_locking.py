@@ -135,7 +135,7 @@ def test_another_thread_is_another_owner_unless_it_is_shared(tmp_path: Path, sta
             thread = threading.Thread(target=attempt, args=(shared,))
             thread.start()
             thread.join()
-        assert "in use already, by this very process" in str(found[0])
+        assert "already in use by this process" in str(found[0])
         assert found[1] is None
         assert tried(start, lock) != "got it", "the first block holds it still"
     assert tried(start, lock) == "got it"

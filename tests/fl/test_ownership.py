@@ -71,7 +71,7 @@ def test_a_run_owns_its_folder_and_its_ledger_from_the_first_round_to_the_last(t
 
     def ask(row: dict[str, Any]) -> None:
         heard.extend(tried(tmp_path / name) for name in (".owner.lock", "ledger.jsonl.owner.lock"))
-        with pytest.raises(InUse, match="by this very process"):
+        with pytest.raises(InUse, match="already in use by this process"):
             play(out=tmp_path, resume=True)
 
     private(out=tmp_path, on_round=ask)

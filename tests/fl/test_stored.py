@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
         go([data], test=test.replace(normalization=Normalization([0.1], [0.2])))
     with pytest.raises(TypeError, match=r"clients must be a sequence of sets, one a client, got one StoredImages"):
         go(data)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"server_data\['proxy'\] must lie in memory.*data.read\(indices\)"):
+    with pytest.raises(TypeError, match=r"server_data\['proxy'\] must be in memory.*data.read\(indices\)"):
         go([data], server_data={"proxy": test})  # type: ignore[dict-item]
     mixed: list[LabeledImages | StoredImages] = [data.read(), data]
     assert [len(rows) for rows in found if len(rows)] == [len(data)]  # for the line above

@@ -133,7 +133,7 @@ def test_what_does_not_go_together_is_refused(
         as_domains(splits, **options)
 
 
-def test_sources_of_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_conversion_of_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
     places = {"colour": folder(tmp_path / "colour"), "grey": folder(tmp_path / "grey", grey=True)}
     with pytest.raises(ValueError, match=r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels="):
         load_domains(places)

@@ -249,7 +249,7 @@ def test_what_load_folder_refuses_is_refused(tmp_path: Path) -> None:
 
 def test_components_say_how_to_read_a_part(pets: Path, tmp_path: Path) -> None:
     data = open_folder(pets, cache=tmp_path).train
-    words = r"must lie in memory.*data\.read\(indices\).*all 10 take 7.56 kB as floats, `data.read\(\)`"
+    words = r"must be in memory.*data\.read\(indices\).*all 10 with `data.read\(\)` \(7.56 kB as floats\)"
     for images in (data, Subset(data, [0, 1]), DataLoader(data)):
         with pytest.raises(TypeError, match=rf"^real {words}"):
             as_set(images, name="real")
@@ -257,7 +257,7 @@ def test_components_say_how_to_read_a_part(pets: Path, tmp_path: Path) -> None:
             random_subset(images, ipc=1)
     with pytest.raises(TypeError, match=words):
         LabeledImages.from_dataset(Subset(data, [0]))
-    with pytest.raises(AttributeError, match="lie in a file"):
+    with pytest.raises(AttributeError, match="are in a file"):
         _ = data.images
     assert as_set(data.read([0, 1])).info == data.info
 
@@ -278,7 +278,7 @@ def test_a_network_is_tested_on_a_stored_set_a_chunk_at_a_time(
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 9 * 7, 2))
     assert accuracy(network, train, chunk=3) == accuracy(network, whole, chunk=3)
     assert [n for n in found if n] == [3, 3, 3, 1]
-    options: dict[str, Any] = {"draws": 2, "protocol": Protocol(epochs=1)}
+    options: dict[str, Any] = {"num_networks": 2, "protocol": Protocol(epochs=1)}
     factory = partial(ConvNet, (3, 9, 7), 2, width=4, depth=1)
     assert evaluate(small, train, factory, **options).rows[0].accuracies == (
         evaluate(small, whole, factory, **options).rows[0].accuracies

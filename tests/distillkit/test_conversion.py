@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         Lazy([PIXELS[0], PIXELS[1, :, :3]], [0, 1]),
         {},
         ValueError,
-        r"image of item 1 is torch.float32 \[2, 3, 4\].*item 0 torch.float32 \[2, 4, 4\]; make them alike",
+        r"image of item 1 is torch.float32 \[2, 3, 4\].*item 0 torch.float32 \[2, 4, 4\]; convert them",
     ),
     "words as labels": (Lazy(PIXELS, list("abcdef")), {}, TypeError, r"label of data\[0\] must be a class index"),
     "float labels": (Lazy(PIXELS, LABELS.float()), {}, TypeError, "integer dtype"),
@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "WeightedRandomSampler.*Subset",
     ),
     "half a loader": (DataLoader(Lazy(), batch_sampler=[[0, 1], [2]]), {}, TypeError, "DataLoader with a list"),
-    "a collate_fn": (DataLoader(Lazy(), collate_fn=lambda items: items), {}, TypeError, "collate_fn of its own"),
+    "a collate_fn": (DataLoader(Lazy(), collate_fn=lambda items: items), {}, TypeError, "its own collate_fn"),
 }
 
 

@@ -56,16 +56,16 @@ def test_right_sets_are_left_in_peace(normalization: Normalization | None, seed:
 ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "standardised, not said": (
         lambda: as_set(COLOUR.encode(pixels(c=3)), marks()),
-        r"images reach from -1\.\d+ to 2\.\d+ and no normalization is given, so they are taken for pixels",
+        r"images range from -1\.\d+ to 2\.\d+ and no normalization is given, so they are treated as pixels",
     ),
-    "digits in 0..16": (lambda: LabeledImages(pixels() * 16, marks()), r"images reach from 0\.\d+ to 1\d"),
+    "digits in 0..16": (lambda: LabeledImages(pixels() * 16, marks()), r"images range from 0\.\d+ to 1\d"),
     "pixels said to be normalised": (
         lambda: LabeledImages(pixels(), marks(), normalization=HALF),
-        r"images lie in \[0, 1\] although black would be -2 .*from_pixels",
+        r"images are in \[0, 1\], although black is -2 .*from_pixels",
     ),
     "0..255 said to be normalised": (
         lambda: LabeledImages(pixels(c=3) * 255, marks(), normalization=COLOUR),
-        r"images reach from .* but pixels in \[0, 1\] from .*divide 0..255 by 255",
+        r"images range from .* but pixels in \[0, 1\] from .*divide 0..255 by 255",
     ),
     "channels last, normalised": (
         lambda: LabeledImages(HALF.encode(pixels(c=28, h=28, w=3)), marks(), normalization=HALF),
@@ -78,7 +78,7 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "labels from 1 of pixels": (lambda: LabeledImages.from_pixels(pixels(), marks() + 1), "labels start at 1"),
     "ipc above a class": (
         lambda: random_subset(pixels(), marks(), ipc=3),
-        r"ipc=3 is more than 3 of 3 classes hold: 0 \(2\), 1 \(2\), 2 \(2\); their images are repeated",
+        r"ipc=3 is more than 3 of 3 classes have: 0 \(2\), 1 \(2\), 2 \(2\); their images are repeated",
     ),
     "ipc above a class, herding": (lambda: herding(pixels(), marks(), ipc=3), "ipc=3 is more than 3 of 3"),
     "ipc above a class, DM": (
