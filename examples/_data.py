@@ -13,7 +13,7 @@ import torch
 
 from distillkit import Normalization
 from distillkit.data import NAMES, Split, load, load_domains, load_folder, load_npz
-from distillkit.data.readers.folder_layout import SUFFIXES
+from distillkit.data.readers.folder import SUFFIXES
 from distillkit.rng import derive
 from distillkit.study import Task
 

@@ -60,7 +60,7 @@ def digits(names: tuple[str, ...], root: str | None, size: int, train: int | Non
 def _even(data: LabeledImages, most: int | None) -> LabeledImages:
     held = partition.by_domain(data.columns["domain"])
     size = min(most or len(data), *map(len, held))
-    return data[torch.cat(partition.capped(data.labels, held, size))]
+    return data[torch.cat(partition.cap_size(data.labels, held, size))]
 
 
 def domain_table(records: Records, images: Split, ipc: int) -> list[Table]:

@@ -10,7 +10,7 @@ import torch
 
 from distillkit.augment import CropFlip
 from distillkit.data import Split, load
-from distillkit.data.datasets import CIFAR10
+from distillkit.data.readers.torchvision import CIFAR10_NORMALIZATION
 from distillkit.rng import derive
 from distillkit.study import Task, grid
 from fl import AddOn, FedAvg
@@ -50,7 +50,7 @@ def ways(o: argparse.Namespace, last: str) -> dict[str, Federated]:
             added = [part(calibration) for part in parts]
             weights = "uniform" if any(isinstance(a, SCAFFOLD) for a in added) else "samples"
             local = {"steps": o.steps * passes} if o.steps else {"epochs": passes}
-            crops = CropFlip(CIFAR10.normalization, pad=o.pixels // 8) if task.name == "cifar10" else None
+            crops = CropFlip(CIFAR10_NORMALIZATION, pad=o.pixels // 8) if task.name == "cifar10" else None
             given = {"momentum": 0.9, "weight_decay": 1e-4, "lr_decay": 0.992, "augment": crops, "weights": weights}
             return FedAvg(*added, factory=factory, lr=lr, batch=o.batch, **{**local, **given, **fixed})
 

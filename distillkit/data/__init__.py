@@ -1,23 +1,22 @@
-"""Datasets as tensors in memory or pictures in a file, who holds what, and one set a client."""
+"""Datasets in memory or in a file, partitions among clients, and one set per client."""
 
 from distillkit.data import partition
 from distillkit.data.client_sets import clients
-from distillkit.data.datasets import NAMES, load
+from distillkit.data.datasets import DATASETS, NAMES, load, open_dataset
 from distillkit.data.domains import as_domains, load_domains
 from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
-from distillkit.data.readers.celeba import load_celeba, load_leaf_celeba
-from distillkit.data.readers.cifar10c import load_cifar10c, load_cifar10c_domains
+from distillkit.data.readers.celeba import load_celeba, load_leaf_celeba, open_celeba, open_leaf_celeba
+from distillkit.data.readers.cifar10c import CORRUPTIONS, load_cifar10c, load_cifar10c_domains
 from distillkit.data.readers.client_arrays import load_client_arrays
 from distillkit.data.readers.femnist import load_femnist
-from distillkit.data.readers.flair import load_flair
-from distillkit.data.readers.folder import load_folder
-from distillkit.data.readers.npz import load_npz
-from distillkit.data.split import Split, split_by
-from distillkit.data.stored_folder import StoredSplit, open_folder
-from distillkit.data.stored_named import open_celeba, open_dataset, open_flair, open_leaf_celeba
-from distillkit.data.stored_npz import open_npz
+from distillkit.data.readers.flair import load_flair, open_flair
+from distillkit.data.readers.folder import load_folder, open_folder
+from distillkit.data.readers.npz import load_npz, open_npz
+from distillkit.data.split import Split, StoredSplit, split_by
 
 __all__ = [
+    "CORRUPTIONS",
+    "DATASETS",
     "NAMES",
     "Split",
     "StoredSplit",

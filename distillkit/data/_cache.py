@@ -1,10 +1,10 @@
-"""A cache of pictures: decoded and resized once into one file of bytes, by several threads, and gone on with if killed.
+"""Cache of decoded pictures: one file of bytes, written once by several threads, resumable after a kill.
 
-A cache of N pictures [C, H, W] is two files in a folder: `<name>.npy`, uint8 [N, C, H, W], which any NumPy reads; and
-`<name>.safetensors`, which is written last, so that where it is the pixels are whole. It holds for each picture the
-hash of its bytes and its channels' sums. While a cache is being made, `<name>.rows` holds these: a row of them is
-written after the picture it is of, so that a killed process is gone on with at the first picture whose bytes and hash
-do not agree.
+A cache of N pictures [C, H, W] is two files in a folder: `<name>.npy`, uint8 [N, C, H, W], which NumPy can read; and
+`<name>.safetensors`, with the hash of each picture's bytes and the sums of its channels. The second file is written
+last, so its presence means that the pixels are complete. While a cache is being written, `<name>.rows` holds the hashes
+and sums. The row of a picture is written after its pixels, so a resumed call decodes only the pictures whose bytes do
+not match their hash.
 """
 
 from __future__ import annotations
@@ -37,55 +37,48 @@ from distillkit.locking import locked
 from distillkit.normalization import Normalization
 from distillkit.sets._stored import PixelFile
 
-__all__ = ["BLOCK", "Cache", "Fill", "Unfinished", "as_bytes", "in_threads", "listing_key", "measured", "open_cache"]
+__all__ = ["BLOCK", "Cache", "CacheWriter", "cached_normalization", "files_key", "fill_in_threads", "open_cache"]
 
 Shape = tuple[int, int, int]
-Fill: TypeAlias = "Callable[[Unfinished, Callable[[int], object]], None]"
+Fill: TypeAlias = "Callable[[CacheWriter, Callable[[int], object]], None]"
 
 BLOCK = 32
-"""Pictures that are worked on at a time."""
+"""Pictures processed at a time."""
 
 _FORMAT = "distillkit.pixels/1"
 _ROUNDING = "bilinear antialiased float32, luma 601, rounded to uint8"
 _DIGEST = 16
 _PATIENCE = 24 * 3600.0
-_turn = threading.Lock()
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A whole cache, opened.
+    """A complete cache.
 
     Attributes:
         file: the pictures.
-        sums: int64 [N, 2, C], of each picture the sums and the sums of squares of its channels' bytes.
+        sums: int64 [N, 2, C]: for each picture and channel, the sum and the sum of squares of the bytes.
     """
 
     file: PixelFile
     sums: Tensor
 
 
-def as_bytes(pixels: Tensor) -> Tensor:
-    """Pixels as a cache holds them: uint8, each within 1/510 of what it was, and exact if it came from a byte.
+def cached_normalization(sums: Tensor, shape: Shape) -> Normalization:
+    """Return the mean and standard deviation of cached pictures without reading them.
+
+    The sums are exact, so the result is that of `Normalization.of` up to rounding.
 
     Args:
-        pixels: float [..., H, W] in [0, 1].
-    """
-    return (pixels * 255).round().to(torch.uint8)
-
-
-def measured(sums: Tensor, shape: Shape) -> Normalization:
-    """Mean and standard deviation of pictures in a cache, in exact arithmetic; as `Normalization.of`, without reading.
-
-    Args:
-        sums: `Cache.sums` of the pictures that count, int64 [n, 2, C].
+        sums: the rows of `Cache.sums` to use, int64 [n, 2, C].
         shape: (C, H, W).
 
     Raises:
         ValueError: no pictures.
     """
     if not len(sums):
-        raise ValueError("there are no pictures to measure the normalization of; give normalization=")
+        raise ValueError("cannot measure a normalization without pictures; give normalization=")
     count = len(sums) * shape[1] * shape[2]
     first, second = sums.sum(0).tolist()
     spread = [count * q - s * s for s, q in zip(first, second)]
@@ -94,11 +87,11 @@ def measured(sums: Tensor, shape: Shape) -> Normalization:
     )
 
 
-def listing_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
-    """A short text that differs when a source does: when a file comes, goes, moves or is written.
+def files_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
+    """Return a short hash that changes when a file is added, removed, renamed or written.
 
     Args:
-        files: the name of each and what the file system says of it, in order.
+        files: the name and the file status of each file, in order.
     """
     state = hashlib.blake2b(digest_size=_DIGEST)
     for name, found in files:
@@ -113,76 +106,76 @@ def open_cache(
     shape: Shape,
     fill: Fill,
     *,
-    asked: str,
+    options: str,
     folder: str | os.PathLike[str] | None,
     progress: bool,
 ) -> Cache:
-    """The cache of a source, made now if it is not there, or if the source has changed since.
+    """Open the cache of a source; write it first if it is missing or the source has changed.
 
     Args:
-        source: the file or folder that the pictures are from; it is only read.
-        key: what tells this state of it from others.
-        count: how many pictures there are.
-        shape: (C, H, W) of them all.
-        fill: puts them in: is given the unfinished cache, and a function to call with how many more are there.
-        asked: the size and channels that were asked for, in words: what is refused with some must not be found with
-            others.
-        folder: where the cache is. Default: the environment variable `DISTILLKIT_CACHE`, else beside the source.
-        progress: whether long work shows a bar.
+        source: the file or folder of the pictures; never written.
+        key: identifies the current state of the source (`files_key`).
+        count: number of pictures.
+        shape: (C, H, W) of every picture.
+        fill: writes the pictures; called with a `CacheWriter` and a function that reports the number of new pictures.
+        options: the requested size and channels as text, part of the cache's name: a request that must be refused
+            would otherwise find the cache of another request.
+        folder: folder of the cache. Default: the environment variable `DISTILLKIT_CACHE`, else beside the source.
+        progress: whether to show a progress bar.
 
     Raises:
-        OSError: the cache cannot be written, or has no room.
-        distillkit.locking.InUse: another process has been making the same cache for a day.
+        OSError: the cache cannot be written, or the disk is full.
+        distillkit.locking.InUse: another process has been writing the same cache for a day.
     """
     source = source.resolve()
-    place = folder if folder is not None else os.environ.get("DISTILLKIT_CACHE")
-    where = Path(place).expanduser() if place else source.with_name(f"{source.name}.cache")
+    chosen = folder if folder is not None else os.environ.get("DISTILLKIT_CACHE")
+    where = Path(chosen).expanduser() if chosen else source.with_name(f"{source.name}.cache")
     settings = f"{_FORMAT} {_ROUNDING} {count} {shape} {key}"
-    prefix = f"{source.name}-{_short(f'{source} {asked}')}-{'x'.join(map(str, shape))}"
-    whole = where / f"{prefix}-{_short(settings)}.safetensors"
-    with _turn:
-        if (found := _opened(whole, count, shape)) is not None:
+    prefix = f"{source.name}-{_short(f'{source} {options}')}-{'x'.join(map(str, shape))}"
+    complete = where / f"{prefix}-{_short(settings)}.safetensors"
+    with _LOCK:
+        if (found := _read_cache(complete, count, shape)) is not None:
             return found
         size = count * math.prod(shape)
-        if not place:
+        if not chosen:
             warn(
-                f"a cache of {format_bytes(size)} is written to {where}; give cache= (or set DISTILLKIT_CACHE) to have "
-                "it elsewhere"
+                f"a cache of {format_bytes(size)} is written to {where}; give cache= (or set DISTILLKIT_CACHE) to use "
+                "another folder"
             )
         lock = where / f".{prefix}.lock"
-        with _writable(where, size), locked(lock, f"the cache {whole}", wait=_PATIENCE):
-            if (found := _opened(whole, count, shape)) is None:
-                for old in where.glob(f"{glob.escape(prefix)}-*"):  # of the source as it was
-                    if old.stem != whole.stem:
+        with _writable(where, size), locked(lock, f"the cache {complete}", wait=_PATIENCE):
+            if (found := _read_cache(complete, count, shape)) is None:
+                for old in where.glob(f"{glob.escape(prefix)}-*"):  # caches of earlier states of the source
+                    if old.stem != complete.stem:
                         old.unlink(missing_ok=True)
-                unfinished = Unfinished(whole, count, shape)
+                writer = CacheWriter(complete, count, shape)
                 what = f"caching {source.name} ({format_bytes(size)})"
                 with bar(count, what, unit="picture", progress=progress) as shown:
-                    fill(unfinished, shown.update)
-                unfinished.finish(source)
-                found = _opened(whole, count, shape)
+                    fill(writer, shown.update)
+                writer.finish(source)
+                found = _read_cache(complete, count, shape)
     assert found is not None
     return found
 
 
-class Unfinished:
-    """A cache that is being made: its two files, and which of its pictures are there already.
+class CacheWriter:
+    """Writer of a cache; knows which pictures an interrupted call has already written.
 
     Args:
-        whole: the file that is written last.
-        count: how many pictures there are.
-        shape: (C, H, W) of them all.
+        complete: the file that is written last.
+        count: number of pictures.
+        shape: (C, H, W) of every picture.
 
     Attributes:
         count, shape: as given.
     """
 
-    def __init__(self, whole: Path, count: int, shape: Shape) -> None:
-        self._whole, self.count, self.shape = whole, count, shape
-        self._pixels, self._rows = whole.with_suffix(".npy"), whole.with_suffix(".rows")
+    def __init__(self, complete: Path, count: int, shape: Shape) -> None:
+        self._complete, self.count, self.shape = complete, count, shape
+        self._pixels, self._rows = complete.with_suffix(".npy"), complete.with_suffix(".rows")
         self._each, self._row = math.prod(shape), _DIGEST + 16 * shape[0]
-        if not self._begun():
-            _require_room(whole.parent, count * self._each)
+        if not self._resumable():
+            _require_space(complete.parent, count * self._each)
             with self._pixels.open("wb") as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
                 np.lib.format.write_array_header_1_0(file, header)
@@ -191,8 +184,8 @@ class Unfinished:
                 file.truncate(count * self._row)
         self._start = _start_of(self._pixels, count, shape)
 
-    def _begun(self) -> bool:
-        """Whether there is something to go on with: a machine that died may have lost the beginning of the file."""
+    def _resumable(self) -> bool:
+        """Check that an earlier call left readable files; a crash of the machine may have lost the header."""
         if not (self._pixels.exists() and self._rows.exists()):
             return False
         try:
@@ -200,21 +193,26 @@ class Unfinished:
         except ValueError:
             return False
 
-    def lacking(self, begin: int, end: int) -> list[int]:
-        """Which of the pictures `begin` to `end` - 1 are not there, or not whole."""
+    def missing(self, begin: int, end: int) -> list[int]:
+        """Return those of the pictures `begin` to `end` - 1 that are missing or incomplete."""
         with self._rows.open("rb") as rows, self._pixels.open("rb") as pixels:
             rows.seek(begin * self._row)
             known = [rows.read(self._row)[:_DIGEST] for _ in range(begin, end)]
-            lacking = []
+            missing = []
             for row, digest in zip(range(begin, end), known):
                 if any(digest):
                     pixels.seek(self._start + row * self._each)
                 if not any(digest) or _hash(pixels.read(self._each)) != digest:
-                    lacking.append(row)
-        return lacking
+                    missing.append(row)
+        return missing
 
     def write(self, begin: int, pictures: Sequence[Tensor]) -> None:
-        """Put `pictures`, uint8 [C, H, W] each, where those from `begin` on belong; then say that they are there."""
+        """Write consecutive pictures, then their hashes and sums.
+
+        Args:
+            begin: the index of the first one.
+            pictures: uint8 [C, H, W] each.
+        """
         with self._pixels.open("r+b") as file:
             file.seek(self._start + begin * self._each)
             for picture in pictures:
@@ -225,29 +223,33 @@ class Unfinished:
             file.write(facts)
 
     def finish(self, source: Path) -> None:
-        """All pictures of the `source` are there: see to it that they are on the disk, and say so."""
+        """Flush the pixels to disk and mark the cache as complete.
+
+        Args:
+            source: the file or folder of the pictures; recorded in the cache.
+        """
         with self._pixels.open("r+b") as file:
             os.fsync(file.fileno())
         rows = np.frombuffer(self._rows.read_bytes(), np.uint8).reshape(self.count, self._row)
         sums = np.ascontiguousarray(rows[:, _DIGEST:]).view(np.int64).reshape(self.count, 2, self.shape[0])
         tensors = {"digests": torch.from_numpy(rows[:, :_DIGEST].copy()), "sums": torch.from_numpy(sums)}
-        write_tensors(self._whole, tensors, {"format": _FORMAT, "source": str(source), "rounding": _ROUNDING})
+        write_tensors(self._complete, tensors, {"format": _FORMAT, "source": str(source), "rounding": _ROUNDING})
         self._rows.unlink()
 
 
-def in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fill:
-    """Fill a cache from pictures that can be had in any order, those that are there already excepted.
+def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fill:
+    """Return a function that writes the missing pictures of a cache from several threads.
 
     Args:
-        picture: gives picture i as uint8 [C, H, W]; called in several threads.
-        workers: how many. Default: as many as this process has cores.
+        picture: returns picture i as uint8 [C, H, W]; called in any order.
+        workers: number of threads. Default: the number of cores of this process.
     """
     workers = _cores() if workers is None else check.positive_int(workers, "workers")
 
-    def fill(cache: Unfinished, done: Callable[[int], object]) -> None:
+    def fill(cache: CacheWriter, done: Callable[[int], object]) -> None:
         def block(begin: int) -> int:
             end = min(begin + BLOCK, cache.count)
-            for row in cache.lacking(begin, end):
+            for row in cache.missing(begin, end):
                 cache.write(row, [picture(row)])
             return end - begin
 
@@ -258,13 +260,13 @@ def in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fill:
     return fill
 
 
-def _opened(whole: Path, count: int, shape: Shape) -> Cache | None:
-    """The cache, if it is whole."""
-    pixels = whole.with_suffix(".npy")
-    if not (whole.is_file() and pixels.is_file()):
+def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:
+    """Return the cache if it is complete."""
+    pixels = complete.with_suffix(".npy")
+    if not (complete.is_file() and pixels.is_file()):
         return None
     try:
-        tensors, _ = read_tensors(whole, kind=_FORMAT, what="the hashes of cached pictures")
+        tensors, _ = read_tensors(complete, kind=_FORMAT, what="the hashes of cached pictures")
         start = _start_of(pixels, count, shape)
     except ValueError:
         return None
@@ -274,25 +276,25 @@ def _opened(whole: Path, count: int, shape: Shape) -> Cache | None:
 
 
 def _start_of(pixels: Path, count: int, shape: Shape) -> int:
-    """Where the first picture begins in an `.npy` file.
+    """Return the offset of the first picture in an `.npy` file.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the file holds something else.
     """
     with pixels.open("rb") as file:
         np.lib.format.read_magic(file)
         found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         if found != (count, *shape) or fortran or dtype != np.dtype(np.uint8):
-            raise ValueError(f"{pixels} holds {dtype} {list(found)}, want uint8 {[count, *shape]}")
+            raise ValueError(f"{pixels} holds {dtype} {list(found)}, expected uint8 {[count, *shape]}")
         return file.tell()
 
 
 @contextmanager
 def _writable(where: Path, size: int) -> Iterator[None]:
-    """A folder in which a cache can be made.
+    """Create the folder of a cache, and explain errors while the cache is written.
 
     Raises:
-        OSError: it cannot be made or written, or has no room; says what to do.
+        OSError: the folder cannot be created or written, or the disk is full.
     """
     try:
         where.mkdir(parents=True, exist_ok=True)
@@ -300,12 +302,12 @@ def _writable(where: Path, size: int) -> Iterator[None]:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"cannot write a cache of {format_bytes(size)} to {where} ({error.strerror or error}); give cache=, a "
-            "folder that has room for it",
+            f"cannot write a cache of {format_bytes(size)} to {where} ({error.strerror or error}); give "
+            "cache=, a folder with enough space",
         ) from error
 
 
-def _require_room(where: Path, size: int) -> None:
+def _require_space(where: Path, size: int) -> None:
     free = shutil.disk_usage(where).free
     if free < size:
         raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")

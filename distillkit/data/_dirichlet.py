@@ -1,4 +1,4 @@
-"""The Dirichlet partitioners; public as `distillkit.data.partition`."""
+"""Dirichlet partitioners, public in `distillkit.data.partition`."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.data._allocation import Seed, deal, grouped
+from distillkit.data._allocation import Seed, allocate, class_groups
 from distillkit.rng import as_generator
 
 
 def dirichlet(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """Split each class by shares drawn from Dir(alpha): the field's usual unequal clients, by the rule of NIID-Bench.
+    """Split each class by shares drawn from Dir(alpha), the usual partition into heterogeneous clients.
 
-    All is redrawn until every client holds `min_size` images.
+    The draw is repeated until every client has `min_size` images.
 
-    The rule of Li et al., "Federated learning on non-IID data silos" (ICDE 2022, NIID-Bench), as the paper states
-    it. Its released code also caps the rich clients: that is `dirichlet_capped`.
+    This is the rule in the paper of Li et al., "Federated learning on non-IID data silos" (ICDE 2022, NIID-Bench). Its
+    released code also limits the large clients; see `dirichlet_capped`.
 
     Args:
         labels: int [N].
-        clients: how many.
-        alpha: concentration in [1e-6, 1e6]; smaller is more skewed. At 0.01 most draws leave somebody empty and tens
+        clients: number of clients.
+        alpha: concentration in [1e-6, 1e6]; smaller is more skewed. At 0.01 most draws leave a client empty, and tens
             to hundreds of redraws are normal.
-        min_size: images that every client must hold at least; 0 accepts the first draw, empty clients included.
-        tries: draws before giving up.
+        min_size: smallest number of images per client; 0 accepts the first draw, even with empty clients.
+        tries: largest number of draws.
         generator: seed or generator.
 
     Raises:
         TypeError, ValueError: a bad argument, fewer than `clients * min_size` images, or no acceptable draw.
     """
-    groups = grouped(labels, clients)
+    groups = class_groups(labels, clients)
     sizes = torch.tensor([len(group) for group in groups])
 
     def draw(rng: torch.Generator) -> Tensor:
         return _cut(sizes, _log_gamma(alpha, (len(groups), clients), rng).softmax(1)).T
 
-    return _until_fair(draw, groups, labels, clients, alpha, min_size, tries, generator)
+    return _draw_allocation(draw, groups, labels, clients, alpha, min_size, tries, generator)
 
 
 def dirichlet_capped(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """`dirichlet` as most released code runs it: who holds N / clients images gets nothing of further classes.
+    """Split as `dirichlet`, but give nothing more to clients with N / clients images, as most released code does.
 
-    This is what the released code of NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024) runs.
-    Class by class, in increasing order, the shares of full clients are set to zero and the others renormalised, so
-    the result depends on the order of the classes and is less skewed than Dir(alpha). VHL asks for
-    `min_size` = number of classes, NIID-Bench and FedCOG for 10.
+    This is the released code of NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024). Class by
+    class, in increasing order, the shares of full clients are set to zero and the others renormalized. The result
+    depends on the order of the classes and is less skewed than Dir(alpha). VHL uses `min_size` = number of classes,
+    NIID-Bench and FedCOG use 10.
 
     Args:
         labels, clients, alpha, min_size, tries, generator: see `dirichlet`.
@@ -59,7 +59,7 @@ def dirichlet_capped(
     Raises:
         TypeError, ValueError: as `dirichlet`.
     """
-    groups = grouped(labels, clients)
+    groups = class_groups(labels, clients)
     sizes = torch.tensor([len(group) for group in groups])
     cap = labels.numel() / clients
 
@@ -70,35 +70,33 @@ def dirichlet_capped(
             counts[:, k] = _cut(size, logits.softmax(0))
         return counts
 
-    return _until_fair(draw, groups, labels, clients, alpha, min_size, tries, generator)
+    return _draw_allocation(draw, groups, labels, clients, alpha, min_size, tries, generator)
 
 
 def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client as many images as the others, but of classes by a prior of its own, drawn from Dir(alpha).
+    """Give every client floor(N / clients) images, with a class prior of its own drawn from Dir(alpha).
 
-    Each gets floor(N / clients).
-
-    The partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops): clients are
-    filled one after the other, image by image and without replacement; a class that runs out is taken from the prior,
-    which is renormalised. The last clients therefore get what is left and may follow their prior only loosely.
-    N mod clients random leftovers of the unfilled classes belong to nobody.
+    This is the partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops). Clients
+    are filled one after the other, image by image and without replacement. An exhausted class leaves the prior, which
+    is renormalized, so the last clients get the remaining images and may follow their prior only loosely. N mod clients
+    images belong to no client.
 
     Args:
         labels: int [N].
-        clients: how many.
+        clients: number of clients.
         alpha: concentration of the priors; smaller is more skewed.
         generator: seed or generator.
 
     Raises:
         TypeError, ValueError: bad labels, alpha (see `dirichlet`) or generator, or more clients than images.
     """
-    groups = grouped(labels, clients)
+    groups = class_groups(labels, clients)
     rng = as_generator(generator)
     left = torch.tensor([len(group) for group in groups])
     size = int(left.sum()) // clients
     if size == 0:
         raise ValueError(
-            f"{clients} clients cannot share {int(left.sum())} images: some would hold none; take fewer clients"
+            f"{clients} clients cannot share {int(left.sum())} images: some would have none; use fewer clients"
         )
     counts = torch.zeros(clients, len(groups), dtype=torch.long)
     for client in range(clients):
@@ -106,10 +104,10 @@ def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Se
         while (need := size - int(counts[client].sum())) > 0:
             shares = prior.masked_fill(left == 0, -torch.inf).softmax(0)
             drawn = torch.multinomial(shares, need, replacement=True, generator=rng)
-            taken = torch.bincount(drawn, minlength=len(groups)).minimum(left)
-            counts[client] += taken
-            left -= taken
-    return deal(groups, counts, labels, rng)
+            assigned = torch.bincount(drawn, minlength=len(groups)).minimum(left)
+            counts[client] += assigned
+            left -= assigned
+    return allocate(groups, counts, labels, rng)
 
 
 def domains_by_dirichlet(
@@ -122,30 +120,30 @@ def domains_by_dirichlet(
     tries: int = 1000,
     generator: Seed = 0,
 ) -> list[Tensor]:
-    """Cut every domain into several clients, each class by shares from Dir(alpha), so that all have enough of each.
+    """Split every domain into several clients, each class by shares from Dir(alpha) with a minimum per class.
 
-    FedLGD's 57 clients of CIFAR-10-C (Huang et al., TMLR 2024): 19 corruptions, three parts each, Dir(2), at least 100
-    pictures of each class a client. A class is redrawn until every part has `min_each`; as the classes are drawn apart,
-    this is the same as to redraw them all. The authors' script is not released, so that their draw is not known.
+    These are FedLGD's 57 clients of CIFAR-10-C (Huang et al., TMLR 2024): 19 corruptions, three parts each, Dir(2), at
+    least 100 pictures of each class per client. A class is redrawn until every part has `min_each`. Classes are drawn
+    independently, so this equals redrawing them all. The authors' script is not released; their draw is unknown.
 
     Args:
         labels: class indices int [N].
         domains: int [N], the source of each image.
-        parts: clients a domain.
+        parts: clients per domain.
         alpha: concentration; see `dirichlet`.
-        min_each: images of each class that every client must hold at least; 0 accepts the first draw.
-        tries: draws of one class before giving up.
+        min_each: smallest number of images per class and client; 0 accepts the first draw.
+        tries: largest number of draws of one class.
         generator: seed or generator.
 
     Returns:
-        Clients i, i + D, i + 2 D, ... hold domain i of D, as by `by_domain`.
+        Clients i, i + D, i + 2 D, ... have domain i of D, as in `by_domain`.
 
     Raises:
         TypeError, ValueError: a bad argument; a domain with fewer than `parts * min_each` images of a class; or no
             acceptable draw.
     """
     parts = check.positive_int(parts, "parts")
-    groups = grouped(domains, parts, "domains")
+    groups = class_groups(domains, parts, "domains")
     min_each = check.positive_int(min_each, "min_each", least=0)
     tries = check.positive_int(tries, "tries")
     own = check.class_labels(labels, domains.numel(), None).cpu()
@@ -160,19 +158,21 @@ def domains_by_dirichlet(
     rng = as_generator(generator)
     shares = []
     for group in groups:
-        hands: list[list[Tensor]] = [[] for _ in range(parts)]
+        clients: list[list[Tensor]] = [[] for _ in range(parts)]
         for k in classes:
             members = group[own[group] == k]
-            counts = _enough(len(members), parts, alpha, min_each, tries, rng)
+            counts = _draw_with_minimum(len(members), parts, alpha, min_each, tries, rng)
             shuffled = members[torch.randperm(len(members), generator=rng)]
-            for hand, piece in zip(hands, shuffled.split(counts)):
-                hand.append(piece)
-        shares.append([torch.cat(hand).sort().values.to(labels.device) for hand in hands])
+            for client, piece in zip(clients, shuffled.split(counts)):
+                client.append(piece)
+        shares.append([torch.cat(client).sort().values.to(labels.device) for client in clients])
     return [own_parts[part] for part in range(parts) for own_parts in shares]
 
 
-def _enough(total: int, parts: int, alpha: float, min_each: int, tries: int, rng: torch.Generator) -> list[int]:
-    """The first drawn cut of `total` images in which every part has `min_each`."""
+def _draw_with_minimum(
+    total: int, parts: int, alpha: float, min_each: int, tries: int, rng: torch.Generator
+) -> list[int]:
+    """Draw until every one of the parts of `total` images has `min_each`."""
     best = 0
     for _ in range(tries):
         counts = _cut(torch.tensor(total), _log_gamma(alpha, (parts,), rng).softmax(0))
@@ -186,16 +186,16 @@ def _enough(total: int, parts: int, alpha: float, min_each: int, tries: int, rng
 
 
 def _cut(totals: Tensor, shares: Tensor) -> Tensor:
-    """Each of `totals` [...] cut at its rounded-down cumulative `shares` [..., clients]; a share of 0 gets nothing."""
+    """Split `totals` [...] at the rounded-down cumulative `shares` [..., clients]; a share of 0 gets nothing."""
     cumulative = shares.cumsum(-1)
     edges = (cumulative / cumulative[..., -1:] * totals[..., None]).long()
     return torch.diff(edges, prepend=torch.zeros_like(edges[..., :1]))
 
 
 def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Logarithms of Gamma(alpha) draws; their softmax is Dir(alpha).
+    """Draw logarithms of Gamma(alpha); their softmax is Dir(alpha).
 
-    In logarithms because the draws themselves underflow to 0 at small alpha: Gamma(a) = Gamma(a + 1) U^(1/a).
+    The draws themselves underflow to 0 at small alpha, so the identity Gamma(a) = Gamma(a + 1) U^(1/a) is used.
     """
     alpha = check.real_number(alpha, "alpha", least=1e-6, most=1e6)
     above_one = torch._standard_gamma(torch.full(shape, alpha + 1, dtype=torch.float64), generator=generator)
@@ -203,7 +203,7 @@ def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator)
     return above_one.log() + uniform.log() / alpha
 
 
-def _until_fair(
+def _draw_allocation(
     draw: Callable[[torch.Generator], Tensor],
     groups: list[Tensor],
     labels: Tensor,
@@ -213,7 +213,7 @@ def _until_fair(
     tries: int,
     generator: Seed,
 ) -> list[Tensor]:
-    """Deal by the first drawn table of counts in which every client holds `min_size` images."""
+    """Draw tables of counts until every client has `min_size` images, and allocate by that table."""
     min_size = check.positive_int(min_size, "min_size", least=0)
     tries = check.positive_int(tries, "tries")
     if clients * min_size > labels.numel():
@@ -226,7 +226,7 @@ def _until_fair(
         counts = draw(rng)
         smallest = int(counts.sum(1).min())
         if smallest >= min_size:
-            return deal(groups, counts, labels, rng)
+            return allocate(groups, counts, labels, rng)
         best = max(best, smallest)
     raise ValueError(
         f"none of {tries} draws at alpha={alpha:g} gave all {clients} clients at least {min_size} images (the best "

@@ -1,4 +1,4 @@
-"""Client views: one set a client."""
+"""One set per client, from a set and a partition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from distillkit.data._allocation import parts_of
+from distillkit.data._allocation import as_index_tensors
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
 __all__ = ["clients"]
@@ -19,23 +19,23 @@ def clients(data: StoredImages, partition: Sequence[Tensor]) -> list[StoredImage
 @overload
 def clients(data: Images, partition: Sequence[Tensor]) -> list[LabeledImages]: ...
 def clients(data: Images | StoredImages, partition: Sequence[Tensor]) -> list[StoredImages] | list[LabeledImages]:
-    """Cut a set into one set a client, to federate it; each keeps the classes and the normalisation.
+    """Split a set into one set per client; each keeps the classes and the normalization.
 
-    A client's number stands in its set's `info`.
+    The `info` of each set has the client's number.
 
     Args:
-        data: the set that the partition was made for. Clients of a `StoredImages` are such too: nothing is read.
-        partition: one index tensor int [n_i] a client, as the functions of `distillkit.data.partition` return. A
-            client may hold nothing; images of nobody are allowed.
+        data: the partitioned set. A `StoredImages` gives sets of the same type, and no picture is read.
+        partition: one index tensor int [n_i] per client, as returned by `distillkit.data.partition`. Clients may be
+            empty, and images may belong to no client.
 
     Raises:
-        ValueError: no clients, an index outside the set, or an image given twice.
+        ValueError: no clients, an index outside the set, or an image assigned twice.
     """
     whole: Any = data if isinstance(data, StoredImages) else as_set(data, name="data")
-    partition = parts_of(partition, len(whole))
-    given = torch.cat([indices.cpu() for indices in partition])
-    if len(given) != len(given.unique()):
-        raise ValueError(f"partition must give no image twice, but {len(given) - len(given.unique())} are given again")
+    partition = as_index_tensors(partition, len(whole))
+    assigned = torch.cat([indices.cpu() for indices in partition])
+    if repeated := len(assigned) - len(assigned.unique()):
+        raise ValueError(f"partition must assign each image at most once, but repeats {repeated} indices")
     return [
         whole[indices].replace(info={**whole.info, "client": number, "clients": len(partition)})
         for number, indices in enumerate(partition)

@@ -1,245 +1,272 @@
-"""Datasets by name, as tensors in memory."""
+"""The table of named datasets, and the two functions that read them by name.
+
+A new dataset is one module in `distillkit.data.readers` and one row of `DATASETS`.
+"""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from distillkit.data import lookalike_digits
-from distillkit.data.readers import digits, medmnist, tiny_imagenet
-from distillkit.data.readers._listing import read_listing
-from distillkit.data.readers.npz import load_npz
-from distillkit.data.split import Split, assemble, hold_out, to_pixels
+from distillkit.data._assembly import assemble
+from distillkit.data._pixels import AnyPath, Size, to_pixels
+from distillkit.data._root import data_root
+from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
+from distillkit.data.readers import torchvision as tv
+from distillkit.data.readers.celeba import load_celeba, load_leaf_celeba, open_celeba, open_leaf_celeba
+from distillkit.data.readers.cifar10c import load_cifar10c_domains
+from distillkit.data.readers.digits import load_digits
+from distillkit.data.readers.femnist import load_femnist
+from distillkit.data.readers.flair import load_flair, open_flair
+from distillkit.data.readers.medmnist import CLASSES as MEDMNIST_CLASSES
+from distillkit.data.readers.medmnist import load_medmnist, open_medmnist
+from distillkit.data.readers.mnist_m import load_mnist_m
+from distillkit.data.readers.synth_digits import load_synth_digits
+from distillkit.data.readers.tiny_imagenet import load_tiny_imagenet, open_tiny_imagenet
+from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import IDENTITY, Normalization
 
-__all__ = ["CIFAR10", "NAMES", "key_of", "load", "root_of"]
-
-_DIGITS = tuple("0123456789")
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+__all__ = ["DATASETS", "NAMES", "Dataset", "load", "open_dataset"]
 
 
 @dataclass(frozen=True)
-class _Source:
-    """One of torchvision's datasets: its class, its folder below the data root, its files there, its statistics."""
+class Dataset:
+    """One row of the table of named datasets.
 
-    loader: str
-    folder: str
-    files: tuple[str, ...]
-    normalization: Normalization
+    Attributes:
+        load: reads the dataset into memory: `load(path, size=, channels=, normalization=)`.
+        shape: (C, H, W) of the images by default.
+        counts: images of train and test (and validation); empty if they depend on the files.
+        files: the files or folders below the data root, "" for none.
+        classes: the class names; empty if the files have them.
+        normalization: published mean and standard deviation of the training split; None measures them.
+        folder: the folder below the data root that `load` is called with.
+        open: opens the dataset without loading it; None for small ones.
+        can_download: whether `load` takes `download=`.
+        sides: further sides in pixels, as in `pathmnist_64`.
+    """
+
+    load: Callable[..., Split]
+    shape: tuple[int, int, int]
+    counts: tuple[int, ...] = ()
+    files: str = ""
     classes: tuple[str, ...] = ()
+    normalization: Normalization | None = None
+    folder: str = ""
+    open: Callable[..., StoredSplit] | None = None
+    can_download: bool = False
+    sides: tuple[int, ...] = ()
 
 
-def _idx(folder: str, normalization: Normalization, classes: tuple[str, ...]) -> _Source:
-    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-    files = tuple(f"{folder}/raw/{part}-{kind}" for part in ("train", "t10k") for kind in kinds)
-    return _Source(folder, "", files, normalization, classes)
+def _torchvision(
+    name: str,
+    loader: str,
+    files: tuple[str, ...],
+    shape: tuple[int, int, int],
+    counts: tuple[int, int],
+    normalization: Normalization,
+    classes: tuple[str, ...] = (),
+) -> Dataset:
+    load = partial(tv.load_torchvision, name=name, loader=loader, files=files, classes=classes or None)
+    return Dataset(load, shape, counts, files[0], classes, normalization, can_download=True)
 
 
-_SOURCES = {
-    "mnist": _idx("MNIST", Normalization([0.1307], [0.3081]), _DIGITS),
-    "fashionmnist": _idx("FashionMNIST", Normalization([0.2860], [0.3530]), _FASHION),
-    "usps": _Source("USPS", "USPS", ("usps.bz2", "usps.t.bz2"), Normalization([0.2539], [0.3842]), _DIGITS),
-    "svhn": _Source(
-        "SVHN",
-        "SVHN",
-        ("train_32x32.mat", "test_32x32.mat"),
-        Normalization([0.4377, 0.4438, 0.4728], [0.1980, 0.2010, 0.1970]),
+def _medmnist(name: str, channels: int, *counts: int) -> Dataset:
+    return Dataset(
+        partial(load_medmnist, name=name), (channels, 28, 28), counts, f"{name}.npz", MEDMNIST_CLASSES[name],
+        open=partial(open_medmnist, name=name), sides=(64, 128, 224),
+    )  # fmt: skip
+
+
+def _load_mnist_m_like(
+    root: Path, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None,
+    download: bool = False,
+) -> Split:  # fmt: skip
+    made = mnist_m_like(load("mnist", root=root, download=download), normalization=IDENTITY)
+    return _converted(made, "mnistm-like", size, channels, normalization)
+
+
+def _load_synth_digits_like(
+    root: None, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
+) -> Split:
+    return _converted(synth_digits_like(normalization=IDENTITY), "synthdigits-like", size, channels, normalization)
+
+
+def _converted(
+    made: Split, name: str, size: Size | None, channels: int | None, normalization: Normalization | None
+) -> Split:
+    pixels = {part: to_pixels(data.images, size, channels) for part, data in zip(("train", "test"), made)}
+    labels = {"train": made.train.labels, "test": made.test.labels}
+    return assemble(pixels, labels, _DIGITS, normalization, {"dataset": name})
+
+
+_DIGITS = tuple("0123456789")
+_FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+DATASETS: dict[str, Dataset] = {
+    "digits": Dataset(
+        load_digits, (1, 8, 8), (1_438, 359), "", _DIGITS, Normalization([0.3050], [0.3760])
+    ),
+    "mnist": _torchvision(
+        "mnist", "MNIST", tv.idx_files("MNIST"), (1, 28, 28), (60_000, 10_000), Normalization([0.1307], [0.3081]),
         _DIGITS,
     ),
-    "cifar10": _Source(
-        "CIFAR10",
-        "",
-        tuple(
-            f"cifar-10-batches-py/{name}"
-            for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
-        ),
-        Normalization([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
-        _CIFAR10,
+    "fashionmnist": _torchvision(
+        "fashionmnist", "FashionMNIST", tv.idx_files("FashionMNIST"), (1, 28, 28), (60_000, 10_000),
+        Normalization([0.2860], [0.3530]), _FASHION,
     ),
-    "cifar100": _Source(
-        "CIFAR100",
-        "",
-        tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta")),
+    "usps": _torchvision(
+        "usps", "USPS", tv.USPS_FILES, (1, 16, 16), (7_291, 2_007), Normalization([0.2539], [0.3842]), _DIGITS
+    ),
+    "svhn": _torchvision(
+        "svhn", "SVHN", tv.SVHN_FILES, (3, 32, 32), (73_257, 26_032),
+        Normalization([0.4377, 0.4438, 0.4728], [0.1980, 0.2010, 0.1970]), _DIGITS,
+    ),
+    "cifar10": _torchvision(
+        "cifar10", "CIFAR10", tv.CIFAR10_FILES, (3, 32, 32), (50_000, 10_000), tv.CIFAR10_NORMALIZATION,
+        tv.CIFAR10_CLASSES,
+    ),
+    "cifar100": _torchvision(
+        "cifar100", "CIFAR100", tv.CIFAR100_FILES, (3, 32, 32), (50_000, 10_000),
         Normalization([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
     ),
-}
-CIFAR10 = _SOURCES["cifar10"]
-"""For what has CIFAR-10's classes and is to be read in its space."""
+    "mnistm": Dataset(load_mnist_m, (3, 32, 32), (), "MNIST-M", _DIGITS),
+    "synthdigits": Dataset(load_synth_digits, (3, 32, 32), (), "SynthDigits", _DIGITS),
+    "mnistmlike": Dataset(
+        _load_mnist_m_like, (3, 28, 28), (60_000, 10_000), "MNIST/raw", _DIGITS, can_download=True
+    ),
+    "synthdigitslike": Dataset(_load_synth_digits_like, (3, 32, 32), (10_000, 2_000), "", _DIGITS),
+    "tinyimagenet": Dataset(
+        load_tiny_imagenet, (3, 64, 64), (100_000, 10_000), "tiny-imagenet-200", folder="tiny-imagenet-200",
+        open=open_tiny_imagenet,
+    ),
+    "pathmnist": _medmnist("pathmnist", 3, 89_996, 7_180, 10_004),
+    "chestmnist": _medmnist("chestmnist", 1, 78_468, 22_433, 11_219),
+    "dermamnist": _medmnist("dermamnist", 3, 7_007, 2_005, 1_003),
+    "octmnist": _medmnist("octmnist", 1, 97_477, 1_000, 10_832),
+    "pneumoniamnist": _medmnist("pneumoniamnist", 1, 4_708, 624, 524),
+    "retinamnist": _medmnist("retinamnist", 3, 1_080, 400, 120),
+    "breastmnist": _medmnist("breastmnist", 1, 546, 156, 78),
+    "bloodmnist": _medmnist("bloodmnist", 3, 11_959, 3_421, 1_712),
+    "tissuemnist": _medmnist("tissuemnist", 1, 165_466, 47_280, 23_640),
+    "organamnist": _medmnist("organamnist", 1, 34_561, 17_778, 6_491),
+    "organcmnist": _medmnist("organcmnist", 1, 12_975, 8_216, 2_392),
+    "organsmnist": _medmnist("organsmnist", 1, 13_932, 8_827, 2_452),
+    "cifar10c": Dataset(
+        load_cifar10c_domains, (3, 32, 32), (152_000, 38_000), "CIFAR-10-C", tv.CIFAR10_CLASSES,
+        tv.CIFAR10_NORMALIZATION, folder="CIFAR-10-C",
+    ),
+    "femnist": Dataset(load_femnist, (1, 28, 28), (), "femnist", folder="femnist"),
+    "celeba": Dataset(
+        load_celeba, (3, 84, 84), (162_770, 19_962, 19_867), "celeba", ("not Smiling", "Smiling"), folder="celeba",
+        open=open_celeba,
+    ),
+    "leaf-celeba": Dataset(
+        load_leaf_celeba, (3, 84, 84), (), "leaf-celeba", ("not Smiling", "Smiling"), folder="leaf-celeba",
+        open=open_leaf_celeba,
+    ),
+    "flair": Dataset(
+        load_flair, (3, 256, 256), (345_879, 43_960, 39_239), "flair", folder="flair", open=open_flair
+    ),
+}  # fmt: skip
+"""The datasets that `load` knows, by name."""
 
-NAMES = ("digits", *_SOURCES, *digits.READERS, *lookalike_digits.NAMES, tiny_imagenet.NAME, *medmnist.CLASSES)
+NAMES = tuple(DATASETS)
 """The names that `load` knows."""
-
-_DIGITS_NORMALIZATION = Normalization([0.3050], [0.3760])
 
 
 def load(
     name: str,
     *,
-    root: str | os.PathLike[str] | None = None,
-    size: int | tuple[int, int] | None = None,
+    root: AnyPath | None = None,
+    size: Size | None = None,
     channels: int | None = None,
     normalization: Normalization | None = None,
     download: bool = False,
 ) -> Split:
     """Load a dataset by name, train and test, as float32 tensors in memory; unpack it as `train, test`.
 
-    Files are those of torchvision, read by its loaders, and MedMNIST's `.npz`, whose `validation` comes too.
-
     Args:
-        name: `digits` (the 1,797 real 8x8 digits inside scikit-learn, no files needed), `mnist`, `fashionmnist`,
-            `usps`, `svhn`, `mnistm`, `synthdigits`, `cifar10`, `cifar100`, `tiny-imagenet` or one of MedMNIST's 2D sets
-            (`pathmnist`, ...; `pathmnist_64`, `_128` and `_224` are the larger pictures); or what is made here,
-            `mnistm-like` (of MNIST's files) and `synthdigits-like` (of none), see `mnist_m_like` and
-            `synth_digits_like`. Case, hyphens and underscores do not matter.
-        root: the data root: `MNIST/raw`, `FashionMNIST/raw`, `cifar-10-batches-py`, `cifar-100-python`,
-            `tiny-imagenet-200` and `pathmnist.npz` lie in it, the files of USPS, SVHN, MNIST-M and SynthDigits in its
-            `USPS`, `SVHN`, `MNIST-M` and `SynthDigits`. In place of torchvision's files there may be one in MedMNIST's
-            layout, `cifar10.npz` say (see `load_npz`). Default: the environment variable `DISTILLKIT_DATA`.
-        size: height and width in pixels (one number: square). Default: as it is. Bilinear with antialiasing.
-        channels: 1 (luma) or 3 (grey repeated). Default: as it is; 3 for Tiny-ImageNet, of which some are grey.
-        normalization: default the published mean and standard deviation of the training split at its own size, or,
-            for RGB turned grey, MNIST-M, SynthDigits, what is made here, Tiny-ImageNet and MedMNIST, measured on the
-            training split.
-        download: fetch missing files into `root` with torchvision. Nothing is fetched unless this is asked for, and
-            nothing of MNIST-M, SynthDigits, Tiny-ImageNet and MedMNIST at all.
+        name: one of `NAMES`; case, hyphens and underscores do not matter. `digits` (the 1,797 real 8x8 digits inside
+            scikit-learn) and `synthdigits-like` need no files; `mnistm-like` needs those of MNIST. `pathmnist_64`,
+            `_128` and `_224` are the larger pictures of a MedMNIST set.
+        root: the data root, which contains the files that `DATASETS[name].files` names. In place of torchvision's files
+            there may be one in MedMNIST's layout, for example `cifar10.npz` (see `load_npz`). Default: the environment
+            variable `DISTILLKIT_DATA`.
+        size: height and width in pixels (one number: square). Default: the dataset's. Bilinear with antialiasing.
+        channels: 1 (luma) or 3 (grey repeated). Default: the dataset's; 3 for Tiny-ImageNet, of which some are grey.
+        normalization: default the published mean and standard deviation of the training split at its own size. They are
+            measured on the training split if none are published, or if RGB is turned grey.
+        download: download missing files into `root`, for the datasets of torchvision only.
 
-    `digits` has no test split of its own: a fixed random fifth of each class (359 images) is held back, the same in
-    every call. Of SVHN, `extra` is not used. Tiny-ImageNet's `val` is the test set, as its `test` has no labels; its
-    110,000 pictures are 5.4 GB of float32.
+    `digits` has no test split: a fixed random fifth of each class (359 images) is held out. SVHN's `extra` is not used.
+    Tiny-ImageNet's `val` is the test set, because its `test` has no labels; its 110,000 pictures are 5.4 GB of float32.
 
     Raises:
-        ValueError: unknown name, no root, bad size or channels, or files that cannot be read or fail torchvision's
+        ValueError: an unknown name, no root, a bad size or channels, or files that cannot be read or fail torchvision's
             checksum.
-        FileNotFoundError: files are missing; names them, their folder and the command that gets them, or their source.
+        FileNotFoundError: missing files; names them, and how to get them.
     """
-    key = key_of(name)
-    if file := medmnist.file_of(key):
-        return medmnist.read(root_of(root, key) / file, size=size, channels=channels, normalization=normalization)
-    if key == tiny_imagenet.NAME:
-        listing = tiny_imagenet.list_tiny_imagenet(root_of(root, key) / tiny_imagenet.FOLDER)
-        return read_listing(listing, size, channels or 3, normalization, progress=True)
-    if reader := digits.READERS.get(key):
-        return reader(root_of(root, key), size, channels, normalization)
-    if key not in NAMES:
-        raise ValueError(
-            f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; your own pictures come with "
-            "load_folder(path), load_npz(path) or load_domains({name: path, ...})"
-        )
-    if stored := _stored(key, root):
-        own = _SOURCES[key].normalization
-        published = own if channels in (None, len(own.mean)) else None
-        return load_npz(
-            stored, size=size, channels=channels, normalization=normalization or published,
-            classes=_SOURCES[key].classes or None,
-        )  # fmt: skip
-    published = None
-    if key in lookalike_digits.NAMES:
-        made = _made(key, root, download)
-        raw, classes = {part: (data.images, data.labels) for part, data in zip(("train", "test"), made)}, _DIGITS
-    elif key == "digits":
-        images, labels = _digits()
-        kept, held = hold_out(labels, 0.2)
-        raw = {"train": (images[kept], labels[kept]), "test": (images[held], labels[held])}
-        published, classes = _DIGITS_NORMALIZATION, _DIGITS
-    else:
-        raw, classes = _torchvision(key, root_of(root, key), download)
-        published = _SOURCES[key].normalization
-    pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
-    if normalization is None and published and len(published.mean) in (1, pixels["train"].shape[1]):
-        normalization = published
-    info = {"dataset": lookalike_digits.NAMES.get(key, key)}
-    return assemble(pixels, {part: labels for part, (_, labels) in raw.items()}, classes, normalization, info)
+    key, dataset, options = _find(name)
+    if normalization is None and (published := dataset.normalization) is not None:
+        own = len(published.mean)
+        normalization = published if own == 1 or channels in (None, own) else None
+    given = {"size": size, "channels": channels, "normalization": normalization}
+    options |= {option: value for option, value in given.items() if value is not None}
+    if dataset.can_download:
+        options["download"] = download
+    return dataset.load(data_root(root, key) / dataset.folder if dataset.files else None, **options)
 
 
-def _made(key: str, root: str | os.PathLike[str] | None, download: bool) -> Split:
-    """One of the sets that are made here, as pixels."""
-    if key == "synthdigitslike":
-        return lookalike_digits.synth_digits_like(normalization=IDENTITY)
-    return lookalike_digits.mnist_m_like(load("mnist", root=root, download=download), normalization=IDENTITY)
+def open_dataset(
+    name: str,
+    *,
+    root: AnyPath | None = None,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> StoredSplit:
+    """Open a large dataset by name: as `load`, but pictures are read when needed.
 
-
-def _digits() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return torch.from_numpy(bunch.images).float()[:, None] / 16, torch.from_numpy(bunch.target).long()
-
-
-def key_of(name: str) -> str:
-    """A dataset's name as the tables here have it: case, hyphens and underscores do not matter.
+    Use it for Tiny-ImageNet (5.4 GB as floats), for the larger pictures of MedMNIST, such as `pathmnist_224` (65 GB),
+    and for CelebA and FLAIR.
 
     Args:
-        name: as the user wrote it.
-    """
-    return str(name).lower().replace("-", "").replace("_", "")
-
-
-def root_of(root: str | os.PathLike[str] | None, name: str) -> Path:
-    """The data root: as given, or the environment's.
-
-    Args:
-        root: see `load`.
-        name: of the dataset, for the message.
+        name: a name whose row of `DATASETS` has `open`; see `load`.
+        root, size, channels, normalization: see `load`.
+        cache, progress: see `open_folder`.
+        workers: number of decoding threads. Default: the number of cores of this process.
 
     Raises:
-        ValueError: neither says it.
+        ValueError: another name, or files that cannot be read.
+        FileNotFoundError: missing files; says how to get them.
+        OSError, distillkit.locking.InUse: see `open_folder`.
     """
-    root = root if root is not None else os.environ.get("DISTILLKIT_DATA")
-    if not root:
-        raise ValueError(f"root must say where {name} is (or is to be put); give root= or set DISTILLKIT_DATA")
-    return Path(root).expanduser()
+    key, dataset, options = _find(name)
+    if dataset.open is None:
+        large = ", ".join(known for known, row in DATASETS.items() if row.open)
+        raise ValueError(f"name must be one of {large}, got {str(name)!r}; the other datasets are small: load(name)")
+    given = {"size": size, "channels": channels, "normalization": normalization}
+    options |= {option: value for option, value in given.items() if value is not None}
+    path = data_root(root, key) / dataset.folder
+    return dataset.open(path, cache=cache, workers=workers, progress=progress, **options)
 
 
-def _stored(key: str, root: str | os.PathLike[str] | None) -> Path | None:
-    """The `.npz` in which a dataset of torchvision's lies where its own files do not."""
-    if key not in _SOURCES:
-        return None
-    folder = root_of(root, key)
-    stored, own = folder / f"{key}.npz", folder / _SOURCES[key].folder
-    return stored if stored.is_file() and not all((own / file).is_file() for file in _SOURCES[key].files) else None
-
-
-def _torchvision(name: str, root: Path, download: bool) -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[str, ...]]:
-    """Images [N, C, H, W] uint8 and labels of train and test, and the names of the classes."""
-    from torchvision import datasets
-
-    source = _SOURCES[name]
-    folder = root / source.folder
-    missing = [file for file in source.files if not (folder / file).is_file()]
-    if missing and not download:
-        command = f"from distillkit.data import load; load({name!r}, root={str(root)!r}, download=True)"
-        raise FileNotFoundError(
-            f"{name} is not complete in {folder}: missing {', '.join(missing)}. Get it with\n"
-            f'    python -c "{command}"\n'
-            f"or give the root of your copy, with these files or a {name}.npz (see load_npz), with root= or "
-            "DISTILLKIT_DATA."
-        )
-    raw: dict[str, tuple[Tensor, Tensor]] = {}
-    for part in ("train", "test"):
-        which: dict[str, Any] = {"split": part} if name == "svhn" else {"train": part == "train"}
-        try:
-            data = getattr(datasets, source.loader)(str(folder), download=bool(missing), **which)
-        except Exception as error:
-            if missing:
-                raise
-            raise ValueError(
-                f"{name} in {folder} cannot be read ({', '.join(source.files)}): {error or type(error).__name__}; "
-                "delete the files and get them again"
-            ) from error
-        raw[part] = _images(data.data), torch.as_tensor(data.labels if name == "svhn" else data.targets).long()
-    return raw, source.classes or tuple(data.classes)
-
-
-def _images(data: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    """Torchvision's arrays, [N, H, W], [N, H, W, 3] or SVHN's [N, 3, H, W], as [N, C, H, W]."""
-    images = torch.as_tensor(data)
-    if images.ndim == 3:
-        return images[:, None]
-    return images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)
+def _find(name: str) -> tuple[str, Dataset, dict[str, Any]]:
+    """Return the key of a dataset, its row and the options that its name implies."""
+    wanted = str(name).lower().replace("-", "").replace("_", "")
+    for key, dataset in DATASETS.items():
+        sides: tuple[int | None, ...] = (None, *dataset.sides)
+        for side in sides:
+            if wanted == f"{key.replace('-', '')}{side or ''}":
+                return key, dataset, {"side": side} if side else {}
+    raise ValueError(
+        f"name must be one of {', '.join(NAMES)}, got {str(name)!r}; load your own pictures with load_folder(path), "
+        "load_npz(path) or load_domains({name: path, ...})"
+    )

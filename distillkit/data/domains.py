@@ -1,4 +1,4 @@
-"""Several sources of the same classes as one set, whose column `domain` says where each picture is from."""
+"""Several sources of the same classes as one set, with the source of each picture in the column `domain`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit.data._assembly import assemble
+from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.datasets import load
-from distillkit.data.readers.folder import Size, load_folder
-from distillkit.data.readers.folder_layout import parts_of, subfolders
+from distillkit.data.readers._folder_layout import split_folders, subfolders
+from distillkit.data.readers.folder import load_folder
 from distillkit.data.readers.npz import load_npz
-from distillkit.data.split import Split, assemble, to_pixels
+from distillkit.data.split import Split
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages
 
 __all__ = ["as_domains", "load_domains"]
 
 _CHUNK = 1024
-
-AnyPath = str | os.PathLike[str]
 
 
 def load_domains(
@@ -39,32 +39,32 @@ def load_domains(
 ) -> Split:
     """Load several sources of the same classes as one set: three hospitals' folders, or the digits of five datasets.
 
-    For clients that differ in what their pictures look like: `partition.by_domain(split.train.columns["domain"])`
-    makes every source a client, and the same of `split.test` its test set.
+    Use it for clients whose pictures look different. `partition.by_domain(split.train.columns["domain"])` makes every
+    source a client, and the same call on `split.test` gives its test set.
 
     Args:
         sources: your own data as name -> path, where a path is a folder (see `load_folder`), an `.npz` (see `load_npz`)
-            or a `Split` that you have; or a list of names that `load` knows; or one folder whose sub-folders are the
-            sources, as of `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. Their order is
-            the order of the domains, that of a folder's is alphabetical.
+            or a `Split`; or a list of names that `load` knows; or one folder whose sub-folders are the sources, for
+            example `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. The domains keep this
+            order; sub-folders are in alphabetical order.
         root: the data root of named sources; see `load`.
-        classes: the names of the classes in label order. Default: those of the first source, of which no other may lack
-            one. With the names stated, a source may lack some of them.
-        size: height and width in pixels; see `load_folder`. Needed if the sources differ in size.
-        channels: 1 or 3; see `load_folder`. Needed if some sources are grey and some are not.
+        classes: the class names in label order. Default: those of the first source, which all others must have too. If
+            you give the names, a source may lack some of them.
+        size: height and width in pixels; see `load_folder`. Required if the sources differ in size.
+        channels: 1 or 3; see `load_folder`. Required if only some sources are grey.
         normalization: of all sources. Default: the mean and standard deviation measured on the joined training set.
-        test_fraction: of each class of a folder without `test`; see `load_folder`.
-        progress: whether long reading shows a bar.
+        test_fraction: share of each class that becomes the test set of a folder without `test`; see `load_folder`.
+        progress: whether to show a progress bar.
 
     Returns:
-        What `as_domains` returns.
+        A `Split`; see `as_domains`.
 
     Raises:
-        FileNotFoundError: files or folders are missing; see the loaders.
-        TypeError, ValueError: what the loaders and `as_domains` refuse; a folder that is one dataset.
+        FileNotFoundError: missing files or folders; see the loaders.
+        TypeError, ValueError: see the loaders and `as_domains`; also a folder that is one dataset.
     """
     if isinstance(sources, str | os.PathLike):
-        sources = _inside(Path(sources).expanduser())
+        sources = _folder_sources(Path(sources).expanduser())
     options: dict[str, Any] = {"size": size, "channels": channels, "normalization": IDENTITY}
     read: dict[str, Split] = {}
     if isinstance(sources, Mapping):
@@ -73,7 +73,7 @@ def load_domains(
             if isinstance(source, Split):
                 read[name] = source
             elif paths[name].is_file():
-                read[name] = load_npz(paths[name], classes=None if classes is None else _stated(classes), **options)
+                read[name] = load_npz(paths[name], classes=None if classes is None else _distinct(classes), **options)
             else:
                 read[name] = load_folder(paths[name], test_fraction=test_fraction, progress=progress, **options)
     else:
@@ -92,27 +92,26 @@ def as_domains(
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """Join the splits of several sources that have the same classes into one, which says where each picture is from.
+    """Join the splits of several sources with the same classes into one, with the source of each picture as a column.
 
-    `load_domains` reads and joins; this joins what is in memory already.
+    `load_domains` reads and joins; this function joins splits that are in memory.
 
     Args:
-        splits: name -> `Split`, at least one; classes go together by their names, whatever their order.
+        splits: name -> `Split`, at least one. Classes are matched by name, in any order.
         classes: see `load_domains`.
-        size: height and width in pixels that all are resized to; needed if they differ.
-        channels: 1 or 3, to which all are brought; needed if they differ.
-        normalization: of the joined sets, whatever that of the sources was. Default: mean and standard deviation
-            measured on the joined training set.
+        size: height and width in pixels of the joined pictures; required if the sources differ.
+        channels: 1 or 3, of the joined pictures; required if the sources differ.
+        normalization: of the joined sets. Default: mean and standard deviation measured on the joined training set.
 
     Returns:
-        A `Split` with the sources' pictures one after the other, in one normalisation, without their own columns. Its
-        `domains` are their names; the column `domain` of each set, int64 [N], counts in them, and `info["domains"]`
-        lists them too. `info["sources"]` has what each source said of itself. A source that has a validation set
-        is in `validation`.
+        A `Split` with the pictures of the sources one after the other, in one normalization, without their own columns.
+        `domains` are the names of the sources. The column `domain` of each set, int64 [N], indexes them, and
+        `info["domains"]` lists them too. `info["sources"]` has the `info` of each source. `validation` joins those
+        sources that have a validation set.
 
     Raises:
-        TypeError, ValueError: no sources, other classes, labels of two kinds, or pictures of different sizes or
-            channels; the domains are named.
+        TypeError, ValueError: no sources, different classes, labels of two kinds, or pictures of different sizes or
+            channels.
     """
     check.mapping(splits, "splits")
     if not splits:
@@ -120,7 +119,7 @@ def as_domains(
     for name, split in splits.items():
         if not isinstance(split, Split):
             raise TypeError(f"splits must be name -> Split(train, test, classes), {name!r} is {type(split).__name__}")
-    names = tuple(next(iter(splits.values())).classes) if classes is None else _stated(classes)
+    names = tuple(next(iter(splits.values())).classes) if classes is None else _distinct(classes)
     orders = {name: _order(name, split.classes, names, classes is not None) for name, split in splits.items()}
     if len({split.train.labels.ndim for split in splits.values()}) > 1:
         raise ValueError("the sources have labels of different kinds: class indices and rows; store all as one of them")
@@ -128,35 +127,35 @@ def as_domains(
     labels: dict[str, Tensor] = {}
     columns: dict[str, dict[str, Tensor]] = {}
     for part in ("train", "test", "validation"):
-        held = {name: getattr(split, part) for name, split in splits.items()}
-        numbers = [number for number, data in enumerate(held.values()) if data is not None]
-        held = {name: data for name, data in held.items() if data is not None}
-        if not held:
+        sets = {name: getattr(split, part) for name, split in splits.items()}
+        numbers = [number for number, data in enumerate(sets.values()) if data is not None]
+        sets = {name: data for name, data in sets.items() if data is not None}
+        if not sets:
             continue
-        pixels[part] = _joined(held, size, channels)
-        labels[part] = torch.cat([_relabelled(data, orders[name], len(names)) for name, data in held.items()])
-        counts = torch.tensor([len(data) for data in held.values()])
+        pixels[part] = _join(sets, size, channels)
+        labels[part] = torch.cat([_relabel(data, orders[name], len(names)) for name, data in sets.items()])
+        counts = torch.tensor([len(data) for data in sets.values()])
         columns[part] = {"domain": torch.tensor(numbers).repeat_interleave(counts)}
-    told = [{key: value for key, value in split.train.info.items() if key != "split"} for split in splits.values()]
-    info = {"dataset": "+".join(splits), "domains": list(splits), "sources": told}
+    origins = [{key: value for key, value in split.train.info.items() if key != "split"} for split in splits.values()]
+    info = {"dataset": "+".join(splits), "domains": list(splits), "sources": origins}
     given = classes is not None or all(split.train.classes_given for split in splits.values())
     return assemble(
         pixels, labels, names, normalization, info, classes_given=given, columns=columns, domains=tuple(splits)
     )
 
 
-def _inside(folder: Path) -> dict[str, Path]:
-    """The sources that lie in one folder."""
-    inside = subfolders(folder)
-    if not inside:
-        raise FileNotFoundError(f"{folder} has no sub-folders; want one a source: source/class/picture.png")
-    if parts_of(folder)[0] != {"train": folder}:
+def _folder_sources(folder: Path) -> dict[str, Path]:
+    """Return the sources in one folder."""
+    found = subfolders(folder)
+    if not found:
+        raise FileNotFoundError(f"{folder} has no sub-folders; expected one per source: source/class/picture.png")
+    if split_folders(folder)[0] != {"train": folder}:
         raise ValueError(f"{folder} is one dataset, with a train folder; load it with load_folder")
-    return {source.name: source for source in inside}
+    return {source.name: source for source in found}
 
 
 def _paths(sources: Mapping[str, AnyPath | Split]) -> dict[str, Path]:
-    """Where the sources lie that are not in memory."""
+    """Return the paths of the sources that are not in memory."""
     paths = {}
     for name, source in check.mapping(sources, "sources").items():
         if not isinstance(source, str | os.PathLike | Split):
@@ -164,42 +163,42 @@ def _paths(sources: Mapping[str, AnyPath | Split]) -> dict[str, Path]:
         if not isinstance(source, Split):
             paths[name] = Path(source).expanduser()
     if missing := [f"{name} ({path})" for name, path in paths.items() if not path.exists()]:
-        raise FileNotFoundError(f"sources are missing: {', '.join(missing)}; want folders or .npz files")
+        raise FileNotFoundError(f"sources are missing: {', '.join(missing)}; expected folders or .npz files")
     return paths
 
 
-def _stated(classes: Sequence[str]) -> tuple[str, ...]:
-    stated = check.sequence(classes, "classes", "names")
-    if not stated or len(set(stated)) != len(stated):
-        raise ValueError(f"classes must be distinct names, at least one, got {list(stated)}")
-    return stated
+def _distinct(classes: Sequence[str]) -> tuple[str, ...]:
+    names = check.sequence(classes, "classes", "names")
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"classes must be distinct names, at least one, got {list(names)}")
+    return names
 
 
 def _order(name: str, own: Sequence[str], classes: Sequence[str], may_lack: bool) -> Tensor:
-    """The label that each of a source's classes gets."""
-    wrong = []
+    """Return the new label of each of a source's classes."""
+    problems = []
     if lacking := [c for c in classes if c not in own]:
-        wrong += [] if may_lack else [f"lacks {', '.join(lacking[:5])}"]
+        problems += [] if may_lack else [f"lacks {', '.join(lacking[:5])}"]
     if other := [c for c in own if c not in classes]:
-        wrong.append(f"has {', '.join(other[:5])}")
-    if wrong:
+        problems.append(f"has {', '.join(other[:5])}")
+    if problems:
         raise ValueError(
-            f"all sources must have the same classes, {', '.join(classes)}, but {name!r} {' and '.join(wrong)}; rename "
-            "them alike, or, where some sources lack some classes, list all of them with classes="
+            f"all sources must have the same classes, {', '.join(classes)}, but {name!r} {' and '.join(problems)}; "
+            "rename them, or, if some sources lack some classes, list all names with classes="
         )
     return torch.tensor([classes.index(c) for c in own], dtype=torch.long)
 
 
-def _relabelled(data: LabeledImages, order: Tensor, total: int) -> Tensor:
+def _relabel(data: LabeledImages, order: Tensor, total: int) -> Tensor:
     if data.labels.ndim == 1:
         return order[data.labels.cpu()]
     rows = data.labels.cpu()
     return rows.new_zeros(len(rows), total).index_copy_(1, order, rows)
 
 
-def _joined(held: Mapping[str, LabeledImages], size: Size | None, channels: int | None) -> Tensor:
-    """The pixels of all sources, one after the other."""
-    shapes = {name: tuple(to_pixels(data[:1].pixels(), size, channels).shape[1:]) for name, data in held.items()}
+def _join(sets: Mapping[str, LabeledImages], size: Size | None, channels: int | None) -> Tensor:
+    """Return the pixels of all sources, one after the other."""
+    shapes = {name: tuple(to_pixels(data[:1].pixels(), size, channels).shape[1:]) for name, data in sets.items()}
     (first, shape), *others = shapes.items()
     for name, other in others:
         if other != shape:
@@ -207,9 +206,9 @@ def _joined(held: Mapping[str, LabeledImages], size: Size | None, channels: int 
             raise ValueError(
                 f"the sources differ: {first!r} is {list(shape)} (C, H, W), {name!r} is {list(other)}; give {remedy}"
             )
-    joined, begin = torch.empty(sum(map(len, held.values())), *shape), 0
-    for data in held.values():
-        for start in range(0, len(data), _CHUNK):  # in parts, so that no whole source is held twice
+    joined, begin = torch.empty(sum(map(len, sets.values())), *shape), 0
+    for data in sets.values():
+        for start in range(0, len(data), _CHUNK):  # in chunks, so that no source is in memory twice
             images = to_pixels(data[start : start + _CHUNK].pixels(), size, channels)
             joined[begin : begin + len(images)] = images
             begin += len(images)

@@ -1,4 +1,4 @@
-"""Digits made here that resemble sets which cannot be shipped; their names end in `-like`, in tables too."""
+"""Generated substitutes for MNIST-M and SynthDigits, named with the suffix `-like`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distillkit._utils import check, conversion
-from distillkit.data.split import Split, assemble, to_pixels
+from distillkit.data._assembly import assemble
+from distillkit.data._pixels import to_pixels
+from distillkit.data.split import Split
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 
-__all__ = ["FONTS", "NAMES", "mnist_m_like", "synth_digits_like"]
+__all__ = ["mnist_m_like", "synth_digits_like"]
 
-NAMES = {"mnistmlike": "mnistm-like", "synthdigitslike": "synthdigits-like"}
-"""What tables call them, by the name that `load` knows."""
-
-FONTS = (
+_FONTS = (  # the faces inside matplotlib that have the ten digits
     *(f"DejaVuSans{kind}" for kind in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSansMono{kind}" for kind in ("", "-Bold", "-Oblique", "-BoldOblique")),
     *(f"DejaVuSerif{kind}" for kind in ("", "-Bold", "-Italic", "-BoldItalic")),
     *(f"STIXGeneral{kind}" for kind in ("", "Bol", "Italic", "BolIta")),
     *("cmr10", "cmb10", "cmss10", "cmtt10", "cmti10"),
 )
-"""The faces inside matplotlib that have the ten digits."""
 
 _CHUNK = 1024
 _LEAST_CONTRAST = 0.25
@@ -42,11 +40,10 @@ def mnist_m_like(
     normalization: Normalization | None = None,
     generator: int | torch.Generator = 0,
 ) -> Split:
-    """Blend grey digits with crops of photos, as MNIST-M was made of MNIST: |crop - digit|, a crop for every digit.
+    """Blend each grey digit with a crop of a photo, |crop - digit|, as MNIST-M was made from MNIST.
 
-    For the fifth of the DIGITS domains where MNIST-M itself is not to be had. Ganin and Lempitsky ("Unsupervised domain
-    adaptation by backpropagation", ICML 2015) took their crops from the 500 photos of BSDS500; with two photos the
-    backgrounds differ less.
+    Use it as the fifth of the DIGITS domains if you do not have MNIST-M. Ganin and Lempitsky ("Unsupervised domain
+    adaptation by backpropagation", ICML 2015) used 500 photos (BSDS500); with two photos the backgrounds vary less.
 
     Args:
         digits: white on black, one channel, of any size, as `load("mnist")` gives them.
@@ -55,18 +52,18 @@ def mnist_m_like(
         generator: seed or generator.
 
     Returns:
-        A `Split` of the same digits in the same order, in three channels, `dataset` is `<dataset>-m-like`, for MNIST
-        `mnistm-like`.
+        A `Split` of the same digits in the same order, in three channels. `info["dataset"]` is `<dataset>-m-like`, for
+        MNIST `mnistm-like`.
 
     Raises:
-        TypeError, ValueError: no `Split` of grey pictures, or photos of another kind or smaller than the digits.
+        TypeError, ValueError: not a `Split` of grey pictures, or photos of another type or smaller than the digits.
     """
     if not isinstance(digits, Split):
         raise TypeError(f"digits must be a Split, as load('mnist') gives it, got {type(digits).__name__}")
     channels, height, width = digits.train.shape
     if channels != 1:
         raise ValueError(f"digits must be grey (one channel), got {channels} channels; load them with channels=1")
-    found = _photos(photos, height, width)
+    images = _photos(photos, height, width)
     rng = as_generator(generator)
     parts = {"train": digits.train, "test": digits.test}
     pixels = {}
@@ -74,9 +71,9 @@ def mnist_m_like(
         pixels[part] = torch.empty(len(data), 3, height, width)
         for begin in range(0, len(data), _CHUNK):
             grey = data[begin : begin + _CHUNK].pixels()
-            pixels[part][begin : begin + len(grey)] = (_crops(found, len(grey), height, width, rng) - grey).abs()
+            pixels[part][begin : begin + len(grey)] = (_crops(images, len(grey), height, width, rng) - grey).abs()
     name = str(digits.train.info.get("dataset", "digits"))
-    info = {"dataset": "mnistm-like" if name == "mnist" else f"{name}-m-like", "photos": len(found)}
+    info = {"dataset": "mnistm-like" if name == "mnist" else f"{name}-m-like", "photos": len(images)}
     labels = {part: data.labels for part, data in parts.items()}
     return assemble(pixels, labels, digits.classes, normalization, info, classes_given=digits.train.classes_given)
 
@@ -89,23 +86,23 @@ def synth_digits_like(
     normalization: Normalization | None = None,
     generator: int | torch.Generator = 0,
 ) -> Split:
-    """Draw digits from fonts, as SynthDigits was made: the middle digit of one to three counts, as in house numbers.
+    """Draw digits from fonts, as SynthDigits was made: the label is the middle one of one to three digits.
 
-    For the fourth of the DIGITS domains where SynthDigits itself is not to be had. Ganin and Lempitsky (ICML 2015) drew
-    half a million from the fonts of Windows, varying the text, its place and turn, the colours of stroke and
-    background, and the blur; so is here, with the 21 faces inside matplotlib.
+    Use it as the fourth of the DIGITS domains if you do not have SynthDigits. Ganin and Lempitsky (ICML 2015) drew half
+    a million digits from the fonts of Windows and varied the text, its position and rotation, the colours of stroke and
+    background, and the blur. This function does the same with the 21 faces inside matplotlib.
 
     Args:
-        train, test: how many pictures, as many of each digit as of the others, give or take one.
-        size: height and width in pixels.
+        train, test: number of pictures, at least 10; the counts of the digits differ by at most one.
+        size: height and width in pixels, at least 8.
         normalization: default the mean and standard deviation measured on the training split.
-        generator: seed or generator. The same pictures come out with the same versions of Pillow and matplotlib.
+        generator: seed or generator. Equal pictures need equal versions of Pillow and matplotlib.
 
     Returns:
-        A `Split` of three channels, `dataset` is `synthdigits-like`.
+        A `Split` of three channels; `info["dataset"]` is `synthdigits-like`.
 
     Raises:
-        TypeError, ValueError: numbers that are none, or too small.
+        TypeError, ValueError: numbers that are not integers, or too small.
     """
     counts = {
         "train": check.positive_int(train, "train", least=10),
@@ -116,12 +113,12 @@ def synth_digits_like(
     pixels, labels = {}, {}
     for part, count in counts.items():
         labels[part] = (torch.arange(count) % 10)[torch.randperm(count, generator=rng)]
-        pixels[part] = _drawn(labels[part], size, rng)
+        pixels[part] = _draw(labels[part], size, rng)
     return assemble(pixels, labels, tuple("0123456789"), normalization, {"dataset": "synthdigits-like"})
 
 
 def _photos(photos: Sequence[Tensor | NDArray[Any]] | None, height: int, width: int) -> list[Tensor]:
-    """The photos as uint8 [3, H, W]."""
+    """Check the photos, and return them as uint8 [3, H, W]."""
     if photos is None:
         from sklearn.datasets import load_sample_images
 
@@ -133,8 +130,8 @@ def _photos(photos: Sequence[Tensor | NDArray[Any]] | None, height: int, width: 
     for photo in given:
         pixels = conversion.as_tensor(photo, "photos")
         if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-            came = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, Tensor) else type(photo).__name__
-            raise ValueError(f"photos must be uint8 [H, W, 3], got {came}")
+            got = f"{pixels.dtype} {list(pixels.shape)}" if isinstance(pixels, Tensor) else type(photo).__name__
+            raise ValueError(f"photos must be uint8 [H, W, 3], got {got}")
         if pixels.shape[0] < height or pixels.shape[1] < width:
             raise ValueError(
                 f"photos must not be smaller than the digits, {height}x{width}, got {list(pixels.shape[:2])}"
@@ -144,26 +141,26 @@ def _photos(photos: Sequence[Tensor | NDArray[Any]] | None, height: int, width: 
 
 
 def _crops(photos: list[Tensor], count: int, height: int, width: int, rng: torch.Generator) -> Tensor:
-    """Random crops as pixels [count, 3, height, width]."""
+    """Draw random crops as pixels [count, 3, height, width]."""
     which = torch.randint(len(photos), (count,), generator=rng)
-    place = torch.rand(count, 2, generator=rng)
+    position = torch.rand(count, 2, generator=rng)
     crops = torch.empty(count, 3, height, width)
     for number, photo in enumerate(photos):
-        mine = (which == number).nonzero().flatten()
-        room = torch.tensor([photo.shape[1] - height + 1, photo.shape[2] - width + 1])
-        top, left = (place[mine] * room).long().T
+        own = (which == number).nonzero().flatten()
+        extent = torch.tensor([photo.shape[1] - height + 1, photo.shape[2] - width + 1])
+        top, left = (position[own] * extent).long().T
         rows = top[:, None, None] + torch.arange(height)[:, None]
         columns = left[:, None, None] + torch.arange(width)
-        crops[mine] = photo[:, rows, columns].transpose(0, 1).float() / 255
+        crops[own] = photo[:, rows, columns].transpose(0, 1).float() / 255
     return crops
 
 
-def _drawn(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
-    """Pixels [N, 3, size, size] of the digits."""
+def _draw(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
+    """Draw the digits as pixels [N, 3, size, size]."""
     count = len(labels)
-    text = torch.randint(10, (count, 2), generator=rng)  # its neighbours
+    text = torch.randint(10, (count, 2), generator=rng)  # the neighbouring digits
     shown = torch.rand(count, 2, generator=rng) < 0.5
-    face = torch.randint(len(FONTS), (count,), generator=rng)
+    face = torch.randint(len(_FONTS), (count,), generator=rng)
     height, turn, shift_x, shift_y, blur = torch.rand(count, 5, generator=rng).T.tolist()
     stroke, ground = _colours(count, rng)
     masks = torch.empty(count, 1, size, size)
@@ -172,7 +169,7 @@ def _drawn(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
         masks[i, 0] = _mask(
             digit,
             beside,
-            FONTS[int(face[i])],
+            _FONTS[int(face[i])],
             size,
             height=0.5 + 0.4 * height[i],
             turn=40 * turn[i] - 20,
@@ -183,10 +180,10 @@ def _drawn(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
 
 
 def _colours(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Colours of stroke and ground, [N, 3, 1, 1] each, that can be told apart: drawn again until they can."""
+    """Draw colours of stroke and background, [N, 3, 1, 1] each, until their contrast is sufficient."""
     colours = torch.rand(count, 2, 3, generator=rng)
-    while len(alike := ((colours[:, 0] - colours[:, 1]).abs().mean(1) < _LEAST_CONTRAST).nonzero().flatten()):
-        colours[alike] = torch.rand(len(alike), 2, 3, generator=rng)
+    while len(similar := ((colours[:, 0] - colours[:, 1]).abs().mean(1) < _LEAST_CONTRAST).nonzero().flatten()):
+        colours[similar] = torch.rand(len(similar), 2, 3, generator=rng)
     return colours[:, 0, :, None, None], colours[:, 1, :, None, None]
 
 
@@ -201,7 +198,7 @@ def _mask(
     shift: tuple[float, float],
     blur: float,
 ) -> Tensor:
-    """How much stroke lies on each pixel, [size, size] in [0, 1]; drawn at twice the size."""
+    """Return the coverage of each pixel by the stroke, [size, size] in [0, 1]; drawn at twice the size."""
     from PIL import Image, ImageDraw, ImageFilter
 
     side = 2 * size

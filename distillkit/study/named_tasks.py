@@ -23,7 +23,7 @@ from distillkit.data import (
     open_leaf_celeba,
     partition,
 )
-from distillkit.data.datasets import root_of
+from distillkit.data._root import data_root
 from distillkit.normalization import IDENTITY
 from distillkit.study.task import Task
 
@@ -117,7 +117,7 @@ def named_task(
         given["root"] = str(root)
     if known.size is not None or size is not None:
         given["size"] = known.size if size is None else check.positive_int(size, "size")
-    where = (str(root_of(root, name) / known.folder),) if known.folder else ()
+    where = (str(data_root(root, name) / known.folder),) if known.folder else ()
     title, deal = name, known.deal
     if not known.natural:
         title = f"{name}-dirichlet{check.real_number(alpha, 'alpha', above=0.0):g}-{clients}"

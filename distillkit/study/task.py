@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit.data import Split, StoredSplit, clients
+from distillkit.data._hold_out import hold_out, hold_out_values
 from distillkit.data.partition import by_domain
-from distillkit.data.split import hold_out, hold_out_values
 from distillkit.networks import NETWORK_NAMES, named_network
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 

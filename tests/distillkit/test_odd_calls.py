@@ -357,7 +357,7 @@ CALLS: dict[str, Call] = {
         data=lambda: data().replace(columns={"user": torch.arange(9)}),
         column="user",
     ),
-    "capped": C(pa.capped, labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)], size=4),
+    "cap_size": C(pa.cap_size, labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)], size=4),
     "summary": C(pa.summary, labels=torch.arange(40) % 4, partition=[torch.arange(20), torch.arange(20, 40)]),
     # Generation
     "stylegan_noise": C(stylegan_noise, latent=4, width=4, **SMALL),
@@ -612,6 +612,8 @@ NOT_CALLED = {
         (
             "ATTACKS",
             "CLASSIC",
+            "CORRUPTIONS",
+            "DATASETS",
             "DIGITS",
             "IDENTITY",
             "METHODS",
@@ -650,7 +652,7 @@ NOT_CALLED = {
         "a result",
     ),
     **dict.fromkeys(("Separability", "Split", "StoredSplit"), "a result"),
-    **dict.fromkeys(("StoredImages", "open_folder", "open_npz"), "keep pictures in a file: `data/test_opened.py`"),
+    **dict.fromkeys(("StoredImages", "open_folder", "open_npz"), "use a file: `data/test_stored_folder.py`"),
     **dict.fromkeys(
         (
             "DamagedRun",
@@ -670,10 +672,10 @@ NOT_CALLED = {
     ),
     "ImageNetwork": "the base of the networks, which are called",
     "curves": "draws runs of `fl`, whose odd calls are tried there",
-    **dict.fromkeys(("load_folder", "load_npz"), "read files, whose oddities are `data/test_files.py`"),
+    **dict.fromkeys(("load_folder", "load_npz"), "read files, whose oddities are `data/test_folder_and_npz.py`"),
     **dict.fromkeys(("as_domains", "load_domains"), "join what loaders read: `data/test_domains.py`"),
     **dict.fromkeys(("load_celeba", "load_leaf_celeba"), "read files, whose oddities are `data/test_celeba.py`"),
-    **dict.fromkeys(("mnist_m_like", "synth_digits_like"), "make sets: `data/test_alike.py`"),
+    **dict.fromkeys(("mnist_m_like", "synth_digits_like"), "make sets: `data/test_lookalike_digits.py`"),
     "load_flair": "reads files, whose oddities are `data/test_flair.py`",
     **dict.fromkeys(
         ("open_celeba", "open_dataset", "open_flair", "open_leaf_celeba"), "as the loaders of the same names"

@@ -1,1 +1,1 @@
-"""Readers of datasets and files, one module per format."""
+"""Readers of datasets and file layouts, one module each; `distillkit.data.datasets` lists the named ones."""

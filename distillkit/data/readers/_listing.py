@@ -1,88 +1,170 @@
-"""Which pictures a dataset has, with labels and owners, apart from reading them."""
+"""`Listing`: the picture files of a dataset with labels and owners, and the two ways to read them."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from distillkit.data.readers.folder import Size, read_parts
-from distillkit.data.readers.folder_layout import Listing
-from distillkit.data.split import Split, assemble
+from distillkit.data._assembly import assemble, assemble_stored
+from distillkit.data._cache import files_key, fill_in_threads, open_cache
+from distillkit.data._hold_out import hold_out_classes
+from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes
+from distillkit.data.readers._pictures import read_picture, read_pictures, require_same_shape
+from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 
-__all__ = ["Listing", "columns_of", "pictures_in", "read_listing", "require"]
+__all__ = ["Listing", "open_listing", "read_listing", "require_files", "require_pictures", "user_columns"]
 
-_OPENS = {"flair": "open_flair", "celeba": "open_celeba", "leaf-celeba": "open_leaf_celeba"}
+
+@dataclass(frozen=True)
+class Listing:
+    """The picture files of a dataset, not decoded yet.
+
+    Attributes:
+        files: by part ("train", "test" and perhaps "validation"), in reading order.
+        labels: by part, class indices int64 [N] or rows float [N, K].
+        classes: the class names, in label order.
+        info: the origin of the data, kept in every set.
+        columns: by part, further columns of the sets.
+        users: the names that the column `user` indexes.
+        open_with: the function that opens these pictures without loading them.
+    """
+
+    files: dict[str, list[Path]]
+    labels: dict[str, Tensor]
+    classes: tuple[str, ...]
+    info: dict[str, Any]
+    columns: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    users: tuple[str, ...] = ()
+    open_with: str = "open_dataset"
 
 
 def read_listing(
-    listing: Listing, size: Size | None, channels: int | None, normalization: Normalization | None, progress: bool
+    listing: Listing,
+    size: Size | None,
+    channels: int | None,
+    normalization: Normalization | None,
+    progress: bool,
+    test_fraction: float = 0.0,
 ) -> Split:
     """Read all pictures of a listing into memory.
 
     Args:
-        listing: what to read.
+        listing: the pictures.
         size, channels, normalization, progress: see `load_folder`.
+        test_fraction: share of each class held out for testing, if the listing has no `test`.
 
     Raises:
-        ValueError: a picture that cannot be read (it is named), pictures that differ in size or channels, or more of
-            them than the machine's memory holds.
+        ValueError: an unreadable picture, pictures of different shapes, or more pictures than fit in memory.
     """
-    instead = _OPENS.get(listing.info["dataset"], "open_dataset")
-    return assemble(
-        read_parts(listing.files, size, channels, instead=instead, progress=progress),
-        listing.labels,
-        listing.classes,
-        normalization,
-        listing.info,
-        columns=listing.columns,
-        users=listing.users,
+    pixels = read_pictures(listing.files, size, channels, open_with=listing.open_with, progress=progress)
+    parts = _with_test(listing, pixels, test_fraction)
+    pixels, labels, columns, info = parts
+    return assemble(pixels, labels, listing.classes, normalization, info, columns=columns, users=listing.users)
+
+
+def open_listing(
+    listing: Listing,
+    path: Path,
+    size: Size | None,
+    channels: int | None,
+    normalization: Normalization | None,
+    *,
+    cache: AnyPath | None,
+    workers: int | None,
+    progress: bool,
+    test_fraction: float = 0.0,
+) -> StoredSplit:
+    """Open all pictures of a listing through a cache.
+
+    Args:
+        listing: the pictures.
+        path: the folder that contains them, after which the cache is named.
+        size, channels, normalization, cache, workers, progress: see `open_folder`.
+        test_fraction: see `read_listing`.
+
+    Raises:
+        ValueError, OSError, distillkit.locking.InUse: see `open_folder`.
+    """
+    files = [file for part in listing.files.values() for file in part]
+    first = listing.files["train"][0]
+    c, h, w = read_picture(first, size, channels).shape
+
+    def picture(row: int) -> Tensor:
+        return to_bytes(require_same_shape(read_picture(files[row], size, channels), files[row], first, (c, h, w)))
+
+    key = files_key((os.path.relpath(file, path), file.stat()) for file in files)
+    fill, options = fill_in_threads(picture, workers), f"{height_and_width(size)} {channels}"
+    opened = open_cache(path, key, len(files), (c, h, w), fill, options=options, folder=cache, progress=progress)
+    rows = dict(zip(listing.files, torch.arange(len(files)).split([len(part) for part in listing.files.values()])))
+    rows, labels, columns, info = _with_test(listing, rows, test_fraction)
+    return assemble_stored(
+        opened, rows, labels, listing.classes, normalization, info, columns=columns, users=listing.users
     )
 
 
-def require(folder: Path, names: list[str], what: str, source: str) -> None:
+def _with_test(
+    listing: Listing, parts: dict[str, Tensor], fraction: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Return `parts`, labels, columns and info of a listing, with a test set held out of `train` if it has none."""
+    parts, labels, columns, info = dict(parts), dict(listing.labels), dict(listing.columns), dict(listing.info)
+    if "test" not in parts:
+        info["test_fraction"] = fraction
+        kept, held_out = hold_out_classes(labels["train"], listing.classes, fraction)
+        for table in (parts, labels):
+            table["train"], table["test"] = table["train"][kept], table["train"][held_out]
+        own = columns.get("train", {})
+        columns["train"], columns["test"] = ({name: c[rows] for name, c in own.items()} for rows in (kept, held_out))
+    return parts, labels, columns, info
+
+
+def require_files(folder: Path, names: list[str], dataset: str, source: str) -> None:
     """Refuse a folder that lacks files or folders.
 
     Args:
         folder: where they should be.
-        names: of them, below it.
-        what: the dataset, for the message.
-        source: where it comes from.
+        names: the paths below `folder`.
+        dataset: its name, for the message.
+        source: where to get it, for the message.
 
     Raises:
-        FileNotFoundError: names what is missing, the first five of many.
+        FileNotFoundError: names what is missing, at most five of them.
     """
     if missing := [name for name in names if not (folder / name).exists()]:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        raise FileNotFoundError(f"{what} is not complete in {folder}: missing {', '.join(missing[:5])}{more}; {source}")
+        raise FileNotFoundError(
+            f"{dataset} is not complete in {folder}: missing {', '.join(missing[:5])}{more}; {source}"
+        )
 
 
-def pictures_in(folder: Path, names: dict[str, list[str]], source: str) -> dict[str, list[Path]]:
-    """The pictures of each part, all of which must be there.
+def require_pictures(folder: Path, names: dict[str, list[str]], source: str) -> dict[str, list[Path]]:
+    """Return the picture files of each part, and check that all exist.
 
     Args:
-        folder: in which they lie.
-        names: by part, of the files.
-        source: where they come from, for the message.
+        folder: the folder of the pictures.
+        names: by part, their file names.
+        source: where to get them, for the message.
 
     Raises:
-        FileNotFoundError: some are missing; says how many, and one of them.
+        FileNotFoundError: the number of missing files, and one of them.
     """
-    there = set(os.listdir(folder)) if folder.is_dir() else set()
-    if missing := [name for own in names.values() for name in own if name not in there]:
+    existing = set(os.listdir(folder)) if folder.is_dir() else set()
+    if missing := [name for own in names.values() for name in own if name not in existing]:
         raise FileNotFoundError(f"{folder} lacks {len(missing)} pictures, such as {missing[0]}; {source}")
     return {part: [folder / name for name in own] for part, own in names.items()}
 
 
-def columns_of(owners: dict[str, list[str]], users: list[str]) -> dict[str, dict[str, Tensor]]:
-    """The column `user` of each part.
+def user_columns(owners: dict[str, list[str]], users: list[str]) -> dict[str, dict[str, Tensor]]:
+    """Return the column `user` of each part.
 
     Args:
         owners: by part, the name of each picture's user.
-        users: all names, in the order in which they are numbered.
+        users: all names, in the order of their numbers.
     """
     number = {user: i for i, user in enumerate(users)}
     return {

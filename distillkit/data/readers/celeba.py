@@ -1,8 +1,7 @@
-"""CelebA: faces with attributes, and whose they are; in torchvision's layout, or as LEAF deals them to clients."""
+"""CelebA: faces with attributes and identities, in torchvision's layout or as LEAF assigns them to clients."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,22 @@ import numpy as np
 import torch
 
 from distillkit._utils import check
-from distillkit.data.readers._leaf import Held, read_users, whole_numbers
-from distillkit.data.readers._listing import Listing, columns_of, pictures_in, read_listing, require
-from distillkit.data.readers.folder import Size
-from distillkit.data.split import Split
+from distillkit.data._pixels import AnyPath, Size
+from distillkit.data.readers._leaf import UserData, as_labels, read_users
+from distillkit.data.readers._listing import (
+    Listing,
+    open_listing,
+    read_listing,
+    require_files,
+    require_pictures,
+    user_columns,
+)
+from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 
-__all__ = ["list_celeba", "list_leaf_celeba", "load_celeba", "load_leaf_celeba"]
+__all__ = ["load_celeba", "load_leaf_celeba", "open_celeba", "open_leaf_celeba"]
 
-_IMAGES, _ATTRIBUTES, _PEOPLE = "img_align_celeba", "list_attr_celeba.txt", "identity_CelebA.txt"
+_IMAGES, _ATTRIBUTES, _IDENTITIES = "img_align_celeba", "list_attr_celeba.txt", "identity_CelebA.txt"
 _PARTITION = "list_eval_partition.txt"
 _PARTS = {"0": "train", "1": "validation", "2": "test"}
 _SOURCE = "get CelebA from https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
@@ -27,7 +33,7 @@ _LEAF = "LEAF's data/celeba (https://github.com/TalwalkarLab/leaf): ./preprocess
 
 
 def load_celeba(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     attributes: str | Sequence[str] = "Smiling",
     size: Size = 84,
@@ -35,43 +41,63 @@ def load_celeba(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load CelebA (Liu et al., ICCV 2015) from the authors' files, as torchvision keeps them: faces, by person.
+    """Load CelebA (Liu et al., ICCV 2015) from the authors' files in torchvision's layout: faces by person.
 
-    For a binary task over clients that are real people: the column `user` says whose face each is. The authors'
-    training, validation and test sets have different people.
+    Use it for a binary task over clients that are real people: the column `user` identifies the person of each face.
+    The authors' training, validation and test sets have different people.
 
     Args:
         path: the folder `celeba` with `img_align_celeba/000001.jpg` and so on, `list_attr_celeba.txt` (40 attributes,
-            1 or -1), `identity_CelebA.txt` (a person a picture) and `list_eval_partition.txt` (0 train, 1 validation,
-            2 test).
-        attributes: one attribute, which makes two classes, without and with it (LEAF's task: `Smiling`); or a list,
-            which makes multi-label rows.
-        size: height and width in pixels. Default 84, LEAF's: all 202,599 faces are then 17 GB of float32, at 32 2.5 GB.
+            1 or -1), `identity_CelebA.txt` (the person of each picture) and `list_eval_partition.txt` (0 train, 1
+            validation, 2 test).
+        attributes: one attribute makes two classes, without and with it (LEAF's task: `Smiling`); a list makes
+            multi-label rows.
+        size: height and width in pixels. The default is LEAF's 84, at which all 202,599 faces take 17 GB of float32; at
+            32 they take 2.5 GB.
         channels: 1 or 3; see `load_folder`.
         normalization: default the mean and standard deviation measured on the training split.
-        progress: whether long reading shows a bar.
+        progress: whether to show a progress bar.
 
     Returns:
-        A `Split` with `validation`; `users` are all people's numbers, in increasing order, as text.
+        A `Split` with `validation`; `users` are the numbers of all people as text, in increasing order.
 
     Raises:
-        FileNotFoundError: what is missing, named.
-        ValueError: an unknown attribute, or a file that is damaged or not of that layout.
+        FileNotFoundError: missing files.
+        ValueError: an unknown attribute, a damaged file, or another layout.
     """
-    listing = list_celeba(Path(path).expanduser(), attributes)
+    listing = _list_celeba(Path(path).expanduser(), attributes)
     return read_listing(listing, size, channels, normalization, progress)
 
 
-def list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
-    """Which pictures CelebA has, apart from reading them.
+def open_celeba(
+    path: AnyPath,
+    *,
+    attributes: str | Sequence[str] = "Smiling",
+    size: Size = 84,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> StoredSplit:
+    """Open CelebA, faces by person: as `load_celeba`, but pictures are read when needed.
 
     Args:
-        folder, attributes: see `load_celeba`.
+        path, attributes, channels, normalization, progress: see `load_celeba`.
+        size: height and width in pixels. The cache of all 202,599 faces takes 4.3 GB at 84, 31 GB at 224.
+        cache, workers: see `open_folder`.
 
     Raises:
         FileNotFoundError, ValueError: see `load_celeba`.
+        OSError, distillkit.locking.InUse: see `open_folder`.
     """
-    require(folder, [_IMAGES, _ATTRIBUTES, _PEOPLE, _PARTITION], "celeba", _SOURCE)
+    folder = Path(path).expanduser()
+    options: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
+    return open_listing(_list_celeba(folder, attributes), folder, size, channels, normalization, **options)
+
+
+def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
+    require_files(folder, [_IMAGES, _ATTRIBUTES, _IDENTITIES, _PARTITION], "celeba", _SOURCE)
     lines = (folder / _ATTRIBUTES).read_text().splitlines()
     known = lines[1].split() if len(lines) > 1 else []
     one = isinstance(attributes, str)
@@ -79,11 +105,11 @@ def list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
     wanted = [check.one_of(name, "attributes", known) for name in named]
     if not wanted or len(set(wanted)) != len(wanted):
         raise ValueError(f"attributes must be distinct, at least one, got {wanted}")
-    places = [known.index(name) for name in wanted]
+    columns = [known.index(name) for name in wanted]
     has = _table(folder / _ATTRIBUTES, lines[2:], len(known), ("1", "-1"))
-    person = _table(folder / _PEOPLE, (folder / _PEOPLE).read_text().splitlines(), 1, None)
+    person = _table(folder / _IDENTITIES, (folder / _IDENTITIES).read_text().splitlines(), 1, None)
     split = _table(folder / _PARTITION, (folder / _PARTITION).read_text().splitlines(), 1, tuple(_PARTS))
-    for file, table in ((_ATTRIBUTES, has), (_PEOPLE, person)):
+    for file, table in ((_ATTRIBUTES, has), (_IDENTITIES, person)):
         if lacking := [name for name in split if name not in table]:
             raise ValueError(f"{folder / file} lacks {len(lacking)} pictures of {_PARTITION}, such as {lacking[0]}")
     names: dict[str, list[str]] = {
@@ -91,90 +117,111 @@ def list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
     }
     if empty := [part for part, own in names.items() if not own]:
         raise ValueError(f"{folder / _PARTITION} has no pictures of {', '.join(empty)}")
-    rows = {part: torch.tensor([[has[n][k] == "1" for k in places] for n in own]) for part, own in names.items()}
+    rows = {part: torch.tensor([[has[n][k] == "1" for k in columns] for n in own]) for part, own in names.items()}
     owners = {part: [person[name][0] for name in own] for part, own in names.items()}
     users = sorted({user for own in owners.values() for user in own}, key=int)
     return Listing(
-        pictures_in(folder / _IMAGES, names, _SOURCE),
+        require_pictures(folder / _IMAGES, names, _SOURCE),
         {part: own[:, 0].long() if one else own.float() for part, own in rows.items()},
         (f"not {wanted[0]}", wanted[0]) if one else tuple(wanted),
         {"dataset": "celeba"},
-        columns_of(owners, users),
+        user_columns(owners, users),
         tuple(users),
+        "open_celeba",
     )
 
 
 def load_leaf_celeba(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
-    images: str | os.PathLike[str] | None = None,
+    images: AnyPath | None = None,
     size: Size = 84,
     channels: int | None = None,
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load CelebA as LEAF (Caldas et al., 2018) deals it: whether somebody smiles, with the celebrities as clients.
+    """Load CelebA as LEAF (Caldas et al., 2018) assigns it: smiling or not, with the celebrities as clients.
 
     Args:
-        path: the folder that LEAF's `preprocess.sh` fills (`data/celeba/data`), with `train/*.json` and `test/*.json`:
-            for each user, `x` (names of pictures) and `y` (1 for `Smiling`, as its script has it).
-        images: the folder with the pictures. Default: `raw/img_align_celeba` in `path`, where LEAF has them.
+        path: the output folder of LEAF's `preprocess.sh` (`data/celeba/data`), with `train/*.json` and `test/*.json`:
+            for each user, `x` (names of pictures) and `y` (1 for `Smiling`).
+        images: the folder with the pictures. Default: LEAF's own, `raw/img_align_celeba` in `path`.
         size: height and width in pixels; default LEAF's 84.
         channels: 1 or 3; see `load_folder`.
         normalization: default the mean and standard deviation measured on the training split.
-        progress: whether long reading shows a bar.
+        progress: whether to show a progress bar.
 
     Returns:
-        A `Split` whose `users` are the celebrities' numbers, sorted; the column `user` counts in them. With LEAF's
-        `-t sample` train and test have the same users.
+        A `Split` whose `users` are the celebrities' numbers, sorted; the column `user` indexes them. With LEAF's
+        `-t sample`, train and test have the same users.
 
     Raises:
-        FileNotFoundError: files are missing; names them and where they come from.
-        ValueError: a file that is damaged or not of that layout, or a user in two files of one split.
+        FileNotFoundError: missing files; says where to get them.
+        ValueError: a damaged file, another layout, or a user in two files of one split.
     """
     folder = Path(path).expanduser()
-    return read_listing(list_leaf_celeba(folder, images), size, channels, normalization, progress)
+    return read_listing(_list_leaf_celeba(folder, images), size, channels, normalization, progress)
 
 
-def list_leaf_celeba(folder: Path, images: str | os.PathLike[str] | None) -> Listing:
-    """Which pictures LEAF's CelebA has, apart from reading them.
+def open_leaf_celeba(
+    path: AnyPath,
+    *,
+    images: AnyPath | None = None,
+    size: Size = 84,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> StoredSplit:
+    """Open CelebA as LEAF assigns it to clients: as `load_leaf_celeba`, but pictures are read when needed.
 
     Args:
-        folder, images: see `load_leaf_celeba`.
+        path, images, channels, normalization, progress: see `load_leaf_celeba`.
+        size: height and width in pixels; see `open_celeba`.
+        cache, workers: see `open_folder`.
 
     Raises:
         FileNotFoundError, ValueError: see `load_leaf_celeba`.
+        OSError, distillkit.locking.InUse: see `open_folder`.
     """
+    folder = Path(path).expanduser()
+    options: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
+    return open_listing(_list_leaf_celeba(folder, images), folder, size, channels, normalization, **options)
+
+
+def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> Listing:
     where = folder / "raw" / _IMAGES if images is None else Path(images).expanduser()
-    read = read_users(folder, _pack, "names of pictures x and labels y (0 or 1)", _LEAF)
-    users = sorted({user for held in read.values() for user in held}, key=lambda name: (len(name), name))
-    names = {part: [name for own in held.values() for name in own.x] for part, held in read.items()}
-    owners = {part: [user for user, own in held.items() for _ in own.x] for part, held in read.items()}
+    read = read_users(folder, _convert, "names of pictures x and labels y (0 or 1)", _LEAF)
+    users = sorted({user for users_of in read.values() for user in users_of}, key=lambda name: (len(name), name))
+    names = {part: [name for own in data.values() for name in own.x] for part, data in read.items()}
+    owners = {part: [user for user, own in data.items() for _ in own.x] for part, data in read.items()}
     return Listing(
-        pictures_in(where, names, _SOURCE),
-        {part: torch.from_numpy(np.concatenate([own.y for own in held.values()])) for part, held in read.items()},
+        require_pictures(where, names, _SOURCE),
+        {part: torch.from_numpy(np.concatenate([own.y for own in data.values()])) for part, data in read.items()},
         ("not Smiling", "Smiling"),
         {"dataset": "leaf-celeba"},
-        columns_of(owners, users),
+        user_columns(owners, users),
         tuple(users),
+        "open_leaf_celeba",
     )
 
 
-def _pack(x: list[Any], y: list[Any]) -> Held | None:
-    labels = whole_numbers(y, 2)
+def _convert(x: list[Any], y: list[Any]) -> UserData | None:
+    labels = as_labels(y, 2)
     if labels is None or len(x) != len(y) or not all(isinstance(name, str) for name in x):
         return None
-    return Held(x, labels)
+    return UserData(x, labels)
 
 
 def _table(file: Path, lines: list[str], columns: int, allowed: Sequence[str] | None) -> dict[str, list[str]]:
-    """By picture, the values of one of CelebA's tables."""
+    """Parse one of CelebA's tables: by picture, its values."""
     table = {}
     for line in lines:
         name, *values = line.split() or [""]
         fits = len(values) == columns and all(v in allowed if allowed else v.isdigit() for v in values)
         if not fits or name in table:
-            wanted = f"one of {', '.join(allowed)}" if allowed else "a number"
-            raise ValueError(f"{file} must hold each picture once, with {columns} times {wanted}, got {line[:60]!r}")
+            value = f"one of {', '.join(allowed)}" if allowed else "a number"
+            raise ValueError(f"{file} must hold each picture once, with {columns} times {value}, got {line[:60]!r}")
         table[name] = values
     return table

@@ -1,8 +1,7 @@
-"""CIFAR-10-C: the test pictures of CIFAR-10, corrupted in 19 ways and 5 degrees."""
+"""CIFAR-10-C: the test pictures of CIFAR-10 with 19 corruptions at 5 severities."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 
 from distillkit._sanity_checks import without_warnings
 from distillkit._utils import check
-from distillkit.data.datasets import CIFAR10
-from distillkit.data.readers.folder import Size
-from distillkit.data.split import Split, split_by, to_pixels
+from distillkit.data._pixels import AnyPath, Size, to_pixels
+from distillkit.data.readers.torchvision import CIFAR10_CLASSES, CIFAR10_NORMALIZATION
+from distillkit.data.split import Split, split_by
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
@@ -42,14 +41,14 @@ CORRUPTIONS = (
     "spatter",
     "saturate",
 )
-"""The corruptions, called as their files; the last four are those that the benchmark keeps for validation."""
+"""The corruptions, by the names of their files. The benchmark reserves the last four for validation."""
 
 _SEVERITIES = 5
 _SOURCE = "https://zenodo.org/records/2535967 (CIFAR-10-C.tar)"
 
 
 def load_cifar10c(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     corruptions: Sequence[str] = CORRUPTIONS,
     severities: Sequence[int] = (5,),
@@ -57,34 +56,33 @@ def load_cifar10c(
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> LabeledImages:
-    """Load CIFAR-10-C (Hendrycks and Dietterich, ICLR 2019) as one set whose domains are corruptions at a severity.
+    """Load CIFAR-10-C (Hendrycks and Dietterich, ICLR 2019) as one set with a domain per corruption and severity.
 
-    For tests of robustness, and for clients that differ in what their pictures look like. The release is made of
-    CIFAR-10's test pictures and has no training split; each domain has the same 10,000 pictures, in the same order.
+    Use it to test robustness, and for clients whose pictures look different. The release consists of CIFAR-10's test
+    pictures and has no training split; each domain has the same 10,000 pictures, in the same order.
 
     Args:
         path: the folder `CIFAR-10-C` with `fog.npy`, ..., uint8 [50000, 32, 32, 3], and `labels.npy`, uint8 [50000]:
-            the 10,000 pictures at severity 1, then at 2, ... up to 5, as its README says. Only what is asked for is
-            read.
-        corruptions: names out of `CORRUPTIONS`, which is the default: all 19.
-        severities: degrees in 1..5; default the strongest.
+            the 10,000 pictures at severity 1, then at 2, ... up to 5. Only the requested domains are read.
+        corruptions: names from `CORRUPTIONS`; default all 19.
+        severities: integers in 1..5; default the strongest.
         size: height and width in pixels; see `load`.
         channels: 1 or 3; see `load`.
-        normalization: default that of CIFAR-10's training split, as `load("cifar10")` has it, so that networks trained
-            there can be tested here; for grey pictures measured on this set.
+        normalization: default that of `load("cifar10")`, so networks trained there can be tested here; grey pictures
+            are measured on this set.
 
     Returns:
-        The domains one after the other, for each corruption its severities, in the order given. The column `domain` is
-        the number of each picture's domain, int64 [N], and `info["domains"]` lists their names (`fog-5`); the column
-        `picture` is its place in CIFAR-10's test split, int64 [N]: what shares a number is one picture corrupted
-        otherwise, which a training and a test set must not share.
+        The domains one after the other: for each corruption its severities, in the given order. The column `domain`,
+        int64 [N], is the number of each picture's domain, and `info["domains"]` lists the names (`fog-5`). The column
+        `picture`, int64 [N], is its index in CIFAR-10's test split: equal numbers are one picture with different
+        corruptions, which a training and a test set must not share.
 
     All 19 corruptions at one severity are 190,000 pictures, 2.3 GB of float32 at 32x32.
 
     Raises:
-        FileNotFoundError: files are missing; names them and their source.
-        TypeError, ValueError: no names, an unknown or repeated one, a severity outside 1..5, a file that is damaged or
-            not of that layout.
+        FileNotFoundError: missing files; says where to get them.
+        TypeError, ValueError: no names, an unknown or repeated name, a severity outside 1..5, a damaged file, or
+            another layout.
     """
     folder = Path(path).expanduser()
     names = [
@@ -107,22 +105,21 @@ def load_cifar10c(
     pixels = torch.empty(0)
     for number, name in enumerate(names):
         stored = _array(folder / f"{name}.npy", len(labels))
-        for place, block in enumerate(blocks, number * len(blocks)):
+        for index, block in enumerate(blocks, number * len(blocks)):
             read = to_pixels(torch.from_numpy(np.array(stored[block])).permute(0, 3, 1, 2), size, channels)
             if not len(pixels):
                 pixels = torch.empty(len(names) * len(blocks) * each, *read.shape[1:])
-            pixels[place * each :][:each] = read
+            pixels[index * each :][:each] = read
     if normalization is None:
-        colour = pixels.shape[1] == len(CIFAR10.normalization.mean)
-        normalization = CIFAR10.normalization if colour else Normalization.of(pixels)
+        normalization = CIFAR10_NORMALIZATION if pixels.shape[1] == 3 else Normalization.of(pixels)
     domains = [f"{name}-{degree}" for name in names for degree in degrees]
     for chunk in pixels.split(1024):
         chunk.copy_(normalization.encode(chunk))
-    with without_warnings():  # a corruption may make a picture dull
+    with without_warnings():  # corrupted pictures may look like pixels that were never normalized
         return LabeledImages(
             pixels,
             torch.from_numpy(np.concatenate([labels[block] for block in blocks] * len(names)).astype(np.int64)),
-            num_classes=len(CIFAR10.classes),
+            num_classes=len(CIFAR10_CLASSES),
             normalization=normalization,
             columns={
                 "domain": torch.arange(len(domains)).repeat_interleave(each),
@@ -133,7 +130,7 @@ def load_cifar10c(
 
 
 def load_cifar10c_domains(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     corruptions: Sequence[str] = CORRUPTIONS,
     severities: Sequence[int] = (5,),
@@ -143,18 +140,18 @@ def load_cifar10c_domains(
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """Load CIFAR-10-C as a training and a test set that share no picture, for clients that train on a corruption each.
+    """Load CIFAR-10-C as a training and a test set that share no picture, for clients with a corruption each.
 
-    With `partition.domains_by_dirichlet(split.train.labels, split.train.columns["domain"])` these are FedLGD's 57
-    clients (Huang et al., TMLR 2024). Its paper has 6,000 pictures a corruption; which ones, at which severity, and
-    how they were cut into train and test, is not told, and neither is the draw of the clients. FedLGD gives
-    `size=28, normalization=distillkit.normalization.IDENTITY`.
+    `partition.domains_by_dirichlet(split.train.labels, split.train.columns["domain"])` then gives FedLGD's 57 clients
+    (Huang et al., TMLR 2024), who use `size=28, normalization=distillkit.normalization.IDENTITY`. The paper has 6,000
+    pictures per corruption; it does not publish the choice of pictures, their severity, the test split or the draw of
+    the clients.
 
     Args:
         path, corruptions, severities, size, channels, normalization: see `load_cifar10c`.
-        pictures: how many of the 10,000 pictures are used, the first ones; default all.
-        test_fraction: of the pictures of each class that become the test set, in [0, 1), whichever the corruption:
-            a fixed random choice; see `split_by`.
+        pictures: use the first so many of the 10,000 pictures; default all.
+        test_fraction: share of the pictures of each class that become the test set, in [0, 1), the same pictures for
+            every corruption; a fixed random choice, see `split_by`.
 
     Raises:
         FileNotFoundError, TypeError, ValueError: see `load_cifar10c` and `split_by`.
@@ -166,23 +163,23 @@ def load_cifar10c_domains(
         number = data.columns["picture"]
         check.positive_int(pictures, "pictures", most=int(number.max()) + 1)
         data = data[(number < pictures).nonzero().flatten()]
-    return split_by(data, "picture", test_fraction, classes=CIFAR10.classes)
+    return split_by(data, "picture", test_fraction, classes=CIFAR10_CLASSES)
 
 
 def _array(file: Path, count: int | None) -> NDArray[Any]:
-    """What lies in one file, mapped, not read: pictures uint8 [count, H, W, 3], or without a count labels uint8 [N]."""
+    """Map one file to memory: pictures uint8 [count, H, W, 3], or without a count labels uint8 [N]."""
     try:
         stored = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{file} is damaged or not a .npy of plain numbers: {error}; get it from {_SOURCE}") from error
     if count is None:
-        wanted, fits = f"labels [N], the same for each of {_SEVERITIES} severities", False
+        expected, fits = f"labels [N], the same for each of {_SEVERITIES} severities", False
         if isinstance(stored, np.ndarray) and stored.ndim == 1 and len(stored) and not len(stored) % _SEVERITIES:
             fits = bool((stored.reshape(_SEVERITIES, -1) == stored[: len(stored) // _SEVERITIES]).all())
     else:
-        wanted = f"pictures [{count}, H, W, 3]: as many as labels.npy has labels"
+        expected = f"pictures [{count}, H, W, 3]: as many as labels.npy has labels"
         fits = isinstance(stored, np.ndarray) and stored.ndim == 4 and (len(stored), stored.shape[3]) == (count, 3)
     if not fits or stored.dtype != np.uint8:
-        came = f"{stored.dtype} {list(stored.shape)}" if isinstance(stored, np.ndarray) else "several arrays"
-        raise ValueError(f"{file} must hold uint8 {wanted}, got {came}; get it from {_SOURCE}")
+        found = f"{stored.dtype} {list(stored.shape)}" if isinstance(stored, np.ndarray) else "several arrays"
+        raise ValueError(f"{file} must hold uint8 {expected}, got {found}; get it from {_SOURCE}")
     return stored

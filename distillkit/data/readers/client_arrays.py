@@ -1,8 +1,7 @@
-"""Data that somebody has dealt to clients already: one pair of `.npy` files a client."""
+"""Datasets that are already assigned to clients: one pair of `.npy` files per client."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,66 +13,69 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.data.readers.folder import Size
-from distillkit.data.split import Split, assemble, to_pixels
+from distillkit.data._assembly import assemble
+from distillkit.data._pixels import AnyPath, Size, to_pixels
+from distillkit.data.split import Split
 from distillkit.normalization import Normalization
 
 __all__ = ["load_client_arrays"]
 
 
 def load_client_arrays(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     classes: Sequence[str] | None = None,
     size: Size | None = None,
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """Load images that were dealt to clients when they were written: `train/client0_images.npy` and so on.
+    """Load images that are already assigned to clients: `train/client0_images.npy` and so on.
 
-    The layout of FedLGD's `CIFAR-10-C/preprocessed` (Huang et al., TMLR 2024), whose 57 clients can be had so from
-    whoever has the files, and a plain one to bring your own clients in.
+    This is the layout of FedLGD's `CIFAR-10-C/preprocessed` (Huang et al., TMLR 2024; 57 clients), and a simple one for
+    your own clients.
 
     Args:
         path: the folder with `train/client{i}_images.npy`, uint8 [n, H, W, C] in 0..255, C in {1, 3},
-            `train/client{i}_labels.npy`, int [n], and the same below `test`, for i = 0, 1, ... without a gap.
-        classes: the names of the classes in label order. Default: "0", "1", ... up to the largest label; the sets then
-            remember that their class count was derived from labels.
-        size: height and width in pixels; see `load_folder`. FedLGD has 28.
+            `train/client{i}_labels.npy`, int [n], and the same below `test`, for i = 0, 1, ... without gaps.
+        classes: the class names in label order. Default: "0", "1", ... up to the largest label. The sets then record
+            that the number of classes was derived from the labels.
+        size: height and width in pixels; see `load_folder`. FedLGD uses 28.
         channels: 1 or 3; see `load_folder`.
-        normalization: default the mean and standard deviation measured on the training split; FedLGD has none.
+        normalization: default the mean and standard deviation measured on the training split; FedLGD uses none.
 
     Returns:
-        A `Split` whose `users` are `client0`, `client1`, ...; the column `user`, int64 [N], counts in them, so that
-        `partition.by_domain(split.train.columns["user"])` gives everybody their own again.
+        A `Split` whose `users` are `client0`, `client1`, ...; the column `user`, int64 [N], indexes them, so
+        `partition.by_domain(split.train.columns["user"])` restores the clients.
 
     Raises:
-        FileNotFoundError: files are missing; names them.
-        ValueError: a file that is damaged or not of that layout, or pictures that differ.
+        FileNotFoundError: missing files.
+        ValueError: a damaged file, another layout, or pictures of different shapes.
     """
     folder = Path(path).expanduser()
-    found = {part: _numbers(folder / part) for part in ("train", "test")}
+    found = {part: _client_numbers(folder / part) for part in ("train", "test")}
     total = max((number + 1 for numbers in found.values() for number in numbers), default=1)
     wanted = [f"{part}/client{i}_{kind}.npy" for part in found for i in range(total) for kind in ("images", "labels")]
     if missing := [name for name in wanted if not (folder / name).is_file()]:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise FileNotFoundError(
-            f"{folder} lacks {', '.join(missing[:8])}{more}; want train/client{{i}}_images.npy, "
+            f"{folder} lacks {', '.join(missing[:8])}{more}; expected train/client{{i}}_images.npy, "
             "train/client{i}_labels.npy and the same below test, for i = 0, 1, ..."
         )
     pixels: dict[str, Tensor] = {}
     labels: dict[str, Tensor] = {}
     owners: dict[str, dict[str, Tensor]] = {}
     for part in found:
-        pairs = [_pair(folder / part / f"client{i}") for i in range(total)]
+        pairs = [_read_client(folder / part / f"client{i}") for i in range(total)]
         shapes = [tuple(images.shape[3 if size else 1 :]) for images, _ in pairs]
-        if odd := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:
+        if other := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:
             raise ValueError(
-                f"{folder / part}: client0's pictures are {list(shapes[0])}, client{odd[0]}'s {list(shapes[odd[0]])}; "
-                "give size= if heights and widths differ, and store grey and colour pictures alike"
+                f"{folder / part}: client0's pictures are {list(shapes[0])}, client{other[0]}'s "
+                f"{list(shapes[other[0]])}; give size= if heights and widths differ, and store all pictures as grey or "
+                "all as colour"
             )
-        made = [to_pixels(torch.from_numpy(images).permute(0, 3, 1, 2), size, channels) for images, _ in pairs]
-        pixels[part] = torch.cat(made)
+        pixels[part] = torch.cat(
+            [to_pixels(torch.from_numpy(images).permute(0, 3, 1, 2), size, channels) for images, _ in pairs]
+        )
         labels[part] = torch.from_numpy(np.concatenate([own for _, own in pairs]).astype(np.int64))
         counts = torch.tensor([len(own) for _, own in pairs])
         owners[part] = {"user": torch.arange(total).repeat_interleave(counts)}
@@ -85,15 +87,15 @@ def load_client_arrays(
     return assemble(pixels, labels, names, normalization, info, classes_given=given, columns=owners, users=users)
 
 
-def _numbers(folder: Path) -> list[int]:
-    """Which clients have files there."""
+def _client_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the clients that have files in the folder."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     found = [re.fullmatch(r"client(\d+)_(images|labels)\.npy", name) for name in names]
     return [int(match[1]) for match in found if match]
 
 
-def _pair(stem: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A client's pictures and labels."""
+def _read_client(stem: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Read a client's pictures and labels."""
     arrays = []
     for kind in ("images", "labels"):
         file = stem.with_name(f"{stem.name}_{kind}.npy")
@@ -109,7 +111,7 @@ def _pair(stem: Path) -> tuple[NDArray[Any], NDArray[Any]]:
         )
     if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
         raise ValueError(
-            f"{stem}_labels.npy must hold {len(images)} whole numbers, one a picture, got {labels.dtype} "
+            f"{stem}_labels.npy must hold {len(images)} integers, one per picture, got {labels.dtype} "
             f"{list(labels.shape)}"
         )
     return images, labels

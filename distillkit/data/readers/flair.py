@@ -1,21 +1,27 @@
-"""FLAIR: photos of Flickr users with many labels each."""
+"""FLAIR: photos of Flickr users with several labels each."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from distillkit._utils import check
-from distillkit.data.readers._listing import Listing, columns_of, pictures_in, read_listing, require
-from distillkit.data.readers.folder import Size
-from distillkit.data.split import Split
+from distillkit.data._pixels import AnyPath, Size
+from distillkit.data.readers._listing import (
+    Listing,
+    open_listing,
+    read_listing,
+    require_files,
+    require_pictures,
+    user_columns,
+)
+from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 
-__all__ = ["list_flair", "load_flair"]
+__all__ = ["load_flair", "open_flair"]
 
 _METADATA, _IMAGES = "labels_and_metadata.json", "small_images"
 _PARTS = {"train": "train", "val": "validation", "dev": "validation", "test": "test"}
@@ -24,9 +30,9 @@ _SOURCE = "get it with download_dataset.py of https://github.com/apple/ml-flair"
 
 
 def load_flair(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
-    size: Size,
+    size: Size | None = None,
     labels: Literal["coarse", "fine"] = "coarse",
     channels: int = 3,
     normalization: Normalization | None = None,
@@ -34,52 +40,70 @@ def load_flair(
 ) -> Split:
     """Load FLAIR (Song et al., NeurIPS 2022) from its authors' files: photos with several labels each, by user.
 
-    For multi-label tasks over clients that are real people: 429,078 photos of 51,414 users, whom the column `user`
-    numbers. The authors' training, validation and test sets have different users.
+    Use it for multi-label tasks over clients that are real people: 429,078 photos of 51,414 users (column `user`). The
+    authors' training, validation and test sets have different users.
 
     Args:
-        path: the folder that FLAIR's `download_dataset.py` fills, with `labels_and_metadata.json` (a list of objects
+        path: the output folder of FLAIR's `download_dataset.py`, with `labels_and_metadata.json` (a list of objects
             with `user_id`, `image_id`, `labels`, `fine_grained_labels` and `partition`) and `small_images/*.jpg`.
-        size: height and width in pixels that the 256x256 photos are resized to. All of them are 5 GB of float32 at 32,
-            21 GB at 64.
+        size: height and width in pixels. Default: the photos' own 256. All photos take 5 GB of float32 at 32, 21 GB at
+            64.
         labels: "coarse", the 17 categories, or "fine", the 1,628 labels below them.
         channels: 1 or 3; see `load_folder`.
         normalization: default the mean and standard deviation measured on the training split.
-        progress: whether long reading shows a bar.
+        progress: whether to show a progress bar.
 
     Returns:
         A `Split` with `validation` and label rows of 0 and 1. `classes` are the labels that occur anywhere in the
-        file, sorted, as the authors' own scripts number them; `users` are all users' names, sorted.
+        file, sorted, in the order of the authors' scripts; `users` are all users' names, sorted.
 
     Raises:
-        FileNotFoundError: what is missing, named.
-        ValueError: a file that is damaged or not of that layout.
+        FileNotFoundError: missing files.
+        ValueError: a damaged file, or another layout.
     """
-    kind = check.one_of(labels, "labels", tuple(_KINDS))
-    return read_listing(list_flair(Path(path).expanduser(), kind), size, channels, normalization, progress)
+    return read_listing(_list(Path(path).expanduser(), labels), size, channels, normalization, progress)
 
 
-def list_flair(folder: Path, labels: str) -> Listing:
-    """Which photos FLAIR has, apart from reading them.
+def open_flair(
+    path: AnyPath,
+    *,
+    size: Size | None = None,
+    labels: Literal["coarse", "fine"] = "coarse",
+    channels: int = 3,
+    normalization: Normalization | None = None,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> StoredSplit:
+    """Open FLAIR, photos with several labels each, by user: as `load_flair`, but photos are read when needed.
 
     Args:
-        folder, labels: see `load_flair`.
+        path, labels, channels, normalization, progress: see `load_flair`.
+        size: height and width in pixels. The cache of all 429,078 photos takes 5.3 GB at 64, 84 GB at their own 256.
+        cache, workers: see `open_folder`.
 
     Raises:
         FileNotFoundError, ValueError: see `load_flair`.
+        OSError, distillkit.locking.InUse: see `open_folder`.
     """
-    require(folder, [_METADATA, _IMAGES], "flair", _SOURCE)
+    folder = Path(path).expanduser()
+    options: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
+    return open_listing(_list(folder, labels), folder, size, channels, normalization, **options)
+
+
+def _list(folder: Path, labels: str) -> Listing:
+    key = _KINDS[check.one_of(labels, "labels", tuple(_KINDS))]
+    require_files(folder, [_METADATA, _IMAGES], "flair", _SOURCE)
     try:
         records = json.loads((folder / _METADATA).read_bytes())
     except ValueError as error:
         raise ValueError(f"{folder / _METADATA} is damaged: {error}; {_SOURCE}") from error
     if not isinstance(records, list):
         raise ValueError(f"{folder / _METADATA} must hold a list of objects, got a {type(records).__name__}; {_SOURCE}")
-    key = _KINDS[labels]
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         if not _is_record(record, key):
             raise ValueError(
-                f"{folder / _METADATA}: object {place} must have user_id and image_id (text), {key} (a list of text) "
+                f"{folder / _METADATA}: object {index} must have user_id and image_id (text), {key} (a list of text) "
                 f"and partition (one of {', '.join(_PARTS)}), got {str(record)[:200]}; {_SOURCE}"
             )
     by_part: dict[str, list[dict[str, Any]]] = {"train": [], "test": [], "validation": []}
@@ -94,14 +118,21 @@ def list_flair(folder: Path, labels: str) -> Listing:
     rows = {}
     for part, own in by_part.items():
         rows[part] = torch.zeros(len(own), len(classes))
-        places = [(i, number[label]) for i, record in enumerate(own) for label in record[key]]
-        if places:
-            rows[part][tuple(torch.tensor(places).T)] = 1.0
+        entries = [(i, number[label]) for i, record in enumerate(own) for label in record[key]]
+        if entries:
+            rows[part][tuple(torch.tensor(entries).T)] = 1.0
     owners = {part: [record["user_id"] for record in own] for part, own in by_part.items()}
     users = sorted({user for own in owners.values() for user in own})
     names = {part: [f"{record['image_id']}.jpg" for record in own] for part, own in by_part.items()}
-    files = pictures_in(folder / _IMAGES, names, _SOURCE)
-    return Listing(files, rows, tuple(classes), {"dataset": "flair"}, columns_of(owners, users), tuple(users))
+    return Listing(
+        require_pictures(folder / _IMAGES, names, _SOURCE),
+        rows,
+        tuple(classes),
+        {"dataset": "flair"},
+        user_columns(owners, users),
+        tuple(users),
+        "open_flair",
+    )
 
 
 def _is_record(record: Any, key: str) -> bool:

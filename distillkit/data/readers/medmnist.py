@@ -1,16 +1,15 @@
-"""The 2D sets of MedMNIST by name: which file, which classes."""
+"""The 2D datasets of MedMNIST."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
-from distillkit.data.readers.folder import Size
-from distillkit.data.readers.npz import load_npz
-from distillkit.data.split import Split
+from distillkit.data._pixels import AnyPath, Size
+from distillkit.data.readers.npz import load_npz, open_npz
+from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 
-__all__ = ["CLASSES", "classes_in", "file_of", "read", "require_validation"]
+__all__ = ["CLASSES", "load_medmnist", "open_medmnist"]
 
 _ORGANS = (
     "bladder",
@@ -90,69 +89,77 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "organcmnist": _ORGANS,
     "organsmnist": _ORGANS,
 }
-"""The classes of each set in label order, after `medmnist/info.py` of MedMNIST 2.1; those of chestmnist are not
-exclusive. There, class 3 of bloodmnist has the kinds of its granulocytes in brackets."""
+"""The classes of each set in label order, from `medmnist/info.py` of MedMNIST 2.1, where class 3 of bloodmnist also
+lists the kinds of granulocytes. The classes of chestmnist are not exclusive."""
 
 _SOURCE = "https://zenodo.org/records/10519652 (MedMNIST v2)"
 
 
-def file_of(name: str) -> str | None:
-    """The file of a set: `pathmnist.npz`, or `pathmnist_64.npz` of the larger pictures; None if MedMNIST has none such.
+def load_medmnist(
+    root: Path,
+    *,
+    name: str,
+    side: int | None = None,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+) -> Split:
+    """Load a 2D dataset of MedMNIST with its authors' splits.
 
     Args:
-        name: in small letters, without hyphens and underscores: "pathmnist" or "pathmnist64".
-    """
-    found = re.fullmatch(r"([a-z]+)(64|128|224)?", name)
-    if not found or found[1] not in CLASSES:
-        return None
-    return f"{found[1]}{'_' + found[2] if found[2] else ''}.npz"
-
-
-def read(file: Path, *, size: Size | None, channels: int | None, normalization: Normalization | None) -> Split:
-    """Read one set's file, whose splits train, val and test are those of its authors.
-
-    Args:
-        file: as `file_of` calls it.
-        size: see `load`.
-        channels: see `load`.
-        normalization: default measured on the training split.
+        root: the folder of `pathmnist.npz` and the others.
+        name: the dataset, for example "pathmnist".
+        side: 64, 128 or 224 for the larger pictures (`pathmnist_64.npz`); None for 28.
+        size, channels, normalization: see `load`.
 
     Raises:
-        FileNotFoundError: no such file; says where it comes from.
-        ValueError: it is damaged, lacks an array, or has labels that its classes do not.
+        FileNotFoundError: no such file; says where to get it.
+        ValueError: a damaged file, a missing array, or labels outside the classes.
     """
-    classes = classes_in(file)
-    split = load_npz(file, size=size, channels=channels, normalization=normalization, classes=classes)
-    require_validation(file, split.validation)
+    file = _file(root, name, side)
+    split = load_npz(file, size=size, channels=channels, normalization=normalization, classes=CLASSES[name])
+    _require_validation(file, split.validation)
     return split
 
 
-def classes_in(file: Path) -> tuple[str, ...]:
-    """The names of the classes of one set's file, if it is there.
+def open_medmnist(
+    root: Path,
+    *,
+    name: str,
+    side: int | None = None,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> StoredSplit:
+    """Open a 2D dataset of MedMNIST: as `load_medmnist`, but pictures are read when needed.
 
     Args:
-        file: as `file_of` calls it.
-
-    Raises:
-        FileNotFoundError: no such file; says where it comes from.
+        root, name, side, size, channels, normalization: see `load_medmnist`.
+        cache, progress: see `open_npz`.
+        workers: ignored; the file is streamed.
     """
+    file = _file(root, name, side)
+    split = open_npz(
+        file, size=size, channels=channels, normalization=normalization, classes=CLASSES[name],
+        cache=cache, progress=progress,
+    )  # fmt: skip
+    _require_validation(file, split.validation)
+    return split
+
+
+def _file(root: Path, name: str, side: int | None) -> Path:
+    file = root / f"{name}{'' if side is None else f'_{side}'}.npz"
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file.stem} is not in {file.parent}: missing {file.name}. Get it from {_SOURCE}, which is not done here "
-            "(download= serves torchvision's datasets), or give the root of your copy with root= or DISTILLKIT_DATA."
+            f"{file.stem} is not in {root}: missing {file.name}. Get it from {_SOURCE}; download= fetches only "
+            "torchvision's datasets. Or give the root of your copy with root= or DISTILLKIT_DATA."
         )
-    return CLASSES[file.stem.partition("_")[0]]
+    return file
 
 
-def require_validation(file: Path, validation: object) -> None:
-    """Refuse a file without a validation set, which all of MedMNIST's have.
-
-    Args:
-        file: it.
-        validation: what was read of it.
-
-    Raises:
-        ValueError: there is none.
-    """
+def _require_validation(file: Path, validation: object) -> None:
     if validation is None:
         raise ValueError(f"{file} lacks val_images and val_labels, which MedMNIST's files have; get it from {_SOURCE}")

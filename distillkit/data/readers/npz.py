@@ -1,30 +1,32 @@
-"""The user's own arrays: an `.npz` in MedMNIST's layout."""
+"""Your own arrays: an `.npz` in MedMNIST's layout."""
 
 from __future__ import annotations
 
-import os
+import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit.data.readers.folder import Size
-from distillkit.data.split import Split, assemble, to_pixels
+from distillkit.data._assembly import assemble, assemble_stored
+from distillkit.data._cache import BLOCK, CacheWriter, files_key, open_cache
+from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes, to_pixels
+from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 
-__all__ = ["classes_of", "damage_named", "images_of", "labels_of", "load_npz", "opened_npz", "parts_in"]
+__all__ = ["load_npz", "open_npz"]
 
 _PARTS = {"train": "train", "test": "test", "val": "validation"}
 
 
 def load_npz(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     size: Size | None = None,
     channels: int | None = None,
@@ -33,7 +35,7 @@ def load_npz(
 ) -> Split:
     """Load your own arrays from an `.npz` in MedMNIST's layout: `train_images`, `train_labels`, `test_images`, ...
 
-    It may have `val_images` and `val_labels` too.
+    `val_images` and `val_labels` are optional.
 
     Args:
         path: the file. Images are [N, H, W] or [N, H, W, C], C in {1, 3}, uint8 in 0..255 or float in [0, 1]; labels
@@ -41,106 +43,156 @@ def load_npz(
         size: height and width in pixels; see `load_folder`.
         channels: 1 or 3; see `load_folder`.
         normalization: default the mean and standard deviation measured on the training split.
-        classes: their names. Default: "0", "1", ... up to the largest label in the file; the sets then remember that
-            their class count was derived from labels (see `LabeledImages`).
+        classes: the class names. Default: "0", "1", ... up to the largest label in the file. The sets then record that
+            the number of classes was derived from the labels (see `LabeledImages`).
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not an `.npz`, an array that is missing, or one of the wrong shape, type or range.
+        ValueError: not an `.npz`, a missing array, or an array of the wrong shape, type or range.
     """
     path = Path(path).expanduser()
-    with opened_npz(path) as file:
+    with _open_archive(path) as file:
         arrays = {key: file[key] for key in file.files}
-    names = parts_in(path, list(arrays))
-    pixels = {part: to_pixels(images_of(arrays[f"{n}_images"], n), size, channels) for part, n in names.items()}
-    labels = {part: labels_of(arrays[f"{n}_labels"], n, len(pixels[part])) for part, n in names.items()}
-    classes, given = classes_of(path, labels, classes)
+    names = _part_names(path, list(arrays))
+    pixels = {part: to_pixels(_as_images(arrays[f"{n}_images"], n), size, channels) for part, n in names.items()}
+    labels = {part: _as_labels(arrays[f"{n}_labels"], n, len(pixels[part])) for part, n in names.items()}
+    classes, given = _class_names(path, labels, classes)
     return assemble(pixels, labels, classes, normalization, {"dataset": path.stem}, classes_given=given)
 
 
-@contextmanager
-def opened_npz(path: Path) -> Iterator[Any]:
-    """NumPy's view of an `.npz`, closed at the end of the block, even if it is no zip.
+def open_npz(
+    path: AnyPath,
+    *,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    classes: tuple[str, ...] | None = None,
+    cache: AnyPath | None = None,
+    progress: bool = True,
+) -> StoredSplit:
+    """Open an `.npz` whose images exceed the memory as floats: as `load_npz`, but images are read when needed.
+
+    Use it for MedMNIST's sets of 224 pixels. The compressed arrays are streamed once into a cache, which later calls
+    reuse, as in `open_folder`. An interrupted call starts again.
 
     Args:
-        path: of the file.
+        path, size, channels, normalization, classes: see `load_npz`.
+        cache, progress: see `open_folder`.
+
+    Pixels are those of `load_npz`: exactly for uint8 arrays that already have the requested size and channels, else
+    within 1/510.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not an `.npz`, or it turns out to be damaged in the block.
+        FileNotFoundError, ValueError: see `load_npz`; also arrays in Fortran order, which cannot be streamed.
+        OSError, distillkit.locking.InUse: see `open_folder`.
     """
+    path = Path(path).expanduser()
+    with _open_archive(path) as file:
+        arrays = {key: file[key] for key in file.files if key.endswith("_labels")}
+        names = _part_names(path, list(file.files))
+    counts: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part, name in names.items():
+        with _stream(path, name) as (_, shape, dtype):
+            first = _as_images(np.zeros((min(1, shape[0]), *shape[1:]), dtype), name)
+        counts[part], shapes[part] = shape[0], tuple(to_pixels(first, size, channels).shape[1:])
+        if shapes[part] != shapes["train"]:
+            raise ValueError(
+                f"{name}_images has pictures of {list(shapes[part])} (C, H, W), train_images of "
+                f"{list(shapes['train'])}; give size= or channels="
+            )
+    c, h, w = shapes["train"]
+    labels = {part: _as_labels(arrays[f"{n}_labels"], n, counts[part]) for part, n in names.items()}
+    classes, given = _class_names(path, labels, classes)
+
+    def fill(writer: CacheWriter, done: Callable[[int], object]) -> None:
+        begin = 0
+        for name in names.values():
+            with _stream(path, name) as (stream, shape, dtype):
+                for block in _blocks(path, stream, shape, dtype):
+                    pictures = to_bytes(to_pixels(_as_images(block, name), size, channels))
+                    writer.write(begin, list(pictures))
+                    begin += len(pictures)
+                    done(len(pictures))
+
+    key = files_key([(path.name, path.stat())])
+    total, options = sum(counts.values()), f"{height_and_width(size)} {channels}"
+    opened = open_cache(path, key, total, (c, h, w), fill, options=options, folder=cache, progress=progress)
+    rows = dict(zip(counts, torch.arange(total).split(list(counts.values()))))
+    return assemble_stored(opened, rows, labels, classes, normalization, {"dataset": path.stem}, classes_given=given)
+
+
+@contextmanager
+def _open_archive(path: Path) -> Iterator[Any]:
+    """Open an `.npz` with NumPy for a `with` block."""
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}; want an .npz with train_images, train_labels, test_images, ...")
-    with damage_named(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        raise FileNotFoundError(f"no file {path}; expected an .npz with train_images, train_labels, test_images, ...")
+    with _explain_damage(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         yield file
 
 
 @contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """What reading an `.npz` raises when it is none, as an error that names it.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ValueError: the block met a damaged file, or one of another kind.
-    """
+def _explain_damage(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a damaged `.npz`, or another kind of file, into a ValueError that names it."""
     try:
         yield
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
         raise ValueError(f"{path} is damaged or not an .npz of plain arrays: {error}") from error
 
 
-def parts_in(path: Path, keys: Sequence[str]) -> dict[str, str]:
-    """The parts that an `.npz` has: "train", "test" and perhaps "validation", with what its arrays call each.
+@contextmanager
+def _stream(path: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], Any]]:
+    """Open one part's images as a stream of bytes; yield the stream, their shape and dtype."""
+    with ExitStack() as stack:
+        with _explain_damage(path):
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            stream = stack.enter_context(archive.open(f"{name}_images.npy"))
+            version = np.lib.format.read_magic(stream)
+            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = header(stream)
+        if fortran:
+            raise ValueError(
+                f"{name}_images of {path} is in Fortran order and cannot be streamed; save "
+                "numpy.ascontiguousarray(images)"
+            )
+        yield stream, shape, dtype
 
-    Args:
-        path: for the message.
-        keys: the arrays' names.
 
-    Raises:
-        ValueError: an array is missing.
-    """
+def _blocks(path: Path, stream: IO[bytes], shape: tuple[int, ...], dtype: Any) -> Iterator[np.ndarray[Any, Any]]:
+    each = dtype.itemsize * math.prod(shape[1:])
+    for begin in range(0, shape[0], BLOCK):
+        count = min(BLOCK, shape[0] - begin)
+        with _explain_damage(path):
+            data = bytearray(stream.read(count * each))
+            block = np.frombuffer(data, dtype).reshape(count, *shape[1:])
+        yield block
+
+
+def _part_names(path: Path, keys: Sequence[str]) -> dict[str, str]:
+    """Map the parts of an `.npz` ("train", "test" and perhaps "validation") to the prefixes of its arrays."""
     wanted = [name for name in _PARTS if name != "val" or "val_images" in keys]
     if missing := [key for name in wanted for key in (f"{name}_images", f"{name}_labels") if key not in keys]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(keys)) or 'nothing'}")
     return {_PARTS[name]: name for name in wanted}
 
 
-def classes_of(
+def _class_names(
     path: Path, labels: Mapping[str, Tensor], classes: tuple[str, ...] | None
 ) -> tuple[tuple[str, ...], bool]:
-    """The classes' names, and whether they are known apart from the labels.
-
-    Args:
-        path: for the message.
-        labels: by part, as `labels_of` gives them.
-        classes: the names, if they were given.
-
-    Raises:
-        ValueError: the parts have labels of different kinds.
-    """
-    if len({found.ndim for found in labels.values()}) > 1:
+    """Return the class names, and whether they are known independently of the labels."""
+    if len({own.ndim for own in labels.values()}) > 1:
         raise ValueError(
             f"the splits of {path} have labels of different kinds: class indices and rows; store all as one of them"
         )
     rows = labels["train"].ndim == 2
     if classes is not None:
         return classes, True
-    total = labels["train"].shape[1] if rows else 1 + max(int(found.max()) for found in labels.values())
+    total = labels["train"].shape[1] if rows else 1 + max(int(own.max()) for own in labels.values())
     return tuple(str(k) for k in range(total)), rows
 
 
-def images_of(array: np.ndarray[Any, Any], name: str) -> Tensor:
-    """The images of one part of an `.npz`, as [N, C, H, W].
-
-    Args:
-        array: as stored; see `load_npz`.
-        name: what its arrays call the part.
-
-    Raises:
-        ValueError: another shape, dtype or range.
-    """
+def _as_images(array: np.ndarray[Any, Any], name: str) -> Tensor:
+    """Check the images of one part, and return them as [N, C, H, W]."""
     if array.ndim == 3:
         array = array[..., None]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
@@ -152,17 +204,8 @@ def images_of(array: np.ndarray[Any, Any], name: str) -> Tensor:
     return torch.from_numpy(array).permute(0, 3, 1, 2)
 
 
-def labels_of(array: np.ndarray[Any, Any], name: str, count: int) -> Tensor:
-    """The labels of one part of an `.npz`: class indices int64 [N], or rows float [N, K].
-
-    Args:
-        array: as stored; see `load_npz`.
-        name: what its arrays call the part.
-        count: how many images the part has.
-
-    Raises:
-        ValueError: another shape, dtype or number.
-    """
+def _as_labels(array: np.ndarray[Any, Any], name: str, count: int) -> Tensor:
+    """Check the labels of one part, and return class indices int64 [N], or rows float [N, K]."""
     if array.ndim not in (1, 2) or len(array) != count or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
             f"{name}_labels must be {count} integers [N] or [N, 1], or rows [N, K], got {array.dtype} "

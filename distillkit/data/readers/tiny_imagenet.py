@@ -6,36 +6,67 @@ from pathlib import Path
 
 import torch
 
-from distillkit.data.readers._listing import Listing, require
-from distillkit.data.readers.folder_layout import SUFFIXES
+from distillkit.data._pixels import AnyPath, Size
+from distillkit.data.readers._folder_layout import SUFFIXES
+from distillkit.data.readers._listing import Listing, open_listing, read_listing, require_files
+from distillkit.data.split import Split, StoredSplit
+from distillkit.normalization import Normalization
 
-__all__ = ["FOLDER", "NAME", "list_tiny_imagenet"]
+__all__ = ["load_tiny_imagenet", "open_tiny_imagenet"]
 
-NAME = "tinyimagenet"
-FOLDER = "tiny-imagenet-200"
+_NAME = "tinyimagenet"
 _SOURCE = "unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip there, as it is"
 
 
-def list_tiny_imagenet(folder: Path) -> Listing:
-    """Which pictures an unpacked `tiny-imagenet-200` has; its `val` is the test set, as its `test` has no labels.
+def load_tiny_imagenet(
+    path: Path, *, size: Size | None = None, channels: int = 3, normalization: Normalization | None = None
+) -> Split:
+    """Load Tiny-ImageNet from the unpacked release. Its `val` is the test set, because its `test` has no labels.
 
     Args:
-        folder: with `wnids.txt` (the classes), `words.txt` (their names), `train/<wnid>/images/*.JPEG`,
-            `val/images/*.JPEG` and `val/val_annotations.txt` (a picture, its class and a box a line, with tabs).
+        path: the folder `tiny-imagenet-200` with `wnids.txt` (the classes), `words.txt` (their names),
+            `train/<wnid>/images/*.JPEG`, `val/images/*.JPEG` and `val/val_annotations.txt` (tab-separated lines of a
+            picture, its class and a box).
+        size, channels, normalization: see `load`. Some pictures are grey, so the default is 3 channels.
 
-    Labels follow the sorted class ids, as ImageFolder has them.
+    Labels follow the sorted class ids, as in torchvision's ImageFolder.
 
     Raises:
-        FileNotFoundError: what is missing, named.
-        ValueError: a file of another layout.
+        FileNotFoundError: missing files.
+        ValueError: another layout.
     """
-    require(folder, ["wnids.txt", "words.txt", "train", "val/val_annotations.txt", "val/images"], NAME, _SOURCE)
+    return read_listing(_list(path), size, channels, normalization, progress=True)
+
+
+def open_tiny_imagenet(
+    path: Path,
+    *,
+    size: Size | None = None,
+    channels: int = 3,
+    normalization: Normalization | None = None,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> StoredSplit:
+    """Open Tiny-ImageNet: as `load_tiny_imagenet`, but pictures are read when needed.
+
+    Args:
+        path, size, channels, normalization: see `load_tiny_imagenet`.
+        cache, workers, progress: see `open_folder`.
+    """
+    return open_listing(
+        _list(path), path, size, channels, normalization, cache=cache, workers=workers, progress=progress
+    )
+
+
+def _list(folder: Path) -> Listing:
+    require_files(folder, ["wnids.txt", "words.txt", "train", "val/val_annotations.txt", "val/images"], _NAME, _SOURCE)
     ids = sorted((folder / "wnids.txt").read_text().split())
     words = dict(line.partition("\t")[::2] for line in (folder / "words.txt").read_text().splitlines())
     if not ids or (unnamed := [wnid for wnid in ids if wnid not in words]):
         lacking = ", ".join(unnamed[:5]) if ids else "all"
         raise ValueError(f"{folder / 'words.txt'} must name each class of wnids.txt, but lacks {lacking}; {_SOURCE}")
-    require(folder, [f"train/{wnid}/images" for wnid in ids], NAME, _SOURCE)
+    require_files(folder, [f"train/{wnid}/images" for wnid in ids], _NAME, _SOURCE)
     files: dict[str, list[Path]] = {"train": [], "test": []}
     labels: dict[str, list[int]] = {"train": [], "test": []}
     for label, wnid in enumerate(ids):
@@ -55,10 +86,10 @@ def list_tiny_imagenet(folder: Path) -> Listing:
         labels["test"].append(number[wnid])
     if not files["test"]:
         raise ValueError(f"{annotations} names no pictures; {_SOURCE}")
-    require(folder / "val" / "images", [file.name for file in files["test"]], NAME, _SOURCE)
+    require_files(folder / "val" / "images", [file.name for file in files["test"]], _NAME, _SOURCE)
     return Listing(
         files,
         {part: torch.tensor(own, dtype=torch.long) for part, own in labels.items()},
         tuple(words[wnid] for wnid in ids),
-        {"dataset": NAME},
+        {"dataset": _NAME},
     )

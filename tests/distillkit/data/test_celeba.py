@@ -10,7 +10,7 @@ from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import clients, load_celeba, load_leaf_celeba, open_celeba, open_leaf_celeba, partition
-from tests.opened import require_same
+from tests.stored import require_same
 
 HALF = Normalization([0.5], [0.5])
 PEOPLE = {1: "2880", 2: "12", 3: "2880", 4: "7", 5: "99", 6: "99", 7: "99"}
@@ -147,7 +147,7 @@ def test_leafs_files_of_another_layout_are_refused(change: dict[str, Any], tmp_p
         load_leaf_celeba(leaf(tmp_path, **change))
 
 
-def test_opened_faces_are_the_loaded_ones(tmp_path: Path) -> None:
+def test_stored_faces_equal_loaded_ones(tmp_path: Path) -> None:
     options: dict[str, Any] = {"size": (8, 6), "normalization": HALF}
     opened = open_celeba(write(tmp_path / "celeba"), cache=tmp_path / "cache", **options)
     require_same(opened, load_celeba(tmp_path / "celeba", **options))

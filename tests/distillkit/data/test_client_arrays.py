@@ -67,7 +67,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     write(tmp_path / "a")
     (tmp_path / "a" / "train" / "client1_images.npy").unlink()
     (tmp_path / "a" / "test" / "client2_labels.npy").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks train/client1_images\.npy, test/client2_labels\.npy; want"):
+    with pytest.raises(FileNotFoundError, match=r"lacks train/client1_images\.npy, test/client2_labels\.npy; expected"):
         load_client_arrays(tmp_path / "a")
 
 
@@ -77,8 +77,8 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         ("images", np.zeros((2, 3, 6, 6), np.uint8), r"client1_images\.npy must hold uint8 pictures .* \[2, 3, 6, 6\]"),
         ("images", np.zeros((2, 6, 6, 3)), r"client1_images\.npy must hold uint8 .* got float64"),
         ("images", np.array([None, {}], dtype=object), r"client1_images\.npy is damaged or not a \.npy of plain"),
-        ("labels", np.zeros(3, np.int64), r"client1_labels\.npy must hold 2 whole numbers.*got int64 \[3\]"),
-        ("labels", np.zeros(2), r"client1_labels\.npy must hold 2 whole numbers.*got float64"),
+        ("labels", np.zeros(3, np.int64), r"client1_labels\.npy must hold 2 integers.*got int64 \[3\]"),
+        ("labels", np.zeros(2), r"client1_labels\.npy must hold 2 integers.*got float64"),
         ("labels", np.array([0, -1]), "labels must be at least 0"),
         ("labels", np.array([0, 5]), "labels must be below num_classes=5"),
     ],

@@ -148,12 +148,12 @@ def test_missing_and_mistaken_sources_are_named(tmp_path: Path) -> None:
         load_domains({name: tmp_path / name for name in ("north", "south", "east")})
     with pytest.raises(FileNotFoundError, match="no folder"):
         load_domains(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="has no sub-folders; want one a source"):
+    with pytest.raises(FileNotFoundError, match="has no sub-folders; expected one per source"):
         load_domains(tmp_path / "north" / "cat")
     folder(tmp_path / "one" / "train")
     with pytest.raises(ValueError, match="is one dataset, with a train folder; load it with load_folder"):
         load_domains(tmp_path / "one")
-    with pytest.raises(ValueError, match=r"your own pictures come with .* load_domains\(\{name: path"):
+    with pytest.raises(ValueError, match=r"load your own pictures with .* load_domains\(\{name: path"):
         load_domains([str(tmp_path / "north")])
     with pytest.raises(ValueError, match="sources must be distinct"):
         load_domains(["digits", "digits"])

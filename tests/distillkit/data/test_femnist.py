@@ -143,7 +143,7 @@ WHITE = [[1.0] * 784] * 2
         (wrong(x=[[float("nan")] * 784] * 2), "k / 255"),
         (wrong(x=[["ink"] * 784] * 2), "k / 255"),
         (wrong(x=WHITE, y=[0]), "labels y"),
-        (wrong(x=WHITE, y=[0, 62]), r"labels y \(whole numbers in 0\.\.61\)"),
+        (wrong(x=WHITE, y=[0, 62]), r"labels y \(integers in 0\.\.61\)"),
         (wrong(x=WHITE, y=[0, -1]), "labels y"),
         (wrong(x=WHITE, y=[0, 0.5]), "labels y"),
         (wrong(x=WHITE, y=[0, float("nan")]), "labels y"),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import clients, load_flair, open_flair, partition
-from tests.opened import require_same
+from tests.stored import require_same
 
 HALF = Normalization([0.5], [0.5])
 
@@ -107,14 +107,14 @@ def test_damaged_metadata_and_odd_options_are_refused(tmp_path: Path) -> None:
         load_flair(tmp_path, size=6)
 
 
-def test_what_opens_the_photos_is_said_where_they_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_photos_for_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     monkeypatch.setattr(os, "sysconf", lambda name: 20)
-    with pytest.raises(ValueError, match=r"400 bytes of memory; open_flair\(\.\.\.\) reads them a part at a time"):
+    with pytest.raises(ValueError, match=r"400 bytes of memory; use open_flair\(\.\.\.\), which reads"):
         load_flair(tmp_path, size=6)
 
 
-def test_opened_photos_are_the_loaded_ones(tmp_path: Path) -> None:
+def test_stored_photos_equal_loaded_ones(tmp_path: Path) -> None:
     options: dict[str, Any] = {"size": 6, "normalization": HALF}
     opened = open_flair(write(tmp_path / "flair"), cache=tmp_path / "cache", **options)
     require_same(opened, load_flair(tmp_path / "flair", **options))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from distillkit import Normalization
 from distillkit.data import NAMES, load, open_dataset
 from distillkit.data.readers.medmnist import CLASSES
-from tests.opened import require_same
+from tests.stored import require_same
 
 # Channels of the pictures and number of classes, after the table of Yang et al., "MedMNIST v2", Scientific Data 2023.
 TABLE = {
@@ -112,7 +112,7 @@ def test_what_medmnist_has_not_in_two_dimensions_is_refused(name: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["pathmnist", "chestmnist"])
-def test_an_opened_set_is_the_loaded_one(name: str, tmp_path: Path) -> None:
+def test_a_stored_set_equals_the_loaded_one(name: str, tmp_path: Path) -> None:
     write(tmp_path, name, side=64)
     half = Normalization([0.5], [0.5])
     opened = open_dataset(f"{name}_64", root=tmp_path, normalization=half, cache=tmp_path / "cache")

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distillkit.data import clients as client_views
+from distillkit.data import clients as client_sets
 from distillkit.data import partition
-from distillkit.data._allocation import share_evenly
+from distillkit.data._allocation import allocate_evenly
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -277,7 +277,7 @@ def test_by_domain_deals_as_a_table_of_owners_would(seed: int, total: int, each:
     groups = [(domains == d).nonzero().flatten() for d in domains.unique()]
     owns = torch.arange(each * len(groups))[:, None] % len(groups) == torch.arange(len(groups))
     if min(len(group) for group in groups) >= each:
-        wanted = share_evenly(groups, owns, domains, seed)
+        wanted = allocate_evenly(groups, owns, domains, seed)
         dealt = partition.by_domain(domains, each * len(groups), generator=seed)
         assert all(torch.equal(a, b) for a, b in zip(dealt, wanted, strict=True))
 
@@ -306,7 +306,7 @@ def test_by_domain() -> None:
 def test_two_classes_with_500_images_of_vhls_paper() -> None:
     """Section 5.1: "each client only has 500 data samples of 2 classes", CIFAR-10 with 10 clients."""
     labels = balanced(10, 5000)
-    parts = partition.capped(labels, partition.classes_per_client(labels, 10, 2), 500, keep="even")
+    parts = partition.cap_size(labels, partition.classes_per_client(labels, 10, 2), 500, keep="even")
     for row in partition.summary(labels, parts):
         assert sorted(row.tolist()) == [0] * 8 + [250, 250]
 
@@ -322,9 +322,9 @@ def test_a_cap_keeps_a_subset_of_the_wanted_classes(keep: Any, counts: list[list
     if not len(labels):
         return
     whole = list(torch.arange(len(labels)).split([sum(c) for c in counts]))
-    kept = partition.capped(labels, whole, size, keep=keep, generator=seed)  # type: ignore[arg-type]
+    kept = partition.cap_size(labels, whole, size, keep=keep, generator=seed)  # type: ignore[arg-type]
     assert all(
-        torch.equal(a, b) for a, b in zip(kept, partition.capped(labels, whole, size, keep=keep, generator=seed))
+        torch.equal(a, b) for a, b in zip(kept, partition.cap_size(labels, whole, size, keep=keep, generator=seed))
     )  # type: ignore[arg-type]
     for had, part, n in zip(whole, kept, counts, strict=True):
         assert torch.equal(part, part.sort().values)
@@ -341,18 +341,18 @@ def test_a_cap_keeps_a_subset_of_the_wanted_classes(keep: Any, counts: list[list
 
 def test_a_cap_draws_which_images_stay() -> None:
     labels = torch.zeros(40, dtype=torch.long)
-    one, other = (partition.capped(labels, [torch.arange(40)], 20, generator=seed)[0] for seed in (0, 1))
+    one, other = (partition.cap_size(labels, [torch.arange(40)], 20, generator=seed)[0] for seed in (0, 1))
     assert not torch.equal(one, other)
     assert not torch.equal(one, torch.arange(20))
-    assert [len(partition.capped(labels, [torch.arange(n)], 20)[0]) for n in (19, 20, 21)] == [19, 20, 20]
+    assert [len(partition.cap_size(labels, [torch.arange(n)], 20)[0]) for n in (19, 20, 21)] == [19, 20, 20]
     with pytest.raises(ValueError, match="size must be at least 1"):
-        partition.capped(labels, [torch.arange(40)], 0)
+        partition.cap_size(labels, [torch.arange(40)], 0)
     with pytest.raises(ValueError, match="keep"):
-        partition.capped(labels, [torch.arange(40)], 5, keep="all")  # type: ignore[arg-type]
+        partition.cap_size(labels, [torch.arange(40)], 5, keep="all")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"partition must hold indices in \[0, 40\), got 40 to 40 for client 1"):
-        partition.capped(labels, [torch.arange(40), torch.tensor([40])], 5)
+        partition.cap_size(labels, [torch.arange(40), torch.tensor([40])], 5)
     with pytest.raises(ValueError, match="at least one client"):
-        partition.capped(labels, [], 5)
+        partition.cap_size(labels, [], 5)
 
 
 def test_summary_counts() -> None:
@@ -367,19 +367,19 @@ def test_summary_counts() -> None:
         partition.summary(labels, [])
 
 
-def test_client_views() -> None:
+def test_one_set_per_client() -> None:
     data = LabeledImages(torch.arange(6.0).view(6, 1, 1, 1), torch.tensor([0, 1, 2, 0, 1, 2]), info={"dataset": "x"})
-    first, empty = client_views(data, [torch.tensor([1, 3]), torch.tensor([], dtype=torch.long)])
+    first, empty = client_sets(data, [torch.tensor([1, 3]), torch.tensor([], dtype=torch.long)])
     assert first.images.flatten().tolist() == [1, 3]
     assert first.labels.tolist() == [1, 0]
     assert (first.num_classes, empty.num_classes, len(empty)) == (3, 3, 0)
     assert first.info == {"dataset": "x", "client": 0, "clients": 2}
     with pytest.raises(ValueError, match=r"indices in \[0, 6\), got 0 to 6"):
-        client_views(data, [torch.tensor([0, 6])])
-    with pytest.raises(ValueError, match="1 are given again"):
-        client_views(data, [torch.tensor([0, 1]), torch.tensor([1])])
+        client_sets(data, [torch.tensor([0, 6])])
+    with pytest.raises(ValueError, match="but repeats 1 indices"):
+        client_sets(data, [torch.tensor([0, 1]), torch.tensor([1])])
     with pytest.raises(ValueError, match="at least one client"):
-        client_views(data, [])
+        client_sets(data, [])
 
 
 @given(

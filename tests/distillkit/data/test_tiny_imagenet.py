@@ -9,7 +9,7 @@ from PIL import Image
 
 from distillkit import Normalization
 from distillkit.data import load, open_dataset
-from tests.opened import require_same
+from tests.stored import require_same
 
 HALF = Normalization([0.5], [0.5])
 WNIDS = ("n02", "n01")  # the release's list is not sorted
@@ -85,9 +85,9 @@ def test_files_of_another_layout_are_refused(file: str, text: str, words: str, t
         load("tiny-imagenet", root=tmp_path)
 
 
-def test_opened_pictures_are_the_loaded_ones(tmp_path: Path) -> None:
+def test_stored_pictures_equal_loaded_ones(tmp_path: Path) -> None:
     write(tmp_path)
     opened = open_dataset("tiny-imagenet", root=tmp_path, normalization=HALF, cache=tmp_path / "cache")
     require_same(opened, load("tiny-imagenet", root=tmp_path, normalization=HALF))
-    with pytest.raises(ValueError, match=r"name must be tinyimagenet or a set of MedMNIST, got 'mnist'.*load\(name\)"):
+    with pytest.raises(ValueError, match=r"must be one of tinyimagenet, pathmnist, .*, got 'mnist'; .*load\(name\)"):
         open_dataset("mnist", root=tmp_path)

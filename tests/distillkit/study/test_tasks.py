@@ -62,7 +62,7 @@ def test_wrong_words_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTILLKIT_DATA", raising=False)
     with pytest.raises(ValueError, match="name must be one of"):
         named_task("imagenet")
-    with pytest.raises(ValueError, match="root must say where retina is"):
+    with pytest.raises(ValueError, match="root must name the folder of retina"):
         named_task("retina")
     with pytest.raises(TypeError, match="epochs"):
         named_task("digits", epochs=3)

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Subset
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import random_subset
 from distillkit.data import _cache as caches
-from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, partition, stored_folder
+from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, partition
+from distillkit.data.readers import _listing
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import StoredImages, as_set
@@ -51,19 +52,19 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pictures that are decoded from now on."""
     found: list[str] = []
-    read = stored_folder.read_picture
+    read = _listing.read_picture
 
     def counted(file: Path, *options: Any) -> torch.Tensor:
         found.append(file.name)
         return read(file, *options)
 
-    monkeypatch.setattr(stored_folder, "read_picture", counted)
+    monkeypatch.setattr(_listing, "read_picture", counted)
     return found
 
 
 def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open a folder, and be killed after so many pictures."""
-    counted = stored_folder.read_picture
+    counted = _listing.read_picture
 
     def killed(file: Path, *options: Any) -> torch.Tensor:
         if len(decoded) > after:
@@ -71,7 +72,7 @@ def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch
         return counted(file, *options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored_folder, "read_picture", killed)
+        patch.setattr(_listing, "read_picture", killed)
         with pytest.raises(KeyboardInterrupt):
             open_folder(path, cache=cache, workers=1)
 
@@ -174,9 +175,7 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
     assert len(open_folder(path, cache=tmp_path / "cache", test_fraction=0).train.read()) == 9
 
 
-def test_a_cache_that_was_cut_off_is_gone_on_with(
-    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "pets", 40)
     cut_off(path, tmp_path / "cache", decoded, 50, monkeypatch)
     done = len(decoded) - 1
@@ -193,7 +192,7 @@ def test_a_cache_that_was_cut_off_is_gone_on_with(
 
 
 @pytest.mark.parametrize("begins", [bytes(16), b"\x93NUMPY\x01\x00\xff\xff", b""], ids=["zeros", "header", "empty"])
-def test_a_cut_off_cache_that_lost_its_beginning_is_made_anew(
+def test_an_interrupted_cache_that_lost_its_header_is_written_again(
     begins: bytes, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a power cut: a file's length is there, what was written first is not."""
@@ -216,7 +215,7 @@ def test_threads_that_open_the_same_folder_make_one_cache(pets: Path, tmp_path: 
     assert (len(found), len(decoded)) == (3, 12 + 3)
 
 
-def test_where_a_cache_lies_and_that_it_says_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "pets")
     monkeypatch.delenv("DISTILLKIT_CACHE", raising=False)
     with pytest.warns(UserWarning, match=r"1.89 kB is written to .*pets.cache; give cache="):
@@ -225,7 +224,7 @@ def test_where_a_cache_lies_and_that_it_says_what_it_takes(tmp_path: Path, monke
     monkeypatch.setenv("DISTILLKIT_CACHE", str(tmp_path / "elsewhere"))
     assert open_folder(path).train.path.parent == tmp_path / "elsewhere"
     monkeypatch.setattr(shutil, "disk_usage", lambda where: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(OSError, match=r"1.89 kB to .*full.*1 kB are free\); give cache=, a folder that has room"):
+    with pytest.raises(OSError, match=r"1.89 kB to .*full.*1 kB are free\); give cache=, a folder with enough space"):
         open_folder(path, cache=tmp_path / "full")
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write a cache of 1.89 kB"):
@@ -353,7 +352,7 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
             open_npz(path, cache=cache)
 
     refused("lacks test_images", test_images=None)
-    refused("train_images of .* is in Fortran", train_images=np.asfortranarray(good["train_images"]))
+    refused("train_images of .* is in Fortran order", train_images=np.asfortranarray(good["train_images"]))
     refused(r"train_images must be \[N, H, W\]", train_images=good["train_images"][..., :2])
     refused("train_images must be uint8 or float, got int64", train_images=good["train_images"].astype(np.int64))
     refused(r"test_images must be in \[0, 1\] if float", **{"test_images": good["test_images"].astype(np.float32)})
@@ -365,7 +364,7 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(ValueError, match="is damaged"):
         open_npz(path, cache=cache)
-    with pytest.raises(FileNotFoundError, match="want an .npz"):
+    with pytest.raises(FileNotFoundError, match="expected an .npz"):
         open_npz(tmp_path / "nothing.npz")
 
 
@@ -374,7 +373,7 @@ def test_more_than_memory_holds_is_refused_before_it_is_read(
 ) -> None:
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}  # the twelve pictures take 9,072 bytes
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    words = r"12 pictures of \[3, 9, 7\] take 9.07 kB as floats, .* 8.19 kB of memory; open_folder\(\.\.\.\) reads"
+    words = r"12 pictures of \[3, 9, 7\] take 9.07 kB as floats, .* 8.19 kB of memory; use open_folder\(\.\.\.\)"
     with pytest.raises(ValueError, match=words):
         load_folder(pets)
     open_folder(pets, cache=tmp_path)
@@ -382,7 +381,7 @@ def test_more_than_memory_holds_is_refused_before_it_is_read(
         elsewhere.delattr(os, "sysconf")  # where nobody says how much there is, nothing is refused
         assert len(load_folder(pets).train) > 0
     pages["SC_PHYS_PAGES"] = 4
-    with pytest.warns(UserWarning, match="16.4 kB of memory; open_folder"):
+    with pytest.warns(UserWarning, match="16.4 kB of memory; use open_folder"):
         load_folder(pets)
     pages["SC_PHYS_PAGES"] = 5
     with warnings.catch_warnings():

@@ -78,7 +78,7 @@ def test_mnistm_in_the_layouts_in_which_people_have_it(
 
 
 def test_mnistm_that_is_missing_or_not_whole_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"missing MNIST-M/mnist_m_train_labels\.txt .* or load mnistm-like"):
+    with pytest.raises(FileNotFoundError, match=r"missing MNIST-M/mnist_m_train_labels\.txt .* Or load mnistm-like"):
         load("mnistm", root=tmp_path)
     released(tmp_path / "a" / "mnist_m")
     (tmp_path / "a" / "mnist_m" / "mnist_m_test" / "00000001.png").unlink()

@@ -1,4 +1,4 @@
-"""What opened sets must be: the loaded ones, pixel for pixel."""
+"""Comparison of stored sets with loaded ones, pixel for pixel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["require_same"]
 
 
 def require_same(opened: StoredSplit, loaded: Split) -> None:
-    """Assert that two splits hold the same, of pictures that were not resized."""
+    """Assert that a stored and a loaded split are equal, for pictures that were not resized."""
     assert (opened.classes, opened.users) == (loaded.classes, loaded.users)
     assert (opened.validation is None) == (loaded.validation is None)
     pairs = list(zip(opened, loaded))

@@ -8,7 +8,7 @@ import torch
 
 from distillkit import Normalization
 from distillkit.data import Split, load, load_domains, mnist_m_like, synth_digits_like
-from distillkit.data.lookalike_digits import FONTS, _font
+from distillkit.data.lookalike_digits import _FONTS, _font
 
 HALF = Normalization([0.5], [0.5])
 
@@ -77,14 +77,14 @@ def test_drawn_digits_are_balanced_coloured_and_reproducible(global_rng_untouche
 
 def test_all_faces_have_their_own_ten_digits() -> None:
     seen = set()
-    for face in FONTS:
+    for face in _FONTS:
         font = _font(face, 40)
         assert face[:2].lower() == font.getname()[0][:2].lower()
         shapes = {bytes(font.getmask(str(digit))) for digit in range(10)}
         assert len(shapes) == 10
         assert bytes(font.getmask("\uffff")) not in shapes
         seen.add(bytes(font.getmask("8")))
-    assert len(seen) == len(FONTS)
+    assert len(seen) == len(_FONTS)
 
 
 @pytest.mark.parametrize(

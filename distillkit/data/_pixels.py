@@ -1,0 +1,66 @@
+"""Conversion of images to the requested size and channels, as float or byte pixels."""
+
+from __future__ import annotations
+
+import os
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from distillkit._utils import check
+
+__all__ = ["AnyPath", "Size", "height_and_width", "to_bytes", "to_pixels"]
+
+Size = int | tuple[int, int]
+AnyPath = str | os.PathLike[str]
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor:
+    """Convert images to the requested size and channels, as float32 pixels in [0, 1].
+
+    Resizing is bilinear with antialiasing and ignores the aspect ratio. RGB becomes grey by the ITU-R 601 luma; grey
+    becomes RGB by repetition.
+
+    Args:
+        images: uint8 in 0..255 or float in [0, 1], [N, C, H, W].
+        size: height and width, or one number for both; None keeps the size.
+        channels: 1 or 3; None keeps the channels.
+    """
+    height, width = height_and_width(size) or images.shape[-2:]
+    channels = images.shape[1] if channels is None else check.one_of(channels, "channels", (1, 3))
+    pixels = torch.empty(len(images), channels, height, width)
+    for chunk, out in zip(images.split(1024), pixels.split(1024)):
+        part = chunk.float() / 255 if chunk.dtype == torch.uint8 else chunk.float()
+        if channels == 1 and part.shape[1] == 3:
+            part = (part * part.new_tensor(_LUMA).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        if part.shape[-2:] != (height, width):
+            part = F.interpolate(part, (height, width), mode="bilinear", antialias=True)
+        out.copy_(part)
+    return pixels.clamp_(0, 1)
+
+
+def to_bytes(pixels: Tensor) -> Tensor:
+    """Round pixels to uint8, each within 1/510 of its value; pixels that came from bytes are restored exactly.
+
+    Args:
+        pixels: float [..., H, W] in [0, 1].
+    """
+    return (pixels * 255).round().to(torch.uint8)
+
+
+def height_and_width(size: Size | None) -> tuple[int, int] | None:
+    """Return the height and width that a `size` argument asks for; None for None.
+
+    Raises:
+        TypeError, ValueError: `size` is neither a positive integer nor two of them.
+    """
+    if size is None:
+        return None
+    given: Any = (size, size) if isinstance(size, Integral) else size
+    height, width = check.sequence(given, "size", "numbers of pixels (height, width), if not one number", 2)
+    return check.positive_int(height, "size"), check.positive_int(width, "size")

@@ -1,0 +1,26 @@
+"""The data root: the folder of the datasets that `load` knows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from distillkit.data._pixels import AnyPath
+
+__all__ = ["data_root"]
+
+
+def data_root(root: AnyPath | None, name: str) -> Path:
+    """Return the given data root, or the environment's.
+
+    Args:
+        root: see `load`.
+        name: the dataset, for the message.
+
+    Raises:
+        ValueError: neither is given.
+    """
+    root = root if root is not None else os.environ.get("DISTILLKIT_DATA")
+    if not root:
+        raise ValueError(f"root must name the folder of {name}; give root= or set DISTILLKIT_DATA")
+    return Path(root).expanduser()

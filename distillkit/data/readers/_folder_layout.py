@@ -1,0 +1,152 @@
+"""Layout of a folder of pictures: its splits, classes and files."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillkit._sanity_checks import warn
+from distillkit.data.readers._listing import Listing
+
+__all__ = ["SUFFIXES", "list_folder", "split_folders", "subfolders"]
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation"), "validation"),
+}
+
+
+def list_folder(path: Path) -> Listing:
+    """List the pictures of a folder without opening them.
+
+    Args:
+        path: see `load_folder`.
+
+    Raises:
+        FileNotFoundError, ValueError: no such folder, or another layout; see `load_folder`.
+    """
+    info: dict[str, Any] = {"dataset": path.resolve().name}
+    parts, skipped = split_folders(path)
+    classes = [folder.name for folder in subfolders(parts["train"])]
+    if not classes:
+        raise FileNotFoundError(f"{parts['train']} has no sub-folders; expected one per class: class/picture.png")
+    listed = {part: _class_pictures(folder, classes, part) for part, folder in parts.items()}
+    if ignored := sum(others for _, _, others in listed.values()):
+        info["files_ignored"] = ignored
+    if skipped:
+        info["folders_ignored"] = skipped
+    files = {part: found for part, (found, _, _) in listed.items()}
+    labels = {part: torch.tensor(found, dtype=torch.long) for part, (_, found, _) in listed.items()}
+    return Listing(files, labels, tuple(classes), info, open_with="open_folder")
+
+
+def subfolders(path: Path) -> list[Path]:
+    """Return the visible folders in `path`, sorted.
+
+    Raises:
+        FileNotFoundError: no such folder.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(f"no folder {path}; expected class/picture.png below it, or train/class/picture.png")
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
+    """Return the folder of each split in `path`, and the names of the other folders. Without splits, `path` is `train`.
+
+    The splits are `train` (`training`), `test` (`testing`) and `val` (`valid`, `validation`), in upper or lower case. A
+    `train` without class folders is a class itself, unless there is a `test` or `val` beside it.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        ValueError: two folders for one split, or a `test` or `val` without a `train` that has class folders.
+    """
+    folders = subfolders(path)
+    named = [(folder, _SPLITS.get(folder.name.lower())) for folder in folders]
+    found = {part: folder for folder, part in named if part}
+    if twice := [part for part, n in Counter(part for _, part in named if part).items() if n > 1]:
+        names = ", ".join(folder.name for folder, part in named if part == twice[0])
+        raise ValueError(f"{path} has several folders for {twice[0]}: {names}; keep one")
+    if "train" in found and subfolders(found["train"]):
+        others = [folder.name for folder, part in named if not part]
+        if others:
+            warn(f"{path} has folders beside its splits, which are not read: {', '.join(others)}")
+        return found, others
+    if set(found) - {"train"}:
+        names = ", ".join(folder.name for part, folder in found.items() if part != "train")
+        raise ValueError(
+            f"{path} has {names}, but no train folder with class folders in it; expected train/class/picture.png "
+            "and test/class/picture.png; rename a class that is called like a split"
+        )
+    return {"train": path}, []
+
+
+def _class_pictures(folder: Path, classes: list[str], part: str) -> tuple[list[Path], list[int], int]:
+    """Return the pictures of one split, their labels, and the number of other files in its class folders."""
+    if unknown := [found.name for found in subfolders(folder) if found.name not in classes]:
+        raise ValueError(f"{folder} has classes that the training split does not: {', '.join(unknown)}")
+    files: list[Path] = []
+    labels: list[int] = []
+    others = 0
+    for label, name in enumerate(classes):
+        below = _files(folder / name)
+        found = [f for f in below if f.suffix.lower() in SUFFIXES]
+        if part == "train" and not found:
+            raise FileNotFoundError(f"class folder {folder / name} holds no pictures ({', '.join(SUFFIXES)})")
+        others += len(below) - len(found)
+        files += found
+        labels += [label] * len(found)
+    flat = sum(f.suffix.lower() in SUFFIXES for f in folder.iterdir() if not f.name.startswith("."))
+    if not files:
+        content = f"{flat} pictures but no class folders" if flat else "no pictures"
+        raise ValueError(
+            f"{folder} holds {content}; expected {folder.name}/class/picture.png, or no {folder.name} at all (then a "
+            "part of train is held out: test_fraction)"
+        )
+    if flat:
+        warn(f"{flat} pictures in {folder} itself, beside the class folders, are not read")
+    if part == "train" and len(inner := _common_subfolders(files, labels, folder)) > 1:
+        first = f"{classes[0]!r}: {str(folder / classes[0])!r}"
+        warn(
+            f"{folder} has the classes {_few(classes)}, and each holds the folders {_few(inner)}; if {_few(classes)} "
+            f"are datasets and {_few(inner)} their classes, read one with load_folder({str(folder / classes[0])!r}) or "
+            f"all with load_domains({{{first}, ...}})"
+        )
+    return files, labels, others
+
+
+def _common_subfolders(files: list[Path], labels: list[int], folder: Path) -> list[str]:
+    """Return the sub-folder names that all class folders share, if every picture is in such a sub-folder."""
+    inside: dict[int, set[str]] = {label: set() for label in labels}
+    for file, label in zip(files, labels):
+        parts = file.relative_to(folder).parts
+        if len(parts) < 3:
+            return []
+        inside[label].add(parts[1])
+    return sorted(set.intersection(*inside.values())) if len(inside) > 1 else []
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return all visible files below `folder`, sorted."""
+    files: list[Path] = []
+    if not folder.is_dir():
+        return files
+    for root, inside, names in os.walk(folder):
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        if links := [name for name in inside if Path(root, name).is_symlink()]:
+            warn(f"{root} has links to folders, which are not followed: {', '.join(links)}")
+        files += [Path(root, name) for name in names if not name.startswith(".")]
+    if broken := [file for file in sorted(files) if not file.exists()]:
+        raise FileNotFoundError(f"{broken[0]} is a broken link ({len(broken)} in {folder}); repair or delete it")
+    return sorted(files)

@@ -1,0 +1,108 @@
+"""Decoding of picture files into tensors."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distillkit._sanity_checks import warn
+from distillkit._utils.conversion import format_bytes
+from distillkit._utils.progress import bar
+from distillkit.data._pixels import Size, to_pixels
+
+__all__ = ["read_picture", "read_pictures", "require_same_shape"]
+
+
+def read_picture(file: Path, size: Size | None, channels: int | None) -> Tensor:
+    """Decode one picture to float pixels [C, H, W] in [0, 1].
+
+    Args:
+        file: the picture.
+        size, channels: see `load_folder`.
+
+    Raises:
+        ValueError: the picture cannot be read.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            if picture.mode.startswith("I;16"):
+                array = np.asarray(picture).astype(np.float32)[..., None] / 65535
+            elif picture.mode in ("I", "F"):
+                raise ValueError(
+                    f"32-bit pixels (mode {picture.mode}) have no defined range; save the picture with 8 or 16 bits"
+                )
+            else:
+                array = np.array(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
+    except Exception as error:
+        raise ValueError(f"cannot read picture {file}: {error or type(error).__name__}") from error
+    tensor = torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
+    return to_pixels(tensor[None], size, channels)[0]
+
+
+def read_pictures(
+    files: Mapping[str, list[Path]], size: Size | None, channels: int | None, *, open_with: str, progress: bool
+) -> dict[str, Tensor]:
+    """Decode all pictures of a dataset: by part, float pixels [N, C, H, W] in [0, 1].
+
+    Args:
+        files: by part; `train` must not be empty.
+        size, channels: see `load_folder`.
+        open_with: the function to recommend if the pictures exceed the memory.
+        progress: whether to show a progress bar.
+
+    Raises:
+        ValueError: an unreadable picture, pictures of different shapes, or more pictures than fit in memory.
+    """
+    first = files["train"][0]
+    shape = read_picture(first, size, channels).shape
+    count = sum(map(len, files.values()))
+    _require_memory(count, shape, open_with)
+    pixels = {part: torch.empty(len(own), *shape) for part, own in files.items()}
+    with bar(count, "reading pictures", unit="picture", progress=progress) as shown:
+        for part, own in files.items():
+            for file, out in zip(own, pixels[part]):
+                out.copy_(require_same_shape(read_picture(file, size, channels), file, first, shape))
+                shown.update()
+    return pixels
+
+
+def require_same_shape(picture: Tensor, file: Path, first: Path, shape: Sequence[int]) -> Tensor:
+    """Return the picture if it has the shape of the first one.
+
+    Args:
+        picture: pixels [C, H, W].
+        file, first: the files of this picture and of the first one.
+        shape: (C, H, W) of the first one.
+
+    Raises:
+        ValueError: another shape; names both, and the option that makes them equal.
+    """
+    if tuple(picture.shape) == tuple(shape):
+        return picture
+    remedy = "channels=1 or channels=3" if picture.shape[0] != shape[0] else "size=, for example size=32"
+    raise ValueError(
+        f"pictures differ: {first} is {list(shape)} (C, H, W), {file} is {list(picture.shape)}; give {remedy}"
+    )
+
+
+def _require_memory(count: int, shape: Sequence[int], open_with: str) -> None:
+    """Refuse pictures that exceed the machine's memory as floats; warn if they take more than half of it."""
+    if not hasattr(os, "sysconf"):
+        return
+    size, memory = 4 * count * math.prod(shape), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    message = (
+        f"{count} pictures of {list(shape)} take {format_bytes(size)} as floats, and this machine has "
+        f"{format_bytes(memory)} of memory; use {open_with}(...), which reads them when needed, or give a smaller size="
+    )
+    if size > memory:
+        raise ValueError(message)
+    if size > memory / 2:
+        warn(message)

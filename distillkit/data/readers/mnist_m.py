@@ -1,0 +1,101 @@
+"""MNIST-M: the digits of MNIST on crops of photos, in three layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit.data._assembly import assemble
+from distillkit.data._pixels import Size, to_pixels
+from distillkit.data.readers._listing import Listing, read_listing, require_pictures
+from distillkit.data.readers.npz import load_npz
+from distillkit.data.readers.synth_digits import require_colour_digits
+from distillkit.data.split import Split
+from distillkit.normalization import Normalization
+
+__all__ = ["load_mnist_m"]
+
+_CLASSES = tuple("0123456789")
+_PARTS = ("train", "test")
+_FOLDERS = ("MNIST-M", "mnist_m", "MNISTM")
+_SOURCE = "http://yaroslav.ganin.net"
+_INFO = {"dataset": "mnistm"}
+
+
+def load_mnist_m(
+    root: Path, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
+) -> Split:
+    """Load MNIST-M (Ganin and Lempitsky, ICML 2015): |photo - digit| for each digit of MNIST and a crop of a photo.
+
+    Args:
+        root: the data root. Its folder `MNIST-M`, `mnist_m` or `MNISTM` has the release (`mnist_m_train/*.png` with
+            `mnist_m_train_labels.txt`, a name and a label per line, and the same for `test`); or `mnist_m_train.pt` and
+            `mnist_m_test.pt`, perhaps in `processed`, as ports of torchvision's MNIST write them (a pair of images and
+            labels); or `mnist_m.npz` in MedMNIST's layout.
+        size, channels: see `load`.
+        normalization: default measured on the training split.
+
+    Raises:
+        FileNotFoundError: none of these files, or an incomplete copy; names what is missing.
+        ValueError: a damaged file, or another layout.
+    """
+    options: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
+    for folder in (root / name for name in _FOLDERS):
+        if (folder / "mnist_m.npz").is_file():
+            split = load_npz(folder / "mnist_m.npz", classes=_CLASSES, **options)
+            train, test = (data.replace(info={**data.info, **_INFO}) for data in split)
+            return Split(train, test, _CLASSES)
+        if (folder / "mnist_m_train_labels.txt").is_file():
+            return read_listing(_list_release(folder), **options, progress=True)
+        for place in (folder, folder / "processed"):
+            if (place / "mnist_m_train.pt").is_file():
+                raw = {part: _read_pt(place / f"mnist_m_{part}.pt") for part in _PARTS}
+                pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
+                labels = {part: own for part, (_, own) in raw.items()}
+                return assemble(pixels, labels, _CLASSES, normalization, _INFO)
+    raise FileNotFoundError(
+        f"mnistm is not in {root}: missing MNIST-M/mnist_m_train_labels.txt (with mnist_m_train/*.png, and the same "
+        f"for test), MNIST-M/mnist_m_train.pt or MNIST-M/mnist_m.npz. Get it from {_SOURCE}, not with download=. Or "
+        "load mnistm-like, which is made from MNIST."
+    )
+
+
+def _list_release(folder: Path) -> Listing:
+    """List the pictures of Ganin's `mnist_m.tar.gz`."""
+    labels: dict[str, Tensor] = {}
+    files: dict[str, list[Path]] = {}
+    for part in _PARTS:
+        table = folder / f"mnist_m_{part}_labels.txt"
+        if not table.is_file():
+            raise FileNotFoundError(f"mnistm is not complete in {folder}: missing {table.name}; get it from {_SOURCE}")
+        lines = [line.split() for line in table.read_text().splitlines() if line.strip()]
+        if invalid := [line for line in lines if len(line) != 2 or line[1] not in _CLASSES]:
+            raise ValueError(
+                f"{table} must hold lines of a picture's name and a digit, got {' '.join(invalid[0])[:60]!r}"
+            )
+        if not lines:
+            raise ValueError(f"{table} names no pictures; get it from {_SOURCE}")
+        labels[part] = torch.tensor([int(digit) for _, digit in lines])
+        names = {part: [name for name, _ in lines]}
+        files |= require_pictures(folder / f"mnist_m_{part}", names, f"get them from {_SOURCE}")
+    return Listing(files, labels, _CLASSES, _INFO)
+
+
+def _read_pt(file: Path) -> tuple[Tensor, Tensor]:
+    """Read images uint8 [N, 3, H, W] and labels from a `.pt` file."""
+    if not file.is_file():
+        raise FileNotFoundError(f"mnistm is not complete in {file.parent}: missing {file.name}")
+    try:
+        images, labels = torch.load(file, weights_only=True)  # constructs nothing but tensors
+        images, labels = images.detach(), labels.detach().long().flatten()
+    except Exception as error:
+        raise ValueError(f"{file} is damaged or no pair of tensors (images, labels): {error}") from error
+    if images.dtype != torch.uint8 or images.ndim != 4 or len(images) != len(labels):
+        raise ValueError(
+            f"{file} must hold images uint8 [N, H, W, 3] and a label for each, got {images.dtype} "
+            f"{list(images.shape)} and {len(labels)} labels"
+        )
+    return require_colour_digits(file, images if images.shape[1] == 3 else images.permute(0, 3, 1, 2), labels)

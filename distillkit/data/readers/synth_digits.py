@@ -1,0 +1,76 @@
+"""SynthDigits: digits drawn from the fonts of Windows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distillkit.data._assembly import assemble
+from distillkit.data._pixels import Size, to_pixels
+from distillkit.data.split import Split
+from distillkit.normalization import Normalization
+
+__all__ = ["load_synth_digits", "require_colour_digits"]
+
+_SOURCE = "http://yaroslav.ganin.net"
+
+
+def load_synth_digits(
+    root: Path, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
+) -> Split:
+    """Load SynthDigits (Ganin and Lempitsky, ICML 2015).
+
+    Args:
+        root: the data root. Its folder `SynthDigits` has `synth_train_32x32.mat` and `synth_test_32x32.mat` in SVHN's
+            layout: `X`, uint8 [32, 32, 3, N], and `y`, [N, 1], in which 10 may stand for 0.
+        size, channels: see `load`.
+        normalization: default measured on the training split.
+
+    Raises:
+        FileNotFoundError: missing files.
+        ValueError: a damaged file, or another layout.
+    """
+    folder = root / "SynthDigits"
+    files = {part: folder / f"synth_{part}_32x32.mat" for part in ("train", "test")}
+    if missing := [file.name for file in files.values() if not file.is_file()]:
+        raise FileNotFoundError(
+            f"synthdigits is not complete in {folder}: missing {', '.join(missing)}. Get them from {_SOURCE}, not "
+            "with download=. Or load synthdigits-like, which needs no files."
+        )
+    raw = {part: _read(file) for part, file in files.items()}
+    pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
+    labels = {part: own for part, (_, own) in raw.items()}
+    return assemble(pixels, labels, tuple("0123456789"), normalization, {"dataset": "synthdigits"})
+
+
+def _read(file: Path) -> tuple[Tensor, Tensor]:
+    """Read images uint8 [N, 3, H, W] and labels from a `.mat` file in SVHN's layout."""
+    from scipy.io import loadmat
+
+    try:
+        content = loadmat(file)
+        images, labels = content["X"], np.asarray(content["y"]).reshape(-1)
+    except Exception as error:
+        raise ValueError(f"{file} is damaged or lacks X or y: {error or type(error).__name__}") from error
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2:] != (3, len(labels)):
+        raise ValueError(
+            f"{file} must hold X, uint8 [H, W, 3, N], and y, N labels, got {images.dtype} {list(images.shape)} and "
+            f"{len(labels)} labels"
+        )
+    digits = torch.from_numpy(labels.astype(np.int64))
+    digits[digits == 10] = 0
+    return require_colour_digits(file, torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1))), digits)
+
+
+def require_colour_digits(file: Path, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Check that a file held colour pictures [N, 3, H, W] of digits, and return images and labels.
+
+    Raises:
+        ValueError: no pictures, other channels, or labels outside 0..9.
+    """
+    if not len(images) or images.shape[1] != 3 or int(labels.min()) < 0 or int(labels.max()) > 9:
+        raise ValueError(f"{file} must hold colour pictures of the digits 0..9, at least one")
+    return images, labels

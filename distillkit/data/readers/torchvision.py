@@ -1,0 +1,112 @@
+"""Datasets of torchvision, read by its loaders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distillkit.data._assembly import assemble
+from distillkit.data._pixels import Size, to_pixels
+from distillkit.data.readers.npz import load_npz
+from distillkit.data.split import Split
+from distillkit.normalization import Normalization
+
+__all__ = ["CIFAR10_CLASSES", "CIFAR10_NORMALIZATION", "load_torchvision"]
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_NORMALIZATION = Normalization([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
+"""Mean and standard deviation of CIFAR-10's training pixels."""
+CIFAR10_FILES = tuple(
+    f"cifar-10-batches-py/{name}" for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+)
+CIFAR100_FILES = tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta"))
+SVHN_FILES = ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat")
+USPS_FILES = ("USPS/usps.bz2", "USPS/usps.t.bz2")
+
+
+def idx_files(folder: str) -> tuple[str, ...]:
+    """Return the four files of a dataset in MNIST's format.
+
+    Args:
+        folder: the folder below the data root.
+    """
+    kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    return tuple(f"{folder}/raw/{part}-{kind}" for part in ("train", "t10k") for kind in kinds)
+
+
+def load_torchvision(
+    root: Path,
+    *,
+    name: str,
+    loader: str,
+    files: tuple[str, ...],
+    classes: tuple[str, ...] | None = None,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    download: bool = False,
+) -> Split:
+    """Load one of torchvision's datasets from its files, or else from `<name>.npz` in MedMNIST's layout.
+
+    Args:
+        root: the data root.
+        name: the name that `load` knows.
+        loader: the class in `torchvision.datasets`.
+        files: the files below `root`.
+        classes: the class names; None reads them from the files.
+        size, channels, normalization, download: see `load`.
+
+    Raises:
+        FileNotFoundError, ValueError: see `load`.
+    """
+    missing = [file for file in files if not (root / file).is_file()]
+    stored = root / f"{name}.npz"
+    if missing and stored.is_file():
+        return load_npz(stored, size=size, channels=channels, normalization=normalization, classes=classes)
+    if missing and not download:
+        command = f"from distillkit.data import load; load({name!r}, root={str(root)!r}, download=True)"
+        raise FileNotFoundError(
+            f"{name} is not complete in {root}: missing {', '.join(missing)}. Get it with\n"
+            f'    python -c "{command}"\n'
+            f"or give the root of your copy, with these files or a {name}.npz (see load_npz), with root= or "
+            "DISTILLKIT_DATA."
+        )
+    raw, found = _read(root, name, loader, files, bool(missing))
+    pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
+    labels = {part: own for part, (_, own) in raw.items()}
+    return assemble(pixels, labels, classes or found, normalization, {"dataset": name})
+
+
+def _read(
+    root: Path, name: str, loader: str, files: tuple[str, ...], download: bool
+) -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[str, ...]]:
+    """Return images [N, C, H, W] uint8 and labels of train and test, and torchvision's class names."""
+    from torchvision import datasets
+
+    folder = root / loader if loader in ("USPS", "SVHN") else root
+    raw: dict[str, tuple[Tensor, Tensor]] = {}
+    for part in ("train", "test"):
+        option: dict[str, Any] = {"split": part} if name == "svhn" else {"train": part == "train"}
+        try:
+            data = getattr(datasets, loader)(str(folder), download=download, **option)
+        except Exception as error:
+            if download:
+                raise
+            raise ValueError(
+                f"{name} in {root} cannot be read ({', '.join(files)}): {error or type(error).__name__}; "
+                "delete the files and get them again"
+            ) from error
+        raw[part] = _as_images(data.data), torch.as_tensor(data.labels if name == "svhn" else data.targets).long()
+    return raw, tuple(getattr(data, "classes", ()))
+
+
+def _as_images(data: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    """Convert torchvision's arrays, [N, H, W], [N, H, W, 3] or SVHN's [N, 3, H, W], to [N, C, H, W]."""
+    images = torch.as_tensor(data)
+    if images.ndim == 3:
+        return images[:, None]
+    return images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)
