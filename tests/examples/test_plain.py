@@ -1,0 +1,91 @@
+"""The plain examples are short, and run when they are started alone in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "examples" / "plain").glob("*.py"))
+
+
+def run(script: Path, folder: Path) -> str:
+    """Run a script in a folder; return its output."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script)]
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Warning" not in ran.stderr, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_is_short_and_needs_nothing_but_the_packages(script: Path) -> None:
+    text = script.read_text()
+    assert len(text.splitlines()) <= 60
+    assert not re.search(r"argparse|_options|sys\.argv", text)
+    assert script.name in (ROOT / "README.md").read_text()
+
+
+def test_there_are_six_scripts() -> None:
+    assert len(SCRIPTS) == 6
+
+
+def images_of(folder: Path) -> None:
+    """Write some digits of three classes into `my-images`, one folder per class."""
+    digits = load_digits()
+    for label in range(3):
+        for number, pixels in enumerate(digits.images[digits.target == label][:40]):
+            path = folder / "my-images" / str(label) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((pixels * 255 / 16).astype("uint8")).save(path)
+
+
+def test_condense_folder(tmp_path: Path) -> None:
+    images_of(tmp_path)
+    assert "random real" in run(ROOT / "examples/plain/condense_folder.py", tmp_path)
+    assert (tmp_path / "small.safetensors").is_file()
+    assert (tmp_path / "small.png").is_file()
+
+
+def test_fedavg_by_hand_gives_the_same_bits_as_simulate(tmp_path: Path) -> None:
+    assert "by hand are equal" in run(ROOT / "examples/plain/fedavg_by_hand.py", tmp_path)
+
+
+def test_paper_method(tmp_path: Path) -> None:
+    averaged, distilled = (
+        [float(value) for value in re.findall(r"0\.\d+", line)]
+        for line in run(ROOT / "examples/plain/paper_method.py", tmp_path).splitlines()
+    )
+    assert distilled[0] > averaged[0]
+
+
+def test_private_set(tmp_path: Path) -> None:
+    lines = run(ROOT / "examples/plain/private_set.py", tmp_path).splitlines()
+    low, high = (float(re.findall(r"accuracy (0\.\d+)", line)[0]) for line in lines)
+    assert [re.findall(r"epsilon (\d)", line) for line in lines] == [["1"], ["8"]]
+    assert 0.3 < low < high
+    assert {path.name for path in tmp_path.iterdir()} == {"private-1.safetensors", "private-8.safetensors"}
+
+
+def test_attack_set(tmp_path: Path) -> None:
+    real, noise = (
+        float(re.findall(r"TPR (\d+\.\d) %", line)[0])
+        for line in run(ROOT / "examples/plain/attack_set.py", tmp_path).splitlines()
+    )
+    assert real > noise
+
+
+def test_own_addon(tmp_path: Path) -> None:
+    plain, l2, both = run(ROOT / "examples/plain/own_addon.py", tmp_path).splitlines()
+    assert plain.startswith("FedAvg(): 0.")
+    assert l2.startswith("FedAvg(L2): 0.")
+    assert both.startswith("FedAvg(L2, FedProx): 0.")
+    assert len({line.split()[-1] for line in (plain, l2)}) == 2
