@@ -26,7 +26,7 @@ class L2(AddOn):
     """Add `weight / 2 * ||w||^2` to every local loss."""
 
     weight: float = 1e-3
-    reads = "nothing"  # no private data beyond what every local step reads
+    data_access = "none"  # no private data beyond what every local step reads
 
     def loss(self, step) -> torch.Tensor:
         parameters = step.local.network.parameters()
