@@ -24,8 +24,6 @@ def network() -> nn.Module:
 
 
 for init in ("real", "noise"):
-    small = distribution_matching(
-        members, networks=RandomNetworks(network), ipc=10, steps=50, batch_real=64, init=init
-    )
+    small = distribution_matching(members, networks=RandomNetworks(network), ipc=10, steps=50, batch_real=64, init=init)
     scores = nearest(small.images, candidates.images)  # higher: more likely a member
     print(f"init={init!r}:", roc(scores, is_member).at(0.05))

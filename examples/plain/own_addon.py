@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from distillkit.data import clients, load, partition
-from fl import AddOn, FedAvg, simulate
+from fl import AddOn, FedAvg, Step, simulate
 from fl.addons import FedProx
 
 train, test = load("digits", size=16)
@@ -28,7 +28,8 @@ class L2(AddOn):
     weight: float = 1e-3
     data_access = "none"  # no private data beyond what every local step reads
 
-    def loss(self, step) -> torch.Tensor:
+    def loss(self, step: Step) -> torch.Tensor:
+        """Return the term for one local step."""
         parameters = step.local.network.parameters()
         return self.weight / 2 * sum(p.square().sum() for p in parameters)
 
