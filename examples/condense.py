@@ -22,7 +22,15 @@ from _data import refuse_unread
 from _options import command_line, number, parsed, run_study
 from distillkit import LabeledImages, data, plot
 from distillkit.augment import DIGITS, DSA, NATURAL
-from distillkit.condense import distribution_matching, gradient_matching, herding, k_center, loops_for, random_subset
+from distillkit.condense import (
+    InnerTraining,
+    distribution_matching,
+    gradient_matching,
+    herding,
+    k_center,
+    loops_for,
+    random_subset,
+)
 from distillkit.fingerprint import set_fingerprint
 from distillkit.networks import RandomNetworks, build
 from distillkit.study import Condense, Study, Task, grid, summary_table
@@ -104,7 +112,7 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
     """The methods of the command line, with as many tries each."""
     augment = DSA(DIGITS if Path(o.dataset).stem.lower() in ("mnist", "usps", "svhn", "digits") else NATURAL)
     ours = {"ipc": o.ipc, "batch_real": o.batch_real}
-    gradient = {**ours, "iterations": o.iterations, "loops": o.loops, "init": o.init}
+    gradient = {**ours, "iterations": o.iterations, "inner": InnerTraining(loops=o.loops), "init": o.init}
 
     def chosen(choose: Choose) -> Choose:
         return lambda **given: partial(embedded, choose=choose, ipc=o.ipc, images=o.embedding_images, **given)

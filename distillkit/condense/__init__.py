@@ -1,14 +1,16 @@
 """Condensation: learn or choose a small set that trains like the large one."""
 
+from distillkit.condense._inner_training import InnerTraining, loops_for
 from distillkit.condense._mean_matching import distance_to_means, embedding_means
 from distillkit.condense._state import Progress, load_state, save_state
 from distillkit.condense.coresets import herding, k_center, random_subset
 from distillkit.condense.distribution import distribution_matching
-from distillkit.condense.gradient import gradient_matching, loops_for
+from distillkit.condense.gradient import gradient_matching
 from distillkit.condense.initialization import class_statistics, images_from_statistics, initial_images
 from distillkit.condense.target_gradient import fit_to_gradient
 
 __all__ = [
+    "InnerTraining",
     "Progress",
     "class_statistics",
     "distance_to_means",

@@ -1,4 +1,4 @@
-"""The two halves of a distribution-matching step: mean embeddings of real images, gradient of synthetic ones."""
+"""The two halves of a distribution-matching step: mean embeddings of real images, gradient of synthetic images."""
 
 from __future__ import annotations
 
@@ -14,72 +14,32 @@ from distillkit.networks._validation import uses_batch_statistics
 
 MATCHES = ("embedding", "embedding+logits")
 
-__all__ = ["MATCHES", "distance_to_means", "embedding_means", "groups"]
-
-
-def _embed(network: Network, images: Tensor, match: str) -> Tensor:
-    embedding = network.features(images)
-    return embedding if match == "embedding" else torch.cat([embedding, network.classifier(embedding)], 1)
-
-
-def _checked(network: Network, images: Tensor, counts: Sequence[int], match: str) -> list[int]:
-    """The counts, once the arguments are of the right kinds: cheap enough for every step, so NaN is not looked for."""
-    check.one_of(match, "match", MATCHES)
-    if not callable(getattr(network, "features", None)) or isinstance(network, type):
-        raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")
-    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
-        check.batch_of_images(images)
-    found = [check.positive_int(n, "counts") for n in check.sequence(counts, "counts", "image counts, one a class")]
-    if not found or sum(found) != len(images):
-        raise ValueError(f"counts must add up to the number of images, {len(images)}, got {found}")
-    return found
-
-
-def groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
-    """How to cut classes into groups whose images fit into one chunk together; a larger class is a group of its own.
-
-    With batch statistics there is one group, so that these are statistics of mixed classes.
-
-    Args:
-        network: the one that the images go through.
-        images: what they look like: float [N, C, H, W].
-        counts: images of each class.
-        chunk: images per pass; default by device and size.
-
-    Yields:
-        Slices of the classes' positions.
-    """
-    limit = sum(counts) if uses_batch_statistics(network) else chunk_size(images, chunk)
-    first, held = 0, 0
-    for position, count in enumerate(counts):
-        if held and held + count > limit:
-            yield slice(first, position)
-            first, held = position, 0
-        held += count
-    yield slice(first, len(counts))
+__all__ = ["MATCHES", "class_groups", "distance_to_means", "embedding_means"]
 
 
 @torch.no_grad()
 def embedding_means(
     network: Network, images: Tensor, counts: Sequence[int], *, match: str = "embedding", chunk: int | None = None
 ) -> Tensor:
-    """The mean embedding of each class: the half of a distribution-matching step that sees real images.
+    """Return the mean embedding of each class, the half of a distribution-matching step that sees real images.
 
-    `distribution_matching` calls it; call it yourself for a loop of your own, with `distance_to_means` for the other
-    half. It runs without a graph and in chunks. The result is float [len(counts), d].
+    Use it with `distance_to_means` to write your own loop. It records no graph and works in chunks.
 
     Args:
-        network: gives `features` and `classifier`. If it uses batch statistics, all images go through at once, so that
-            these are statistics of mixed classes.
+        network: has `features` and `classifier`. If it uses batch statistics, all images pass together, so that the
+            statistics are those of mixed classes.
         images: float [N, C, H, W], class by class.
-        counts: images of each class, all positive, N in sum.
+        counts: number of images of each class, all positive, N in total.
         match: `"embedding"`, or `"embedding+logits"` to append the mean logits.
         chunk: images per forward pass; default `chunking.chunk_size`.
 
+    Returns:
+        Float [len(counts), d].
+
     Raises:
-        TypeError, ValueError: no split network, bad images, or counts that do not add up to them.
+        TypeError, ValueError: the network is not split, the images are invalid, or `counts` does not sum to N.
     """
-    counts = _checked(network, images, counts, match)
+    counts = _checked_counts(network, images, counts, match)
     limit = chunk_size(images, chunk, chunked_stem=getattr(network, "chunked_stem", False))
     limit = len(images) if uses_batch_statistics(network) else limit
     shares = torch.block_diag(*(images.new_full((1, n), 1 / n) for n in counts)).split(limit, 1)
@@ -100,44 +60,85 @@ def distance_to_means(
     augment: Callable[[Tensor, int], Tensor] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """How far synthetic images are from the real means, and the gradient that brings them nearer: the other half.
+    """Return the distance of synthetic images to the real means, and its gradient with respect to the images.
 
-    For a loop of your own: `embedding_means` of real images, this, and a step of an optimiser on the images.
+    A loop of your own consists of `embedding_means` of real images, this function, and an optimiser step.
 
-    The loss is a sum over classes, so its backward pass runs class by class (small classes together, as many as fit
-    into a chunk), which gives the same gradient in half the time on a CPU. With batch statistics all classes go
-    through the network together.
+    The loss is a sum over classes, so the backward pass runs class by class, with small classes together up to a chunk.
+    The gradient is the same, in half the time on a CPU. With batch statistics all classes pass together.
 
     Args:
-        network: gives `features` and `classifier`; parameters that ask for no gradient make it faster.
+        network: has `features` and `classifier`. Parameters without `requires_grad` make it faster.
         targets: the real means [K, d], from `embedding_means` with the same `match`.
         images: the synthetic images [N, C, H, W], class by class.
-        counts: synthetic images of each of the K classes, all positive, N in sum.
+        counts: number of synthetic images of each of the K classes, all positive, N in total.
         match: see `embedding_means`.
-        augment: maps (the images of one class, the class's position 0..K-1) to what the network sees of them.
+        augment: called with the images of one class and the position of the class, 0..K-1; returns the network's input.
         chunk: images per pass; see `embedding_means`.
 
     Returns:
         The loss, a scalar, sum over k of ||targets[k] - mean embedding of class k||^2, and the gradient [N, C, H, W].
     """
-    counts = _checked(network, images, counts, match)
+    counts = _checked_counts(network, images, counts, match)
     k = len(counts)
     if not isinstance(targets, Tensor) or targets.ndim != 2 or (len(targets), targets.dtype) != (k, images.dtype):
         came = f"{targets.dtype} {list(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
         raise ValueError(f"targets must be {images.dtype} [{k}, d], a mean for each of the counts, got {came}")
     loss, gradients = images.new_zeros(()), []
     parts = images.detach().split(list(counts))
-    for group in groups(network, images, counts, chunk):
+    for group in class_groups(network, images, counts, chunk):
         leaf = torch.cat(parts[group]).requires_grad_()
         sizes = list(counts[group])
         with torch.enable_grad():
-            seen = leaf
+            inputs = leaf
             if augment is not None:
                 pairs = enumerate(leaf.split(sizes), group.start)
-                seen = torch.cat([augment(own, position) for position, own in pairs])
-            embedding = _embed(network, seen, match)
+                inputs = torch.cat([augment(own, position) for position, own in pairs])
+            embedding = _embed(network, inputs, match)
             means = torch.stack([own.mean(0) for own in embedding.split(sizes)])
             distance = (targets[group] - means).square().sum()
             gradients.append(torch.autograd.grad(distance, leaf)[0])
         loss += distance.detach()
     return loss, torch.cat(gradients)
+
+
+def class_groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
+    """Divide classes into groups whose images fit into one chunk. A larger class is a group of its own.
+
+    With batch statistics there is one group, so that the statistics are those of mixed classes.
+
+    Args:
+        network: the network that processes the images.
+        images: images of the same shape and device, float [N, C, H, W].
+        counts: number of images of each class.
+        chunk: images per pass; default by device and size.
+
+    Yields:
+        Slices of the classes' positions.
+    """
+    limit = sum(counts) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    first, size = 0, 0
+    for position, count in enumerate(counts):
+        if size and size + count > limit:
+            yield slice(first, position)
+            first, size = position, 0
+        size += count
+    yield slice(first, len(counts))
+
+
+def _embed(network: Network, images: Tensor, match: str) -> Tensor:
+    embedding = network.features(images)
+    return embedding if match == "embedding" else torch.cat([embedding, network.classifier(embedding)], 1)
+
+
+def _checked_counts(network: Network, images: Tensor, counts: Sequence[int], match: str) -> list[int]:
+    """Check types and sizes, and return the counts. It runs in every step, so it does not look for NaN."""
+    check.one_of(match, "match", MATCHES)
+    if not callable(getattr(network, "features", None)) or isinstance(network, type):
+        raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")
+    if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
+        check.batch_of_images(images)
+    found = [check.positive_int(n, "counts") for n in check.sequence(counts, "counts", "image counts, one a class")]
+    if not found or sum(found) != len(images):
+        raise ValueError(f"counts must add up to the number of images, {len(images)}, got {found}")
+    return found

@@ -1,4 +1,4 @@
-"""Groups of classes side by side: as many at once as there are intra-op threads, each on one of them."""
+"""Groups of classes in parallel, one intra-op thread each."""
 
 from __future__ import annotations
 
@@ -15,72 +15,68 @@ from torch import Tensor
 from distillkit._utils.threads import thread_pool
 from distillkit.networks._base import Network
 
-__all__ = ["Abreast", "abreast"]
+__all__ = ["ParallelMap", "parallel_map"]
 
 T = TypeVar("T")
 Part = TypeVar("Part")
 
 
-class Abreast:
-    """Does the same for many parts, several at once; what comes out does not depend on how many.
+class ParallelMap:
+    """Map of a function over parts, several at once. The result does not depend on the number of threads.
 
     Args:
-        pool: threads of one intra-op thread each, or None for one part after the other.
-        workers: how many threads.
+        pool: threads with one intra-op thread each, or None to process the parts in turn.
+        workers: number of threads.
     """
 
     def __init__(self, pool: ThreadPoolExecutor | None, workers: int) -> None:
         self._pool, self._workers = pool, workers
         self._networks: list[Network] = []
 
-    def see(self, network: Network) -> None:
-        """From now on parts go through this network, as it is now. A draw may overwrite the one before it.
-
-        Args:
-            network: the step's.
-        """
+    def set_network(self, network: Network) -> None:
+        """Set the `network` of the following calls, in its present state. A later draw may overwrite it."""
         self._networks = [network]
 
-    def __call__(self, work: Callable[[Network, Part], T], parts: Sequence[Part]) -> list[T]:
-        """`work(network, part)` of each part, in their order. No two at once have the same network, but copies of it.
+    def __call__(self, function: Callable[[Network, Part], T], parts: Sequence[Part]) -> list[T]:
+        """Return `function(network, part)` of each part, in order. Concurrent calls get copies of the network.
 
         Args:
-            work: called in the threads.
-            parts: of any kind.
+            function: called in the threads.
+            parts: parts of any kind.
         """
         if self._pool is None or len(parts) == 1:
-            return [work(self._networks[0], part) for part in parts]
+            return [function(self._networks[0], part) for part in parts]
         free: SimpleQueue[Network] = SimpleQueue()
-        with contextlib.suppress(RuntimeError, TypeError):  # one that keeps a graph, or a lock, has no copy: take turns
+        with contextlib.suppress(RuntimeError, TypeError):  # a network that cannot be copied is used in turn
             while len(self._networks) < min(self._workers, len(parts)):
                 self._networks.append(copy.deepcopy(self._networks[0]))
-        for network in self._networks:  # a forward pass may write on its network, as that of `networks.split` does
+        for network in self._networks:  # a forward pass may write to its network, as in `networks.split`
             free.put(network)
 
-        def one(part: Part) -> T:
-            own = free.get()
+        def run(part: Part) -> T:
+            network = free.get()
             try:
-                return work(own, part)
+                return function(network, part)
             finally:
-                free.put(own)
+                free.put(network)
 
-        futures = [self._pool.submit(one, part) for part in parts]
+        futures = [self._pool.submit(run, part) for part in parts]
         return [future.result() for future in futures]
 
 
 @contextlib.contextmanager
-def abreast(images: Tensor) -> Iterator[Abreast]:
-    """What does parts of a step side by side: on a CPU with several intra-op threads, else one after the other.
+def parallel_map(images: Tensor) -> Iterator[ParallelMap]:
+    """Yield a map that runs in threads on a CPU with several intra-op threads, and sequentially elsewhere.
 
-    Two threads that work on a class each are faster than one class at a time on two threads, whose every operation
-    waits for both. On a GPU there is nothing to gain, and autocast is not inherited by threads: one after the other.
+    Two threads with a class each are faster than one class on two threads, where every operation waits for both. A GPU
+    gains nothing, and threads do not inherit autocast.
 
     Args:
-        images: what is worked on.
+        images: the images to be processed.
     """
     workers = torch.get_num_threads()
     if images.device.type != "cpu" or workers == 1 or torch.is_autocast_enabled("cpu"):
-        yield Abreast(None, 1)
+        yield ParallelMap(None, 1)
         return
     with thread_pool(workers, "class") as pool:
-        yield Abreast(pool, workers)
+        yield ParallelMap(pool, workers)

@@ -22,12 +22,12 @@ __all__ = [
     "Progress",
     "Resume",
     "State",
-    "identity_of",
+    "call_identity",
     "load_state",
-    "named",
     "pack_arguments",
-    "resumed",
+    "restore_state",
     "save_state",
+    "stable_repr",
 ]
 
 State = dict[str, Tensor]
@@ -74,7 +74,7 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
     return torch.tensor(list(json.dumps(dict(arguments), sort_keys=True).encode()), dtype=torch.uint8)
 
 
-def named(value: object) -> str:
+def stable_repr(value: object) -> str:
     """A value as text for a record that another process compares.
 
     It is the repr, but what would show an address goes by its name.
@@ -89,7 +89,7 @@ def named(value: object) -> str:
     return f"{thing.__module__}.{getattr(thing, '__qualname__', '')}"
 
 
-def identity_of(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
+def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
     """What a condensation's state says of its data and networks: a resumed call must have the same ones.
 
     The fingerprint of the data has no key: a state holds images that were made of them without noise anyway.
@@ -131,7 +131,7 @@ def load_state(path: str | os.PathLike[str]) -> State:
     return read_tensors(path, kind=_FORMAT, what="a condenser's state")[0]
 
 
-def resumed(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:
+def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:
     """The state that a condenser goes on from, once it is sure that it belongs to this call; None without `resume`.
 
     Args:

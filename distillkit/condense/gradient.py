@@ -1,52 +1,31 @@
-"""Gradient matching: DC and DSA, with an inner training of the network."""
+"""Gradient matching (DC, DSA): match parameter gradients while the network trains on the synthetic images."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.progress import bar
-from distillkit._utils.provenance import provenance
-from distillkit.augment import Augmentation, augmented, require_augmentation
-from distillkit.condense._descent import Descent
-from distillkit.condense._inner_loop import fix_statistics, inner_epochs, trainable
+from distillkit.augment import Augmentation, require_augmentation
+from distillkit.condense._condensation import Condensation
+from distillkit.condense._inner_training import InnerTraining, TrainedNetwork, loops_for
 from distillkit.condense._parameter_gradient import Metric, distance_to_target, parameter_gradient
-from distillkit.condense._state import Progress, Resume, identity_of, named
-from distillkit.condense.initialization import class_starts
-from distillkit.networks._validation import check_network, require_sampler
+from distillkit.condense._state import Progress, Resume
+from distillkit.networks._validation import require_sampler
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
-from distillkit.rng import as_generator, derive
+from distillkit.rng import derive
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
-__all__ = ["gradient_matching", "loops_for"]
+__all__ = ["gradient_matching"]
 
-_INNER = ((1, 1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10), (100, 2))
+_INNER = InnerTraining()
+
 _STATISTICS_IMAGES = 16
-
-
-def loops_for(ipc: int) -> tuple[int, int]:
-    """How long DC trains for a number of images per class: (outer, inner) loops, the published ones and those between.
-
-    Outer are the matching steps for each network, inner the epochs of its training between two of them.
-
-    The outer number is `ipc`, images per class. The inner one is linear between the published points (1, 1), (10, 50),
-    (20, 25), (30, 20), (40, 15), (50, 10), and (100, 2), which the authors gave later; rounded half up; 2 from there
-    on. So every published pair comes out as published, and every other ipc, at which the released code exits, has one.
-
-    >>> loops_for(10), loops_for(15), loops_for(200)
-    ((10, 50), (15, 38), (200, 2))
-    """
-    ipc = check.positive_int(ipc, "ipc")
-    for (low, at_low), (high, at_high) in pairwise(_INNER):
-        if ipc <= high:
-            return ipc, math.floor(at_low + (at_high - at_low) * (ipc - low) / (high - low) + 0.5)
-    return ipc, _INNER[-1][1]
+"""Real images of each class in the batch that batch norm takes its statistics from."""
 
 
 @torch.enable_grad()
@@ -57,15 +36,13 @@ def gradient_matching(
     networks: NetworkSampler,
     ipc: int = 10,
     iterations: int = 1000,
-    loops: tuple[int, int] | None = None,
     metric: Metric = "row_cosine",
     init: str | LabeledImages = "noise",
     classes: Sequence[int] | None = None,
     batch_real: int | None = 256,
     lr: float = 0.1,
     momentum: float = 0.5,
-    lr_net: float = 0.01,
-    batch_net: int = 256,
+    inner: InnerTraining = _INNER,
     augment: Augmentation | None = None,
     num_classes: int | None = None,
     normalization: Normalization | None = None,
@@ -75,151 +52,117 @@ def gradient_matching(
     resume: Resume | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Condense a set by gradient matching (DC, DSA): images that train a network as the real ones would.
+    """Condense a set by gradient matching (DC, DSA).
 
-    They are learned to give a network the parameter gradient that the real images give it, while it trains on them.
+    The synthetic images learn to give a network the same parameter gradient as the real images, while the network
+    trains on them. Each iteration draws a network and repeats two moves:
 
-    Each iteration draws a network and goes `outer` times through: (1) one step of SGD with momentum on the pixels,
-    down the sum over classes c of D(grad CE(synthetic images of c), grad CE(real images of c)); (2) `inner` epochs of
-    SGD on the network, with the synthetic set (not after the last matching step). Algorithm 1 of Zhao, Mopuri and
-    Bilen, "Dataset condensation with gradient matching" (DC, ICLR 2021); with `augment=DSA()`, Algorithm 1 of Zhao and
-    Bilen, "Dataset condensation with differentiable Siamese augmentation" (ICML 2021).
+    1. one step of SGD with momentum on the pixels, down the sum over classes c of
+       D(grad CE(synthetic images of c), grad CE(real images of c));
+    2. some epochs of SGD on the network with the synthetic set, except after the last matching step.
+
+    Papers: Zhao, Mopuri and Bilen, "Dataset condensation with gradient matching" (DC, ICLR 2021), Algorithm 1; with
+    `augment=DSA()` Zhao and Bilen, "Dataset condensation with differentiable Siamese augmentation" (DSA, ICML 2021),
+    Algorithm 1.
 
     Args:
-        images: the real images, float [N, C, H, W] in the normalised space, or a `LabeledImages` (then no `labels`).
-        labels: their class indices, int [N].
-        networks: where networks come from, `RandomNetworks(factory)` in the papers; what is drawn is copied, so its
-            parameters may be frozen. Batch norm that uses batch statistics is given, before each matching step, those
-            of a real batch of all classes (16 each) and keeps them for that step: a class alone would be normalised
-            to the same mean as any other. It uses the batch's again while the network is trained. Dropout stays off.
+        images: the real images, float [N, C, H, W] in the normalized space, or a `LabeledImages` (then no `labels`).
+        labels: class indices, int [N].
+        networks: sampler of networks, `RandomNetworks(factory)` in the papers. A drawn network is copied, so its
+            parameters may be frozen. Batch norm that uses batch statistics takes those of a real batch of all classes
+            (16 images each) before each matching step, and those of its own batch while the network trains. A class
+            alone would be normalized to the same mean as any other. Dropout is off.
         ipc: synthetic images per class.
-        iterations: networks that are drawn.
-        loops: (outer, inner); default `loops_for(ipc)`.
+        iterations: number of networks.
         metric: D; see `losses.matching.gradient_distance`.
         init: see `initial_images`. The papers start from noise.
-        classes: the classes to condense; default those that own a real image.
-        batch_real: real images per class and matching step, without replacement; a class that has fewer gives all.
-            None: always all.
-        lr: step size on the pixels.
-        momentum: of the pixels' SGD, in [0, 1).
-        lr_net: step size on the network (SGD without momentum).
-        batch_net: images per step of the network's training.
-        augment: applied with one draw per class and matching step to its real and its synthetic images (Siamese), and
-            image by image while the network is trained.
-        num_classes, normalization: of the data, when `images` is a tensor; see `LabeledImages`.
-        generator: an int seed, or a CPU generator, from which one number is drawn; all else derives from it, the
-            iteration, the matching step and the class.
+        classes: the classes to condense; default those with a real image.
+        batch_real: real images per class and matching step, sampled without replacement. A smaller class gives all its
+            images. None: always all.
+        lr, momentum: options of SGD on the pixels; momentum in [0, 1).
+        inner: how each network is trained between matching steps, see `InnerTraining`.
+        augment: applied with one draw per class and matching step to real and synthetic images (Siamese), and with one
+            draw per image while the network trains.
+        num_classes, normalization: properties of the data if `images` is a tensor; see `LabeledImages`.
+        generator: an int seed, or a CPU generator, from which one number is drawn. All draws derive from it.
         chunk: images per pass through the network; default by device and size (see `chunking.chunk_size`). It bounds
-            memory and changes results by rounding only.
-        callback: called with a `Progress` after each iteration; its `step` counts iterations, its `loss` is the mean
-            over the iteration's matching steps.
-        resume: a state of `Progress.state()`, or the file that `save_state` wrote: go on from there, to the same bits
-            as without the interruption. Pass the other arguments again; `iterations` counts from the very beginning.
-        progress: whether long work shows a bar (see `distillkit._utils.progress`), which counts matching steps.
+            memory and changes results only by rounding.
+        callback: called with a `Progress` after each iteration. Its `step` counts iterations, and its `loss` is the
+            mean over the matching steps of the iteration.
+        resume: a state from `Progress.state()`, or the path of a file written by `save_state`. Pass the other
+            arguments again; `iterations` includes those already done.
+        progress: whether to show a progress bar, which counts matching steps.
 
     Returns:
-        A set of `ipc` images per class, class-major, in the same normalised space, never clipped; `info` says how it
-        was made, which classes were `absent` in the data, and for which ones the start repeats images.
+        A set of `ipc` images per class, class-major, in the same normalized space, never clipped. Its `info` describes
+        how it was made, the classes `absent` from the data, and the classes whose initial images repeat.
 
     Raises:
-        TypeError, ValueError: what is wrong with which argument.
-        FloatingPointError: the loss is no longer finite.
+        TypeError, ValueError: an argument is invalid; the message names it.
+        FloatingPointError: the loss is not finite.
 
-    Deviations from the released code: randomness is derived, not taken from the clock; loops exist for every ipc;
-    `iterations`, not one more; running statistics of batch norm are set to the mixed batch's, where the code moves
-    them a tenth of the way from their initial 0 and 1.
+    Deviations from the released code: draws derive from the seed, not from the clock; loops exist for every ipc;
+    `iterations` are run, not one more; running statistics of batch norm are set to those of the mixed batch, where the
+    release moves them by a tenth from their initial 0 and 1.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     iterations = check.positive_int(iterations, "iterations", least=0)
-    batch_net = check.positive_int(batch_net, "batch_net")
-    lr_net = check.real_number(lr_net, "lr_net", least=0.0)
     require_augmentation(augment, real.normalization)
-    outer, inner = loops_for(ipc) if loops is None else check.sequence(loops, "loops", "numbers (outer, inner)", 2)
-    check.positive_int(outer, "loops[0]")
-    check.positive_int(inner, "loops[1]", least=0)
+    if not isinstance(inner, InnerTraining):
+        raise TypeError(f"inner must be an InnerTraining(loops=..., lr=..., batch=...), got {type(inner).__name__}")
+    matching_steps, epochs = inner.loops or loops_for(ipc)
     limit = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
-
-    seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
-    rows, start, counts = class_starts(real, ipc, init, classes, seed)
-    options: dict[str, object] = {"loops": [outer, inner], "metric": metric, "batch_real": batch_real}
-    options |= {"lr_net": lr_net, "batch_net": batch_net}
-    arguments = {
-        "method": "gradient matching",
-        "networks": type(networks).__name__,
-        "augment": None if augment is None else named(augment),
-        **options,
-        "classes": {str(c): [len(own), n] for (c, own), n in zip(rows.items(), counts, strict=True)},
-    }
-    run = Descent(start.images, lr, momentum, iterations, arguments, seed, resume, lambda: identity_of(real, networks))
-
-    def batch(c: int, count: int, *keys: int | str) -> Tensor:
-        index = rows[c]
-        if len(index) > count:
-            index = index[torch.randperm(len(index), generator=derive(run.seed, *keys, c))[:count]]
-        return real.images.index_select(0, index.to(real.images.device))
-
+    options: dict[str, object] = {"loops": [matching_steps, epochs], "metric": metric, "batch_real": batch_real}
+    options |= {"lr_net": float(inner.lr), "batch_net": inner.batch}
+    run = Condensation(
+        "gradient matching", real, networks, ipc=ipc, init=init, classes=classes, augment=augment, lr=lr,
+        momentum=momentum, steps=iterations, generator=generator, resume=resume, callback=callback, arguments=options,
+    )  # fmt: skip
     loss = None
-    total = iterations * outer
-    with bar(total, "gradient matching", progress=progress, done=run.done * outer) as shown:
-        for i in range(run.done, iterations):
-            drawn = networks.draw(derive(run.seed, i, "network"))
-            if loss is None:
-                check_network(drawn, run.images, classes=real.num_classes, name="networks")
-            network, parameters, norms = trainable(drawn)
-            losses = []
-            for j in range(outer):
-                if norms:
-                    fix_statistics(
-                        network, norms, torch.cat([batch(c, _STATISTICS_IMAGES, i, j, "mixed") for c in rows])
-                    )
-                distances, gradients = [], []
-                for c, own in zip(rows, run.images.split(counts), strict=True):
-                    seen, leaf = batch(c, limit, i, j, "real"), own
-                    if augment is not None:
-                        draw, leaf = derive(run.seed, i, j, c, "augment"), own.clone().requires_grad_()
-                        seen = augmented(augment, seen, draw.clone_state(), siamese=True)
-                        own = augmented(augment, leaf, draw, siamese=True)
-                    of_class = start.labels.new_full((max(len(seen), len(own)),), c)
-                    target = parameter_gradient(network, parameters, seen, of_class[: len(seen)], chunk=chunk)
-                    distance, gradient = distance_to_target(
-                        network, parameters, own, of_class[: len(own)], target, metric=metric, chunk=chunk
-                    )
-                    if augment is not None:
-                        (gradient,) = torch.autograd.grad(own, leaf, gradient)
-                    distances.append(distance)
-                    gradients.append(gradient)
-                losses.append(run.descend(torch.stack(distances).sum(), torch.cat(gradients)))
+    total, done = iterations * matching_steps, run.done * matching_steps
+    with bar(total, "gradient matching", progress=progress, done=done) as shown:
+        for i, drawn in run.draw_networks(run.images, classes=real.num_classes):
+            trained, losses = TrainedNetwork(drawn, chunk), []
+            for j in range(matching_steps):
+                if trained.norms:
+                    mixed = [run.sample(c, _STATISTICS_IMAGES, i, j, "mixed", c) for c in run.rows]
+                    trained.fix_statistics(torch.cat(mixed))
+                matched = [
+                    _match_class(run, trained, (i, j), c, own, limit, metric)
+                    for c, own in zip(run.rows, run.images.split(run.counts), strict=True)
+                ]
+                distances, gradients = zip(*matched, strict=True)
+                losses.append(run.step(torch.stack(distances).sum(), torch.cat(gradients)))
                 shown.update()
-                if j < outer - 1:
-                    inner_epochs(
-                        network,
-                        parameters,
-                        norms,
-                        run.images,
-                        start.labels,
-                        epochs=inner,
-                        lr=lr_net,
-                        batch=batch_net,
-                        augment=augment,
-                        generator=derive(run.seed, i, j, "train"),
-                        chunk=chunk,
-                    )
-            loss = sum(losses) / outer
-            run.report(callback, loss)
-    info = {
-        "method": "gradient matching",
-        "networks": repr(networks),
-        "augment": None if augment is None else repr(augment),
-        **options,
-        "lr": lr,
-        "momentum": momentum,
-        "ipc": ipc,
-        "iterations": iterations,
-        "loss": loss,
-        **start.info,
-        "absent": (real.counts() == 0).nonzero().flatten().tolist(),
-        **provenance(generator, seed=run.seed),
-    }
-    return start.replace(images=run.images, info=info)
+                if j < matching_steps - 1:
+                    order = derive(run.seed, i, j, "train")
+                    trained.train(run.images, run.start.labels, epochs, inner, augment, order)
+            loss = sum(losses) / matching_steps
+            run.report(loss)
+    return run.result(loss, {**options, "lr": lr, "momentum": momentum, "ipc": ipc, "iterations": iterations})
+
+
+def _match_class(
+    run: Condensation,
+    trained: TrainedNetwork,
+    step: tuple[int, int],
+    c: int,
+    images: Tensor,
+    limit: int,
+    metric: Metric,
+) -> tuple[Tensor, Tensor]:
+    """Return the distance between the gradients of synthetic and real images of class `c`, and its gradient."""
+    real = run.transform(run.sample(c, limit, *step, "real", c), *step, c)
+    leaf = images if run.augment is None else images.clone().requires_grad_()
+    synthetic = run.transform(leaf, *step, c)
+    labels = run.start.labels.new_full((max(len(real), len(synthetic)),), c)
+    network, parameters, chunk = trained.network, trained.parameters, trained.chunk
+    target = parameter_gradient(network, parameters, real, labels[: len(real)], chunk=chunk)
+    distance, gradient = distance_to_target(
+        network, parameters, synthetic, labels[: len(synthetic)], target, metric=metric, chunk=chunk
+    )
+    if run.augment is not None:
+        (gradient,) = torch.autograd.grad(synthetic, leaf, gradient)
+    return distance, gradient

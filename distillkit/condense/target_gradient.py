@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
-from distillkit.condense._descent import Descent
 from distillkit.condense._parameter_gradient import Metric, distance_to_target
+from distillkit.condense._pixel_descent import PixelDescent
 from distillkit.condense._state import Progress, Resume
 from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
 from distillkit.networks._base import Network
@@ -76,13 +76,13 @@ def fit_to_gradient(
         data, aim = set_fingerprint(synthetic), tensor_fingerprint(targets)
         return {"data": data, "target": aim, "network": network_fingerprint(twin, synthetic.images)}
 
-    run = Descent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume, identity)
+    run = PixelDescent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume, identity, callback)
     with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:
-        for _ in range(run.done, steps):
+        for _ in run.remaining_steps():
             distance, gradient = distance_to_target(
                 cast(Network, twin), parameters, run.images, synthetic.labels, targets, metric=metric, chunk=chunk
             )
-            run.report(callback, run.descend(distance, gradient), shown)
+            run.report(run.step(distance, gradient), shown)
     info = {**synthetic.info, **arguments, "lr": run.lr, "momentum": run.momentum, "steps": steps, **provenance()}
     return synthetic.replace(images=run.images, columns={}, info=info)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit import LabeledImages
-from distillkit.condense import distribution_matching, fit_to_gradient, gradient_matching
+from distillkit.condense import InnerTraining, distribution_matching, fit_to_gradient, gradient_matching
 from distillkit.generate import invert
 from distillkit.networks import FixedNetwork
 from distillkit.normalization import IDENTITY
@@ -61,8 +61,8 @@ def gradients(s: Sizes) -> Race:
 
     def ours(steps: int, lap: Lap) -> Tensor:
         found = gradient_matching(
-            real, networks=FixedNetwork(network), iterations=steps, loops=(1, 1), init=start, batch_real=None,
-            callback=lambda _: lap(), progress=False,
+            real, networks=FixedNetwork(network), iterations=steps, inner=InnerTraining((1, 1)), init=start,
+            batch_real=None, callback=lambda _: lap(), progress=False,
         )  # fmt: skip
         return found.images - start.images
 

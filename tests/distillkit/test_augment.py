@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip
-from distillkit.condense import distribution_matching, gradient_matching
+from distillkit.condense import InnerTraining, distribution_matching, gradient_matching
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY, ZCA
 from distillkit.privacy import condense_private
@@ -329,7 +329,7 @@ def test_crop_flip_serves_wherever_augment_is_taken() -> None:
         few = {"networks": networks, "ipc": 1, "augment": augment}
         return [
             lambda: distribution_matching(data, steps=1, **few),
-            lambda: gradient_matching(data, iterations=1, loops=(1, 1), **few),
+            lambda: gradient_matching(data, iterations=1, inner=InnerTraining(loops=(1, 1)), **few),
             lambda: condense_private(
                 data, epsilon=5.0, delta=1e-3, networks=networks, draws=2, first_draws=2, first_steps=1, steps=1,
                 ipc=1, augment=augment, public_statistics=True,

@@ -54,6 +54,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
 from distillkit.augment import DSA, CropFlip, augmented, in_space, require_augmentation, require_space
 from distillkit.condense import (
+    InnerTraining,
     class_statistics,
     distance_to_means,
     distribution_matching,
@@ -262,8 +263,16 @@ CALLS: dict[str, Call] = {
     "distribution_matching of a tensor": C(
         distribution_matching, networks=sampler, ipc=1, steps=1, match="embedding+logits", classes=[0, 1], **a_set()
     ),
+    "InnerTraining": C(InnerTraining, loops=(2, 1), lr=0.01, batch=4),
     "gradient_matching": C(
-        gradient_matching, images=data, networks=sampler, ipc=1, iterations=1, loops=(2, 1), augment=DSA(), chunk=4
+        gradient_matching,
+        images=data,
+        networks=sampler,
+        ipc=1,
+        iterations=1,
+        inner=InnerTraining(loops=(2, 1)),
+        augment=DSA(),
+        chunk=4,
     ),
     "fit_to_gradient": C(
         fit_to_gradient,
@@ -298,7 +307,7 @@ CALLS: dict[str, Call] = {
         data=data,
         test=data,
         factory=net,
-        draws=1,
+        num_networks=1,
         protocol=Protocol(epochs=1),
         real=data,
         chunk=4,

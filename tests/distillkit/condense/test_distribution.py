@@ -215,7 +215,7 @@ def test_a_condensation_that_keeps_no_state_works_out_no_identity(monkeypatch: p
     def never(*_: Any) -> dict[str, Any]:
         raise AssertionError
 
-    monkeypatch.setattr("distillkit.condense.distribution.identity_of", never)
+    monkeypatch.setattr("distillkit.condense._condensation.call_identity", never)
     run("DM", callback=lambda progress: progress.images.sum())
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
-from distillkit.condense import Progress, load_state, save_state
+from distillkit.condense import InnerTraining, Progress, load_state, loops_for, save_state
 from distillkit.condense._parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
-from distillkit.condense.gradient import gradient_matching, loops_for
+from distillkit.condense.gradient import gradient_matching
 from distillkit.condense.target_gradient import fit_to_gradient
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks import ConvNet, build
@@ -143,11 +144,9 @@ def test_equals_the_algorithm_box(augment: DSA | None, global_rng_untouched: Non
         networks=RandomNetworks(convnet()),
         ipc=2,
         iterations=1,
-        loops=(3, 2),
+        inner=InnerTraining(loops=(3, 2), lr=0.05, batch=3),
         batch_real=None,
         lr=0.1,
-        lr_net=0.05,
-        batch_net=3,
         augment=augment,
         generator=generator,
         chunk=2,
@@ -165,7 +164,7 @@ def test_brings_the_gradients_together_and_down_not_up() -> None:
     real, losses = data([12, 12, 12]), []
     networks = FixedNetwork(build(convnet(classes=3), 5))
     gradient_matching(
-        real, networks=networks, ipc=2, iterations=12, loops=(1, 0), batch_real=None, lr=1.0,
+        real, networks=networks, ipc=2, iterations=12, inner=InnerTraining((1, 0)), batch_real=None, lr=1.0,
         callback=lambda p: losses.append(p.loss),
     )  # fmt: skip
     assert losses[-1] < 0.6 * losses[0]
@@ -176,14 +175,26 @@ def test_the_set_equal_to_the_data_is_a_fixed_point() -> None:
     order = real.labels.argsort(stable=True)
     start = real[order]
     made = gradient_matching(
-        real, networks=RandomNetworks(convnet()), ipc=3, iterations=2, loops=(1, 0), init=start, batch_real=None
+        real,
+        networks=RandomNetworks(convnet()),
+        ipc=3,
+        iterations=2,
+        inner=InnerTraining((1, 0)),
+        init=start,
+        batch_real=None,
     )
     torch.testing.assert_close(made.images, start.images, rtol=0, atol=1e-4)
 
 
 def test_resumes_to_the_same_bits_and_says_what_differs(tmp_path: Path) -> None:
     real = data([6, 6])
-    options = {"networks": RandomNetworks(convnet()), "ipc": 2, "loops": (2, 1), "batch_real": 3, "augment": DSA()}
+    options = {
+        "networks": RandomNetworks(convnet()),
+        "ipc": 2,
+        "inner": InnerTraining(loops=(2, 1)),
+        "batch_real": 3,
+        "augment": DSA(),
+    }
     whole = gradient_matching(real, iterations=4, generator=1, **options)
 
     def keep(progress: Progress) -> None:
@@ -220,10 +231,14 @@ def test_an_int_seed_is_a_pure_function_and_a_generator_is_advanced() -> None:
 def test_works_where_the_caller_has_switched_gradients_off() -> None:
     real, network = data([4, 4]), build(convnet(), 0)
     networks = RandomNetworks(convnet())
-    outside = gradient_matching(real, networks=networks, ipc=1, iterations=1, loops=(2, 1), augment=DSA())
+    outside = gradient_matching(
+        real, networks=networks, ipc=1, iterations=1, inner=InnerTraining((2, 1)), augment=DSA()
+    )
     target = parameter_gradient(network, list(network.parameters()), *real)
     with torch.no_grad():
-        inside = gradient_matching(real, networks=networks, ipc=1, iterations=1, loops=(2, 1), augment=DSA())
+        inside = gradient_matching(
+            real, networks=networks, ipc=1, iterations=1, inner=InnerTraining((2, 1)), augment=DSA()
+        )
         moved = fit_to_gradient(network, outside, target, steps=1)
     assert torch.equal(inside.images, outside.images)
     assert not torch.equal(moved.images, outside.images)
@@ -232,13 +247,23 @@ def test_works_where_the_caller_has_switched_gradients_off() -> None:
 def test_short_missing_and_unbalanced_classes() -> None:
     real = data([2, 9, 0, 4])
     made = gradient_matching(
-        real, networks=RandomNetworks(convnet(classes=4)), ipc=3, iterations=1, loops=(1, 1), init="real"
+        real,
+        networks=RandomNetworks(convnet(classes=4)),
+        ipc=3,
+        iterations=1,
+        inner=InnerTraining((1, 1)),
+        init="real",
     )
     assert made.counts().tolist() == [3, 3, 0, 3]
     assert made.info["absent"] == [2]
     assert made.info["with_replacement"] == [0]
     one = gradient_matching(
-        real, networks=RandomNetworks(convnet(classes=4)), ipc=3, iterations=1, loops=(1, 1), classes=[1]
+        real,
+        networks=RandomNetworks(convnet(classes=4)),
+        ipc=3,
+        iterations=1,
+        inner=InnerTraining((1, 1)),
+        classes=[1],
     )
     assert one.labels.tolist() == [1, 1, 1]
 
@@ -246,7 +271,9 @@ def test_short_missing_and_unbalanced_classes() -> None:
 def test_a_set_of_its_own_counts_is_gone_on_with() -> None:
     real = data([5, 5]).replace(normalization=Normalization((0.5,), (0.2,)))
     start = real[real.labels.argsort(stable=True)][torch.tensor([0, 5, 6, 7])]
-    made = gradient_matching(real, networks=RandomNetworks(convnet()), iterations=1, loops=(2, 1), init=start)
+    made = gradient_matching(
+        real, networks=RandomNetworks(convnet()), iterations=1, inner=InnerTraining((2, 1)), init=start
+    )
     assert made.counts().tolist() == [1, 3]
     assert made.normalization == real.normalization
     assert made.info["init"] == "given"
@@ -257,7 +284,7 @@ def test_batch_norm_gets_the_statistics_of_a_mixed_batch_and_batches_of_any_chun
     real = data([6, 6])
     factory = convnet(norm="batch")
     options = {"networks": RandomNetworks(factory), "ipc": 2, "iterations": 1, "batch_real": 5, "generator": 2}
-    a, b = (gradient_matching(real, loops=(1, 0), chunk=chunk, **options).images for chunk in (1, 12))
+    a, b = (gradient_matching(real, inner=InnerTraining((1, 0)), chunk=chunk, **options).images for chunk in (1, 12))
     torch.testing.assert_close(a, b)  # in the matching, statistics are fixed, so chunks are exact
 
     seed = int(torch.randint(2**62, (), generator=derive(2)))
@@ -276,7 +303,7 @@ def test_batch_norm_gets_the_statistics_of_a_mixed_batch_and_batches_of_any_chun
         target = parameter_gradient(network, parameters, real.images[rows], torch.full((5,), c))
         want.append(distance_to_target(network, parameters, start[2 * c :][:2], torch.full((2,), c), target)[1])
     torch.testing.assert_close(a, start - 0.1 * torch.cat(want))
-    trained = gradient_matching(real, loops=(2, 1), **options)
+    trained = gradient_matching(real, inner=InnerTraining((2, 1)), **options)
     assert bool(torch.isfinite(trained.images).all())
 
 
@@ -289,7 +316,7 @@ def test_batch_norm_without_running_statistics_is_given_those_of_a_mixed_batch_t
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
         return network
 
-    options = {"ipc": 2, "iterations": 1, "loops": (2, 1), "generator": 2}
+    options = {"ipc": 2, "iterations": 1, "inner": InnerTraining(loops=(2, 1)), "generator": 2}
     a, b = (
         gradient_matching(data([6, 6]), networks=RandomNetworks(factory), **options).images
         for factory in (convnet(norm="batch"), untracked)
@@ -301,16 +328,32 @@ def test_a_fixed_network_with_batch_norm_keeps_its_running_statistics_and_itself
     real, model = data([6, 6]), build(convnet(norm="batch"), 0)
     model(real.images)
     before = copy.deepcopy(model.state_dict())
-    gradient_matching(real, networks=FixedNetwork(model), ipc=1, iterations=2, loops=(2, 2))
+    gradient_matching(real, networks=FixedNetwork(model), ipc=1, iterations=2, inner=InnerTraining((2, 2)))
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
 
 
 def test_any_network_any_channels() -> None:
     real = data([4, 4], (5, 6, 6)).to(dtype=torch.float32)
-    made = gradient_matching(real, networks=RandomNetworks(TenLines), ipc=1, iterations=1, loops=(2, 1), augment=DSA())
+    made = gradient_matching(
+        real, networks=RandomNetworks(TenLines), ipc=1, iterations=1, inner=InnerTraining((2, 1)), augment=DSA()
+    )
     assert made.images.shape == (2, 5, 6, 6)
     assert made.images.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loops": (0, 1)}, r"loops\[0\]"),
+        ({"loops": (1, -1)}, r"loops\[1\]"),
+        ({"lr": -1}, "lr must be"),
+        ({"batch": 0}, "batch must be"),
+    ],
+)
+def test_inner_training_names_a_bad_option(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InnerTraining(**options)
 
 
 @pytest.mark.parametrize(
@@ -318,12 +361,9 @@ def test_any_network_any_channels() -> None:
     [
         ({"ipc": 0}, ValueError, "ipc must be at least 1"),
         ({"iterations": -1}, ValueError, "iterations must be"),
-        ({"loops": (0, 1)}, ValueError, r"loops\[0\]"),
-        ({"loops": (1, -1)}, ValueError, r"loops\[1\]"),
         ({"lr": 0}, ValueError, "lr must be greater"),
         ({"momentum": 1}, ValueError, "momentum must be less than 1"),
-        ({"lr_net": -1}, ValueError, "lr_net must be"),
-        ({"batch_net": 0}, ValueError, "batch_net must be"),
+        ({"inner": (2, 1)}, TypeError, "inner must be an InnerTraining"),
         ({"metric": "l1"}, ValueError, "metric must be one of"),
         ({"init": "zeros"}, ValueError, "init must be one of"),
         ({"generator": "a"}, TypeError, "generator must be"),
@@ -340,7 +380,13 @@ def test_networks_of_another_dtype_and_divergence_are_refused() -> None:
         gradient_matching(real.to(dtype=torch.float32), networks=RandomNetworks(convnet()), ipc=1, iterations=1)
     with pytest.raises(FloatingPointError, match="lower lr"):
         gradient_matching(
-            real, networks=RandomNetworks(convnet()), ipc=1, iterations=9, loops=(2, 1), lr=1e300, metric="mse"
+            real,
+            networks=RandomNetworks(convnet()),
+            ipc=1,
+            iterations=9,
+            inner=InnerTraining((2, 1)),
+            lr=1e300,
+            metric="mse",
         )
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from distillkit.condense import Progress, load_state, save_state
-from distillkit.condense._state import pack_arguments, resumed
+from distillkit.condense._state import pack_arguments, restore_state
 
 ARGUMENTS = {"lr": 1.0, "shape": (3, 8, 8), "name": "DM é"}
 
@@ -50,20 +50,20 @@ def test_foreign_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_resuming_asks_for_the_same_arguments_and_not_fewer_steps(tmp_path: Path) -> None:
-    assert resumed(None, ARGUMENTS, 5) is None
+    assert restore_state(None, ARGUMENTS, 5) is None
     path = save_state(tmp_path / "run", state())
     for given in (state(), path, str(path)):
-        found = resumed(given, ARGUMENTS, 3)
+        found = restore_state(given, ARGUMENTS, 3)
         assert found is not None
         assert int(found["step"]) == 3
     with pytest.raises(ValueError, match=r"other arguments: lr=1.0 \(now 0.5\), new=None \(now 1\)"):
-        resumed(state(), {**ARGUMENTS, "lr": 0.5, "new": 1}, 5)
+        restore_state(state(), {**ARGUMENTS, "lr": 0.5, "new": 1}, 5)
     with pytest.raises(ValueError, match="3 steps behind it, but steps=2"):
-        resumed(state(), ARGUMENTS, 2)
+        restore_state(state(), ARGUMENTS, 2)
     with pytest.raises(ValueError, match="must be a condenser's state, got a mapping of nothing"):
-        resumed({}, ARGUMENTS, 2)
+        restore_state({}, ARGUMENTS, 2)
     with pytest.raises(TypeError, match="resume must be a state or the path of one, got int"):
-        resumed(3, ARGUMENTS, 2)  # type: ignore[arg-type]
+        restore_state(3, ARGUMENTS, 2)  # type: ignore[arg-type]
 
 
 def test_progress_hands_out_copies() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from distillkit import LabeledImages
-from distillkit.condense import distribution_matching, fit_to_gradient, gradient_matching, herding
+from distillkit.condense import InnerTraining, distribution_matching, fit_to_gradient, gradient_matching, herding
 from distillkit.condense._parameter_gradient import distance_to_target, parameter_gradient
 from distillkit.evaluate import evaluate
 from distillkit.generate import invert
@@ -64,7 +64,7 @@ COMPONENTS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
     ),
     "FedLGD": lambda make: distribution_matching(data(), networks=FixedNetwork(make()), ipc=1, steps=1),
     "DC": lambda make: gradient_matching(
-        data(), networks=RandomNetworks(KeepInit(make)), ipc=2, iterations=1, loops=(2, 1), chunk=1
+        data(), networks=RandomNetworks(KeepInit(make)), ipc=2, iterations=1, inner=InnerTraining(loops=(2, 1)), chunk=1
     ),
     "given gradient": _match,
     "herding": lambda make: herding(data(), ipc=1, network=make()),

@@ -1,0 +1,122 @@
+"""Common parts of distribution and gradient matching: real images by class, networks by step, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit._utils.provenance import provenance
+from distillkit.augment import Augmentation, augmented
+from distillkit.condense._pixel_descent import PixelDescent
+from distillkit.condense._state import Progress, Resume, call_identity, stable_repr
+from distillkit.condense.initialization import class_starts
+from distillkit.networks._base import Network
+from distillkit.networks._validation import check_network
+from distillkit.networks.samplers import NetworkSampler
+from distillkit.rng import as_generator, derive
+from distillkit.sets import LabeledImages
+
+__all__ = ["Condensation"]
+
+
+class Condensation(PixelDescent):
+    """Pixel descent on the synthetic images of some classes of a real set, with a network drawn in each step.
+
+    Args:
+        method: name of the method, for the record.
+        real: the set to condense.
+        networks: sampler of the networks.
+        ipc, init, classes: see `initial_images`.
+        augment: Siamese augmentation of real and synthetic images, or None.
+        lr, momentum, steps, resume, callback: see `PixelDescent`.
+        generator: an int seed, or a CPU generator, from which one number is drawn.
+        arguments: further JSON values that decide the trajectory.
+
+    Attributes:
+        rows: row numbers of the real images of each class.
+        start: the initial set.
+        counts: number of synthetic images of each class.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        real: LabeledImages,
+        networks: NetworkSampler,
+        *,
+        ipc: int,
+        init: str | LabeledImages,
+        classes: Sequence[int] | None,
+        augment: Augmentation | None,
+        lr: float,
+        momentum: float,
+        steps: int,
+        generator: int | torch.Generator,
+        resume: Resume | None,
+        callback: Callable[[Progress], object] | None,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
+        self.method, self.real, self.networks, self.augment, self.generator = method, real, networks, augment, generator
+        self.rows, self.start, self.counts = class_starts(real, ipc, init, classes, seed)
+        recorded = {
+            "method": method,
+            "networks": type(networks).__name__,
+            "augment": None if augment is None else stable_repr(augment),
+            **arguments,
+            "classes": {str(c): [len(own), n] for (c, own), n in zip(self.rows.items(), self.counts, strict=True)},
+        }
+        identity = lambda: call_identity(real, networks)  # noqa: E731
+        super().__init__(self.start.images, lr, momentum, steps, recorded, seed, resume, identity, callback)
+
+    def draw_networks(self, images: Tensor, **needs: Any) -> Iterator[tuple[int, Network]]:
+        """Draw a network for each remaining step, and check that the first one fits.
+
+        Args:
+            images: images of the shape, dtype and device that the networks must accept.
+            needs: what the condenser uses of the networks, see `check_network`.
+
+        Yields:
+            The step, from 0, and its network.
+        """
+        first = self.done
+        for step in self.remaining_steps():
+            network = self.networks.draw(derive(self.seed, step, "network"))
+            if step == first:
+                check_network(network, images, name="networks", **needs)
+            yield step, network
+
+    def sample(self, c: int, limit: int, *draw: int | str) -> Tensor:
+        """Sample at most `limit` real images of class `c` without replacement; the keys `draw` identify the draw."""
+        index = self.rows[c]
+        if len(index) > limit:
+            index = index[torch.randperm(len(index), generator=derive(self.seed, *draw))[:limit]]
+        return self.real.images.index_select(0, index.to(self.real.images.device))
+
+    def transform(self, images: Tensor, *draw: int | str) -> Tensor:
+        """Augment images. Equal keys `draw` give real and synthetic images the same transformation (Siamese)."""
+        if self.augment is None:
+            return images
+        return augmented(self.augment, images, derive(self.seed, *draw, "augment"), siamese=True)
+
+    def result(self, loss: float | None, options: Mapping[str, object]) -> LabeledImages:
+        """Return the synthetic set, with a description of how it was made.
+
+        Args:
+            loss: the loss of the last step, None if there was none.
+            options: the method's options, for the description.
+        """
+        info = {
+            "method": self.method,
+            "networks": repr(self.networks),
+            "augment": None if self.augment is None else repr(self.augment),
+            **options,
+            "loss": loss,
+            **self.start.info,
+            "absent": (self.real.counts() == 0).nonzero().flatten().tolist(),
+            **provenance(self.generator, seed=self.seed),
+        }
+        return self.start.replace(images=self.images, info=info)

@@ -1,0 +1,140 @@
+"""Training of the network between the matching steps of gradient matching."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from distillkit._utils import check
+from distillkit.augment import Augmentation, augmented
+from distillkit.condense._parameter_gradient import parameter_gradient
+from distillkit.networks._base import Network
+from distillkit.networks._validation import uses_batch_statistics
+
+__all__ = ["InnerTraining", "TrainedNetwork", "loops_for"]
+
+_PUBLISHED_LOOPS = ((1, 1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10), (100, 2))
+
+
+@dataclass(frozen=True)
+class InnerTraining:
+    """Training of each drawn network on the synthetic set in `gradient_matching`: SGD without momentum.
+
+    Attributes:
+        loops: (outer, inner): matching steps for each network, and epochs of its training between two of them.
+            Default `loops_for(ipc)`.
+        lr: learning rate.
+        batch: images per training step.
+    """
+
+    loops: tuple[int, int] | None = None
+    lr: float = 0.01
+    batch: int = 256
+
+    def __post_init__(self) -> None:
+        check.positive_int(self.batch, "batch")
+        check.real_number(self.lr, "lr", least=0.0)
+        if self.loops is not None:
+            outer, inner = check.sequence(self.loops, "loops", "numbers (outer, inner)", 2)
+            check.positive_int(outer, "loops[0]")
+            check.positive_int(inner, "loops[1]", least=0)
+
+
+def loops_for(ipc: int) -> tuple[int, int]:
+    """Return the loops (outer, inner) that DC uses for a number of images per class.
+
+    Outer is the number of matching steps for each network, inner the number of epochs of training between two of them.
+    The outer number is `ipc`. The inner number is linear between the published points (1, 1), (10, 50), (20, 25),
+    (30, 20), (40, 15), (50, 10) and (100, 2), rounded half up, and 2 from there on. The authors gave the last point
+    later. The released code exits at any other `ipc`.
+
+    >>> loops_for(10), loops_for(15), loops_for(200)
+    ((10, 50), (15, 38), (200, 2))
+    """
+    ipc = check.positive_int(ipc, "ipc")
+    for (low, at_low), (high, at_high) in pairwise(_PUBLISHED_LOOPS):
+        if ipc <= high:
+            return ipc, math.floor(at_low + (at_high - at_low) * (ipc - low) / (high - low) + 0.5)
+    return ipc, _PUBLISHED_LOOPS[-1][1]
+
+
+class TrainedNetwork:
+    """A trainable copy of a drawn network.
+
+    Batch norm that uses batch statistics keeps those of a given batch while gradients are matched. A class alone would
+    be normalized to the same mean as any other.
+
+    Args:
+        network: the drawn network, which is not changed.
+        chunk: images per pass; default by device and size.
+
+    Attributes:
+        network: the copy.
+        parameters: its parameters.
+        norms: its batch norms that use batch statistics.
+    """
+
+    def __init__(self, network: Network, chunk: int | None) -> None:
+        copied = copy.deepcopy(cast(nn.Module, network)).requires_grad_(True)
+        norms = [m for m in copied.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.network, self.parameters, self.chunk = cast(Network, copied), list(copied.parameters()), chunk
+        self.norms = [norm for norm in norms if uses_batch_statistics(norm)]
+        for norm in self.norms:
+            if norm.running_mean is None:  # else it uses batch statistics in eval mode too
+                like = self.parameters[0]
+                norm.track_running_stats, norm.num_batches_tracked = True, torch.tensor(0, device=like.device)
+                norm.running_mean, norm.running_var = (
+                    like.new_zeros(norm.num_features),
+                    like.new_ones(norm.num_features),
+                )
+
+    @torch.no_grad()
+    def fix_statistics(self, images: Tensor) -> None:
+        """Put `norms` in eval mode, with the statistics of `images` as running statistics."""
+        for norm in self.norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # cumulative average: for one batch, its statistics
+            norm.train()
+        self.network(images)
+        for norm in self.norms:
+            norm.eval()
+
+    def train(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        epochs: int,
+        options: InnerTraining,
+        augment: Augmentation | None,
+        generator: torch.Generator,
+    ) -> None:
+        """Train by SGD on the cross-entropy; `norms` use the statistics of each batch.
+
+        Args:
+            images, labels: the synthetic set.
+            epochs: number of epochs.
+            options: learning rate and batch size.
+            augment: applied to each image by its own draw.
+            generator: generator of order and augmentation.
+        """
+        for norm in self.norms:
+            norm.train()
+        for _ in range(epochs):
+            order = torch.randperm(len(images), generator=generator).to(images.device)
+            for index in order.split(options.batch):
+                batch = images.index_select(0, index)
+                if augment is not None:
+                    batch = augmented(augment, batch, generator, siamese=False)
+                self._step(batch, labels.index_select(0, index), options.lr)
+
+    def _step(self, images: Tensor, labels: Tensor, lr: float) -> None:
+        gradient = parameter_gradient(self.network, self.parameters, images, labels, chunk=self.chunk)
+        with torch.no_grad():
+            for parameter, g in zip(self.parameters, gradient, strict=True):
+                parameter.sub_(g, alpha=lr)

@@ -1,0 +1,100 @@
+"""Gradient descent on pixels, shared by every condenser that optimises images."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit._utils import check
+from distillkit._utils.progress import Bar
+from distillkit.condense._state import Progress, Resume, pack_arguments, restore_state
+
+__all__ = ["PixelDescent"]
+
+
+class PixelDescent:
+    """SGD with momentum on images, resumable bit for bit.
+
+    It checks its options, that the loss stays finite, and that a resumed state belongs to the same call.
+
+    Args:
+        images: initial images, float [N, C, H, W]; changed in place.
+        lr, momentum: options of SGD.
+        steps: total number of steps, including those before a resumed state.
+        arguments: JSON values that decide the trajectory.
+        seed: seed of the caller's draws. A resumed descent takes the seed of its state.
+        resume: a state, or the path of its file.
+        identity: returns further JSON values, the fingerprints of data and network. They are slow to compute, so this
+            is called only when a state is saved or resumed.
+        callback: called with a `Progress` after each step.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        lr: float,
+        momentum: float,
+        steps: int,
+        arguments: Mapping[str, Any],
+        seed: int,
+        resume: Resume | None,
+        identity: Callable[[], Mapping[str, Any]],
+        callback: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.lr = check.real_number(lr, "lr", above=0.0)
+        self.momentum = check.real_number(momentum, "momentum", least=0.0, below=1.0)
+        arguments = {**arguments, "lr": self.lr, "momentum": self.momentum, "shape": list(images.shape)}
+        arguments["dtype"] = str(images.dtype)
+        self.images, self.velocity = images, torch.zeros_like(images)
+        self.steps, self.done, self.seed, self.callback = steps, 0, seed, callback
+        self._arguments = functools.cache(lambda: {**arguments, **identity()})
+        state = None if resume is None else restore_state(resume, self._arguments(), steps)
+        if state is not None:
+            self.images, self.velocity = (state[name].to(images).clone() for name in ("images", "velocity"))
+            self.done, self.seed = int(state["step"]), int(state["seed"])
+
+    def remaining_steps(self) -> Iterator[int]:
+        """Iterate over the numbers of the remaining steps, counted from 0."""
+        yield from range(self.done, self.steps)
+
+    def step(self, loss: Tensor, gradient: Tensor) -> float:
+        """Update the images: v = momentum * v + gradient, images = images - lr * v.
+
+        Args:
+            loss: a scalar.
+            gradient: gradient of the loss with respect to the images, [N, C, H, W].
+
+        Returns:
+            The loss as a number.
+
+        Raises:
+            FloatingPointError: the loss is not finite.
+        """
+        value = float(loss)
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the loss is {value} in step {self.done + 1}: matching diverged; lower lr")
+        self.velocity.mul_(self.momentum).add_(gradient)
+        self.images.add_(self.velocity, alpha=-self.lr)
+        return value
+
+    def report(self, loss: float, bar: Bar | None = None) -> None:
+        """Count a step, and report it to the callback and the progress bar.
+
+        Args:
+            loss: the loss of this step.
+            bar: a progress bar that counts steps.
+        """
+        self.done += 1
+        if bar is not None:
+            bar.set_postfix_str(f"loss {loss:.3g}", refresh=False)
+            bar.update()
+        if self.callback is not None:
+            live = {"images": self.images, "velocity": self.velocity, "step": torch.tensor(self.done)}
+            live["seed"] = torch.tensor(self.seed)
+            packed = lambda: pack_arguments(self._arguments())  # noqa: E731
+            self.callback(Progress(self.done, self.steps, loss, self.images, live, packed))
