@@ -30,8 +30,8 @@ class L2(AddOn):
 
     def loss(self, step: Step) -> torch.Tensor:
         """Return the term for one local step."""
-        parameters = step.local.network.parameters()
-        return self.weight / 2 * sum(p.square().sum() for p in parameters)
+        parameters = step.local.shared_parameters().values()
+        return torch.stack([p.square().sum() for p in parameters]).sum() * self.weight / 2
 
 
 for addons in ([], [L2()], [L2(), FedProx(0.01)]):
