@@ -128,7 +128,7 @@ def evaluate(
     data = as_set(data, name="data", progress=progress)
     if not isinstance(test, StoredImages):
         test = as_set(test, name="test", progress=progress)
-    data.require_same_space(test[:0].read() if isinstance(test, StoredImages) else test, names=("data", "test"))
+    data.require_compatible(test[:0].read() if isinstance(test, StoredImages) else test, names=("data", "test"))
     for name, count in (("data", len(data)), ("test", len(test))):
         if not count:
             raise ValueError(f"{name} must hold at least one image, got an empty set")
@@ -136,7 +136,7 @@ def evaluate(
         raise ValueError(f"test must have class indices as labels, got rows of shape {list(test.labels.shape)}")
     if real is not None:
         real = as_set(real, name="real", progress=progress)
-        data.require_same_space(real, names=("data", "real"))
+        data.require_compatible(real, names=("data", "real"))
     factories = dict(factory) if isinstance(factory, Mapping) else {"": factory}
     for name, make in factories.items():
         require_factory(make, f"factory[{name!r}]" if name else "factory")

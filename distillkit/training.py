@@ -13,7 +13,7 @@ from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.progress import bar
-from distillkit.augment import Augmentation, augmented, require_augmentation, require_space
+from distillkit.augment import Augmentation, apply_augmentation, require_augmentation, require_normalization
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.networks._dropout import seeded_dropout
 from distillkit.networks._validation import check_network, require_network, uses_batch_statistics
@@ -120,7 +120,7 @@ def train(
             "labels that are rows must be probabilities: not negative, each row summing to 1; "
             "logits become such by softmax(1)"
         )
-    require_space(protocol.augment, data.normalization)
+    require_normalization(protocol.augment, data.normalization)
     generator = as_generator(generator)
     check_network(require_network(network), images, classes=data.num_classes)
     network.train()
@@ -140,7 +140,7 @@ def train(
             for index in order.split(protocol.batch):
                 x, y = images.index_select(0, index), labels.index_select(0, index)
                 if protocol.augment is not None:
-                    x = augmented(protocol.augment, x, generator, siamese=False)
+                    x = apply_augmentation(protocol.augment, x, generator, siamese=False)
                 network.zero_grad()
                 for part, target in zip(x.split(size), y.split(size), strict=True):
                     loss = _loss_sum(network(part), target) / len(x)

@@ -143,7 +143,7 @@ def _check_tensor(name: str, got: Tensor, want: Tensor, rows: int | None) -> Non
 def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpec) -> None:
     try:
         got.replace()  # a set can be changed after it was made: its own checks once more
-        want.require_same_space(got)
+        want.require_compatible(got)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BadReply(f"{key}: {error}") from error
     most = len(got) if like.max_rows is None else like.max_rows

@@ -235,7 +235,7 @@ def _require_space(run: RunFolder, name: str, records: Records | None) -> None:
     if own.zca is not None or [[round(v, 6) for v in part] for part in (own.mean, own.std)] != known:
         raise OtherSpace(
             f"{name} must be normalized as in the run, by mean {known[0]} and std {known[1]}, got {own}: call "
-            "renormalized on the set"
+            "renormalize on the set"
         )
 
 

@@ -1,7 +1,7 @@
 """Augmentation: differentiable Siamese (six families, one draw for real and synthetic images), and crop-flip-cutout."""
 
-from distillkit.augment._validation import Augmentation, augmented, require_augmentation, require_space
-from distillkit.augment.crop_flip import CropFlip, in_space
+from distillkit.augment._validation import Augmentation, apply_augmentation, require_augmentation, require_normalization
+from distillkit.augment.crop_flip import CropFlip, adapt_normalization
 from distillkit.augment.dsa import DIGITS, DSA, NATURAL
 
 __all__ = [
@@ -10,9 +10,9 @@ __all__ = [
     "NATURAL",
     "Augmentation",
     "CropFlip",
-    "augmented",
-    "in_space",
+    "adapt_normalization",
+    "apply_augmentation",
     "require_augmentation",
-    "require_space",
+    "require_normalization",
 ]
 __dir__ = __all__.copy

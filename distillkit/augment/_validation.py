@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from distillkit._utils import check
 from distillkit.normalization import Normalization
 
-__all__ = ["Augment", "Augmentation", "augmented", "require_augmentation", "require_space"]
+__all__ = ["Augment", "Augmentation", "apply_augmentation", "require_augmentation", "require_normalization"]
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 """An augmentation as the federated layer calls it, image by image; what works class by class passes `siamese=` too."""
@@ -71,10 +71,10 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
             "with one draw for all images where siamese is true"
         ) from error
     if normalization is not None:
-        require_space(augment, normalization)
+        require_normalization(augment, normalization)
 
 
-def augmented(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
+def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
     """Call an augmentation, and refuse what it gives if that is no batch like the one that it got.
 
     Components call it at every step, so that an augmentation that crops or converts is found by name.
@@ -102,7 +102,7 @@ def augmented(augment: Any, images: Tensor, generator: torch.Generator, *, siame
     return seen
 
 
-def require_space(augment: object, normalization: Normalization) -> None:
+def require_normalization(augment: object, normalization: Normalization) -> None:
     """Refuse an augmentation that was told another normalisation than the images have that it will see.
 
     `CropFlip` pads with black, which is another number in every normalised space.

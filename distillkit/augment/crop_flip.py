@@ -13,7 +13,7 @@ from distillkit.augment._validation import Augment
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
 
-__all__ = ["CropFlip", "in_space"]
+__all__ = ["CropFlip", "adapt_normalization"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class CropFlip:
         return seen
 
 
-def in_space(augment: Augment, normalization: Normalization) -> Augment:
+def adapt_normalization(augment: Augment, normalization: Normalization) -> Augment:
     """The same augmentation for images with another normalisation: a `CropFlip` with their black, any other as it is.
 
     Call it where images of one space are trained on together with those of another, which has an augmentation already.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils.provenance import provenance
-from distillkit.augment import Augmentation, augmented
+from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._pixel_descent import PixelDescent
 from distillkit.condense._state import Progress, Resume, call_identity, stable_repr
 from distillkit.condense.initialization import class_starts
@@ -100,7 +100,7 @@ class Condensation(PixelDescent):
         """Augment images. Equal keys `draw` give real and synthetic images the same transformation (Siamese)."""
         if self.augment is None:
             return images
-        return augmented(self.augment, images, derive(self.seed, *draw, "augment"), siamese=True)
+        return apply_augmentation(self.augment, images, derive(self.seed, *draw, "augment"), siamese=True)
 
     def result(self, loss: float | None, options: Mapping[str, object]) -> LabeledImages:
         """Return the synthetic set, with a description of how it was made.

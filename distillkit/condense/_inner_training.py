@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
-from distillkit.augment import Augmentation, augmented
+from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._parameter_gradient import parameter_gradient
 from distillkit.networks._base import Network
 from distillkit.networks._validation import uses_batch_statistics
@@ -130,7 +130,7 @@ class TrainedNetwork:
             for index in order.split(options.batch):
                 batch = images.index_select(0, index)
                 if augment is not None:
-                    batch = augmented(augment, batch, generator, siamese=False)
+                    batch = apply_augmentation(augment, batch, generator, siamese=False)
                 self._step(batch, labels.index_select(0, index), options.lr)
 
     def _step(self, images: Tensor, labels: Tensor, lr: float) -> None:

@@ -156,7 +156,7 @@ def class_starts(
 def _given(
     real: LabeledImages, start: LabeledImages, classes: Sequence[int] | None, info: dict[str, object]
 ) -> LabeledImages:
-    real.require_same_space(start)
+    real.require_compatible(start)
     rows = class_rows(start, classes)
     index = torch.cat(list(rows.values())).to(start.images.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in rows] if classes is None else []

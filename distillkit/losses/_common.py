@@ -13,7 +13,7 @@ from distillkit._utils import check
 Reduction = Literal["mean", "sum", "none"]
 
 
-def floating(value: Tensor, name: str, shape: str) -> Tensor:
+def require_float(value: Tensor, name: str, shape: str) -> Tensor:
     """Return `value` if it is a floating, non-empty tensor with as many dimensions as `shape` ("N, d") names.
 
     Values are not looked at: NaN goes in and NaN comes out, and no loss waits for the device.
@@ -34,21 +34,23 @@ def floating(value: Tensor, name: str, shape: str) -> Tensor:
     return value
 
 
-def alike(first: Tensor, second: Tensor, names: tuple[str, str], shape: str) -> None:
+def require_same_shape(first: Tensor, second: Tensor, names: tuple[str, str], shape: str) -> None:
     """Check two floating tensors of one shape.
 
     Raises:
         TypeError, ValueError: see `floating`; or the shapes differ.
     """
-    floating(first, names[0], shape)
-    floating(second, names[1], shape)
+    require_float(first, names[0], shape)
+    require_float(second, names[1], shape)
     if first.shape != second.shape:
         raise ValueError(
             f"{names[0]} and {names[1]} must have the same shape, got {list(first.shape)} and {list(second.shape)}"
         )
 
 
-def paired(first: Iterable[Tensor], second: Iterable[Tensor], names: tuple[str, str]) -> list[tuple[Tensor, Tensor]]:
+def pair_tensors(
+    first: Iterable[Tensor], second: Iterable[Tensor], names: tuple[str, str]
+) -> list[tuple[Tensor, Tensor]]:
     """Pair two lists of floating tensors, one a network parameter.
 
     Raises:

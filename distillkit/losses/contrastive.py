@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._utils import check
-from distillkit.losses._common import Reduction, alike, floating, reduce, unit_rows
+from distillkit.losses._common import Reduction, reduce, require_float, require_same_shape, unit_rows
 
 __all__ = ["SupervisedContrastive", "model_contrastive", "supervised_contrastive"]
 
@@ -56,7 +56,7 @@ def supervised_contrastive(
     temperature to base temperature is 1; "drop" (the reference gives NaN for an anchor without positives).
     """
     check.boolean(detach_other, "detach_other")
-    floating(embeddings, "embeddings", "N, d")
+    require_float(embeddings, "embeddings", "N, d")
     check.class_labels(labels, len(embeddings), None)
     temperature = check.real_number(temperature, "temperature", above=0)
     check.one_of(empty, "empty", ("drop", "zero"))
@@ -64,7 +64,7 @@ def supervised_contrastive(
     if (other_embeddings is None) != (other_labels is None):
         raise ValueError("other_embeddings and other_labels must be given together, got only one of them")
     if other_embeddings is not None and other_labels is not None:
-        floating(other_embeddings, "other_embeddings", "M, d")
+        require_float(other_embeddings, "other_embeddings", "M, d")
         check.class_labels(other_labels, len(other_embeddings), None, "other_labels")
         if other_embeddings.shape[1] != embeddings.shape[1]:
             raise ValueError(
@@ -161,8 +161,8 @@ def model_contrastive(
     Paper: Li, He and Song, "Model-Contrastive Federated Learning" (CVPR 2021), Eq. 3. With one positive and one
     negative the loss is softplus((cos_prev - cos_glob) / t), which cannot overflow. A zero embedding has cosine 0.
     """
-    alike(embeddings, global_embeddings, ("embeddings", "global_embeddings"), "N, d")
-    alike(embeddings, previous_embeddings, ("embeddings", "previous_embeddings"), "N, d")
+    require_same_shape(embeddings, global_embeddings, ("embeddings", "global_embeddings"), "N, d")
+    require_same_shape(embeddings, previous_embeddings, ("embeddings", "previous_embeddings"), "N, d")
     temperature = check.real_number(temperature, "temperature", above=0)
     z = unit_rows(embeddings)
     toward = (z * unit_rows(global_embeddings)).sum(1)

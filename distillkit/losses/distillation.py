@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._utils import check
-from distillkit.losses._common import Reduction, alike, reduce
+from distillkit.losses._common import Reduction, reduce, require_same_shape
 
 __all__ = [
     "KnowledgeDistillation",
@@ -44,7 +44,7 @@ def knowledge_distillation(
     Paper: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), Section 2. T^2 keeps the
     gradient's scale when T changes; some releases leave it out (the Keras code of the single-image work).
     """
-    alike(student_logits, teacher_logits, _PAIR, "N, K")
+    require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
     student = F.log_softmax(student_logits / temperature, dim=1)
     teacher = F.log_softmax(teacher_logits / temperature, dim=1)
@@ -97,7 +97,7 @@ def binary_distillation(
     Paper: none states it; it is Hinton et al.'s Section 2 with two classes a label. FedCOG's release holds a
     multi-label form that hands probabilities to a function of log-probabilities; this is not it.
     """
-    alike(student_logits, teacher_logits, _PAIR, "N, K")
+    require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
     student, teacher = student_logits / temperature, teacher_logits / temperature
     present = teacher.sigmoid() * (F.logsigmoid(teacher) - F.logsigmoid(student))
@@ -126,7 +126,7 @@ def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction =
     Paper: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), Section IV, equal weights. What
     DeepInversion and FedCOG compute under this name is `clamped_disagreement`.
     """
-    alike(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
+    require_same_shape(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
     log_p, log_q = F.log_softmax(p_logits, dim=1), F.log_softmax(q_logits, dim=1)
     log_m = torch.logaddexp(log_p, log_q) - math.log(2)
     divergence = (log_p.exp() * (log_p - log_m) + log_q.exp() * (log_q - log_m)).sum(1) / 2
@@ -170,7 +170,7 @@ def clamped_disagreement(
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_compete, whose equation prints the true Jensen-Shannon
     divergence; the formula here is the released code's.
     """
-    alike(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
+    require_same_shape(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
     low = check.real_number(low, "low", above=0)
     high = check.real_number(high, "high", above=low, most=1)
     p, q = p_logits.softmax(1), q_logits.softmax(1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distillkit._utils import check
-from distillkit.losses._common import at_least_float32, floating, paired, reduce, row_norms
+from distillkit.losses._common import at_least_float32, pair_tensors, reduce, require_float, row_norms
 
 __all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distance", "rbf_mmd"]
 
@@ -30,7 +30,7 @@ def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[T
     Raises:
         TypeError, ValueError: tensors of a wrong kind or shape, labels out of range.
     """
-    floating(embeddings, "embeddings", "N, d")
+    require_float(embeddings, "embeddings", "N, d")
     num_classes = check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, len(embeddings), num_classes)
     rows = at_least_float32(embeddings)
@@ -71,8 +71,8 @@ def mean_embedding_distance(
     with logits in place of embeddings it is the second term of FedDM's Eq. 8. Sums over features and classes, as
     released: a learning rate for the images is tied to this scale. The caller detaches the real side.
     """
-    floating(real, "real", "N, d")
-    floating(synthetic, "synthetic", "M, d")
+    require_float(real, "real", "N, d")
+    require_float(synthetic, "synthetic", "M, d")
     check.one_of(reduction, "reduction", ("sum", "none"))
     if real.shape[1] != synthetic.shape[1]:
         raise ValueError(f"synthetic must have {real.shape[1]} columns as real has, got {synthetic.shape[1]}")
@@ -125,8 +125,8 @@ def rbf_mmd(
     Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of FedLGD's
     release, which forms all differences [n+m, n+m, d]; here they come from a Gram matrix, with memory (n+m)^2.
     """
-    floating(x, "x", "n, d")
-    floating(y, "y", "m, d")
+    require_float(x, "x", "n, d")
+    require_float(y, "y", "m, d")
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"y must have {x.shape[1]} columns as x has, got {y.shape[1]}")
     kernels = check.positive_int(kernels, "kernels")
@@ -224,7 +224,7 @@ def gradient_distance(
     """
     check.one_of(metric, "metric", ("row_cosine", "mse", "cos"))
     eps = check.real_number(eps, "eps", least=0)
-    pairs = paired(gradients, targets, ("gradients", "targets"))
+    pairs = pair_tensors(gradients, targets, ("gradients", "targets"))
     if metric == "mse":
         return torch.stack([(g - t).square().sum() for g, t in pairs]).sum()
     if metric == "cos":

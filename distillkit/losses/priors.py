@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from distillkit._utils import check
-from distillkit.losses._common import Reduction, floating, reduce, row_norms
+from distillkit.losses._common import Reduction, reduce, require_float, row_norms
 
 __all__ = ["BatchNormPrior", "deepinversion_variation", "image_l2", "total_variation"]
 
@@ -38,7 +38,7 @@ def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Redu
     finite differences of Section 3, summed apart for the two directions. DeepInversion's is another: see
     `deepinversion_variation`.
     """
-    floating(images, "images", _IMAGES)
+    require_float(images, "images", _IMAGES)
     check.one_of(order, "order", (1, 2))
     right = images[..., :, 1:] - images[..., :, :-1]
     down = images[..., 1:, :] - images[..., :-1, :]
@@ -65,7 +65,7 @@ def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tens
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_TV of Eq. 3, in the released code's form.
     """
-    floating(images, "images", _IMAGES)
+    require_float(images, "images", _IMAGES)
     check.one_of(order, "order", (1, 2))
     differences = (
         images[..., :, 1:] - images[..., :, :-1],
@@ -94,7 +94,7 @@ def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_l2 of Eq. 3.
     """
-    floating(images, "images", _IMAGES)
+    require_float(images, "images", _IMAGES)
     if reduction == "batch":
         return row_norms(images.reshape(1, -1)).sum()
     check.one_of(reduction, "reduction", ("mean", "sum", "none", "batch"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.losses._common import floating, paired, row_norms
+from distillkit.losses._common import pair_tensors, require_float, row_norms
 
 __all__ = ["clip_logit_norm", "feature_decorrelation", "prototype_distance", "proximal"]
 
@@ -33,7 +33,7 @@ def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: floa
     "Federated Learning with a Single Shared Image" squares the sum of the differences instead; this is not that.
     """
     mu = check.real_number(mu, "mu", least=0)
-    pairs = paired(parameters, reference, ("parameters", "reference"))
+    pairs = pair_tensors(parameters, reference, ("parameters", "reference"))
     return mu / 2 * torch.stack([(p - r).square().sum() for p, r in pairs]).sum()
 
 
@@ -61,7 +61,7 @@ def feature_decorrelation(
     Paper: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning"
     (ICLR 2023), L_FedDecorr. The norm is taken of whichever of Z^T Z and Z Z^T is smaller: they have the same.
     """
-    floating(embeddings, "embeddings", "N, d")
+    require_float(embeddings, "embeddings", "N, d")
     check.one_of(variant, "variant", ("paper", "released"))
     eps = check.real_number(eps, "eps", above=0)
     n, d = embeddings.shape
@@ -104,8 +104,8 @@ def prototype_distance(
     averages over the d dimensions as well (its weight is d times larger than ours for the same effect) and lets
     samples without a global prototype count 0 in the mean.
     """
-    floating(embeddings, "embeddings", "N, d")
-    floating(prototypes, "prototypes", "K, d")
+    require_float(embeddings, "embeddings", "N, d")
+    require_float(prototypes, "prototypes", "K, d")
     check.one_of(reduction, "reduction", ("mean", "sum"))
     if prototypes.shape[1] != embeddings.shape[1]:
         raise ValueError(
@@ -140,7 +140,7 @@ def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool =
     Paper: "Federated Learning with a Single Shared Image" (2024) does not mention it; its code applies it with s = 2.5
     to the logits of clients in training and of the student in distillation, not to those sent to the server.
     """
-    floating(logits, "logits", "N, K")
+    require_float(logits, "logits", "N, K")
     max_norm = check.real_number(max_norm, "max_norm", above=0)
     norms = row_norms(logits).unsqueeze(1)
     long = norms > (max_norm if check.boolean(continuous, "continuous") else 1 / max_norm)

@@ -75,7 +75,7 @@ def real_and_synthetic(
     """
     check.positive_int(per_class, "per_class")
     real, synthetic = as_set(real, name="real"), as_set(synthetic, name="synthetic")
-    synthetic.replace(normalization=real.normalization).require_same_space(real, names=("synthetic", "real"))
+    synthetic.replace(normalization=real.normalization).require_compatible(real, names=("synthetic", "real"))
     blocks = [("real", _by_class(real, per_class)), ("synthetic", _by_class(synthetic, per_class))]
     return _rows_of_classes(blocks, real, class_names(classes, real.num_classes), ax)
 

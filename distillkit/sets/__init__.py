@@ -1,4 +1,4 @@
-"""Small image sets that know what they mean, and whatever else holds labelled images, as such a set."""
+"""Labeled image sets, in memory or in a file, and conversion of other inputs to them."""
 
 from distillkit.sets._labeled import LabeledImages, Labels
 from distillkit.sets._stored import StoredImages

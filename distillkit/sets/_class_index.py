@@ -1,4 +1,4 @@
-"""Which images of a set belong to which class, and random ones of each: where a component works class by class."""
+"""Rows of a set by class, and random rows of each class."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["class_indices", "class_rows", "random_rows"]
 
 
 def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Which images belong to which class: class -> row numbers int64 [n_c], ascending, on the CPU.
+    """Return the rows of each class: class -> int64 [n_c], ascending, on the CPU.
 
     Args:
         real: a set with class indices.
-        classes: the classes wanted; default all that own an image.
+        classes: the requested classes. Default: all classes with images.
 
     Raises:
-        ValueError: labels are rows, the set is empty, or `classes` is empty, repeats one, is out of range or
-            names a class without images.
+        ValueError: labels are rows, the set is empty, or `classes` is empty, repeats a class, is out of range or names
+            a class without images.
     """
     if real.labels.ndim != 1:
         raise ValueError(f"labels must be class indices [N], got rows of shape {list(real.labels.shape)}")
@@ -40,14 +40,14 @@ def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dic
 
 
 def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
-    """The classes that a caller named, as ascending ints.
+    """Check requested classes and return them as ascending ints.
 
     Args:
-        classes: distinct class indices, ints or tensors of one.
-        num_classes: K; an index lies in [0, K).
+        classes: distinct class indices, ints or one-element tensors.
+        num_classes: K; indices must be in [0, K).
 
     Raises:
-        TypeError, ValueError: no sequence of ints, or one that is empty, repeats a class or leaves the range.
+        TypeError, ValueError: not a sequence of ints, or one that is empty, repeats a class or leaves the range.
     """
     listed = check.sequence(classes, "classes", "class indices")
     chosen = sorted(check.positive_int(int(c) if isinstance(c, Tensor) else c, "classes", least=0) for c in listed)
@@ -59,15 +59,15 @@ def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
 def random_rows(
     rows: Mapping[int, Tensor], counts: Sequence[int], generator: torch.Generator
 ) -> tuple[Tensor, list[int]]:
-    """Draw `counts` images of each class without replacement; one that has fewer gives all and repeats random ones.
+    """Draw `counts` rows of each class without replacement. A class with fewer images repeats random ones.
 
     Args:
-        rows: what `class_rows` returns.
-        counts: images wanted of each of these classes, in their order.
+        rows: result of `class_rows`.
+        counts: number of rows to draw from each class, in the order of `rows`.
         generator: a CPU generator, which is advanced.
 
     Returns:
-        row numbers int64 [sum of counts], class by class, and the classes whose images repeat.
+        Row numbers int64 [sum of counts], class by class, and the classes whose images repeat.
     """
     chosen, short = [], []
     for (c, own), count in zip(rows.items(), counts, strict=True):

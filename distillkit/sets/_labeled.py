@@ -1,4 +1,4 @@
-"""`LabeledImages`: a small image set that knows what its pixels and labels mean."""
+"""`LabeledImages`, a small image set with labels, normalization and provenance."""
 
 from __future__ import annotations
 
@@ -31,28 +31,27 @@ _REPR_KEYS = ("dataset", "split", "client", "method", "init", "ipc", "steps", "i
 
 
 class LabeledImages:
-    """A small image set that knows what its pixels and labels mean.
+    """Small image set with its labels, classes, normalization and provenance.
 
-    It unpacks as `images, labels`, and feeds `TensorDataset(*s)`.
+    The set unpacks as `images, labels` and can be passed to `TensorDataset(*s)`. An integer index returns the pair
+    `(image, label)`, so the set is also a map-style dataset for `DataLoader`; a slice, mask or index tensor returns a
+    `LabeledImages`. A set without images is allowed if `num_classes` is given, because a client may own nothing.
 
     Args:
-        images: float [N, C, H, W] in the normalised space; a NumPy array becomes float32.
+        images: float [N, C, H, W] in the normalized space; a NumPy array becomes float32.
         labels: class indices int [N], or rows float [N, K] (soft or multi-label); a tensor, an array or a list.
-        num_classes: K. Default: the largest label + 1, or the width of the rows. Say it when classes may be absent,
-            and wherever privacy matters: a K that is read off the labels tells whether somebody has the last class.
-        normalization: how `images` came from pixels in [0, 1]. Default: they are such pixels.
-        columns: what else belongs to each image, name -> tensor with N rows (a teacher's logits, a client's number).
-        info: provenance, JSON values only (method, steps, seed, ...); saved with the set; the
-            most telling are shown in its repr.
-        classes_given: whether K is known apart from these labels. Default: whether `num_classes` is given, or labels
-            are rows. Sets made of this one remember it; private components refuse a K that was derived.
-
-    A set of zero images is allowed (a client may own nothing) if `num_classes` is given.
-    An integer index gives the pair `(image, label)`, so a set is also a map-style dataset for `DataLoader`; a slice,
-    mask or index tensor gives a `LabeledImages`.
+        num_classes: K. Default: the largest label + 1, or the width of the rows. Pass it if classes may be absent, and
+            wherever privacy matters: a K derived from labels reveals whether the last class occurs.
+        normalization: how the images were computed from pixels in [0, 1]. Default: they are such pixels.
+        columns: further data of each image, name -> tensor with N rows (a teacher's logits, a client's number).
+        info: provenance, JSON values only (method, steps, seed, ...). It is saved with the set; the repr shows the most
+            important entries.
+        classes_given: whether K is known independently of these labels. Default: whether `num_classes` is given or
+            labels are rows. Sets derived from this one keep the flag; private components refuse a K that was derived
+            from labels.
 
     Raises:
-        TypeError, ValueError: what is wrong with which argument.
+        TypeError, ValueError: an invalid argument, which is named.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class LabeledImages:
 
     @staticmethod
     def _unchecked(**parts: Any) -> LabeledImages:
-        """A set whose values need no look, since they came out of another set or of pixels that were looked at."""
+        """Create a set without sanity checks, from parts of another set or from checked pixels."""
         made = object.__new__(LabeledImages)
         made._assign(**parts)
         return made
@@ -112,16 +111,16 @@ class LabeledImages:
         normalization: Normalization = IDENTITY,
         **options: Any,
     ) -> LabeledImages:
-        """Build a set from pixels, which are normalised here: what to call when your images are not normalised yet.
+        """Create a set from pixels and normalize them. Use it for images that are not normalized yet.
 
         Args:
             pixels: float [N, C, H, W] in [0, 1], or uint8 in 0..255.
             labels: class indices [N] or rows [N, K], as for the class.
-            normalization: the space that the images are brought into. Default: pixels stay pixels.
+            normalization: the normalization to apply. Default: none, pixels stay pixels.
             options: num_classes, columns, info and classes_given, as for the class.
 
         Raises:
-            TypeError, ValueError: as the class does; also floats outside [0, 1] (by more than 0.001).
+            TypeError, ValueError: as for the class; also floats outside [0, 1] by more than 0.001.
         """
         given: Any = conversion.as_tensor(pixels, "pixels")
         if isinstance(given, Tensor) and given.dtype == torch.uint8:
@@ -131,7 +130,7 @@ class LabeledImages:
             low, high = (float(v) for v in given.detach().aminmax())
             if low < -0.001 or high > 1.001:
                 raise ValueError(
-                    f"pixels must lie in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or give "
+                    f"pixels must be in [0, 1], got {low:.4g} to {high:.4g}; divide 0..255 by 255, or pass "
                     "normalized images to LabeledImages(images, labels, normalization=...)"
                 )
         _sanity_checks.check_images(given, None)
@@ -150,17 +149,17 @@ class LabeledImages:
         normalization: Normalization | None = None,
         progress: bool = True,
     ) -> LabeledImages:
-        """Read a PyTorch dataset of (image, label) pairs into memory, once, with a bar if it takes long.
+        """Read a PyTorch dataset of (image, label) pairs into memory once.
 
-        Whatever random transforms the dataset has are drawn this one time: give it none, and pass `augment=` to what
-        trains on the set.
+        Random transforms of the dataset are applied only this once. Use a dataset without them, and pass `augment=` to
+        the component that trains on the set.
 
         Args:
             dataset: see `as_set`.
-            num_classes: K. Default: the number of the dataset's `classes` if it has names, else as the class's.
-            normalization: what the dataset's transform does after `ToTensor`. Default: nothing, pixels in [0, 1].
-                Items of uint8 and PIL pictures are pixels, and are normalised here.
-            progress: whether long reading shows a bar.
+            num_classes: K. Default: the number of the dataset's class names (`classes`), else as for the class.
+            normalization: what the dataset's transform does after `ToTensor`. Default: nothing, pixels in [0, 1]. Items
+                of uint8 and PIL images are pixels, which are normalized here.
+            progress: whether long reading shows a progress bar.
 
         Raises:
             TypeError, ValueError: see `as_set`.
@@ -192,13 +191,13 @@ class LabeledImages:
         return self.replace(images=self.images[index], labels=self.labels[index], columns=columns)
 
     def replace(self, **changes: Any) -> LabeledImages:
-        """A copy with some of its parts exchanged; this set is left as it is.
+        """Return a copy with some parts replaced.
 
         Args:
-            changes: any of the constructor's arguments, by name. A `num_classes` among them counts as given.
+            changes: constructor arguments by name. A `num_classes` among them counts as given.
 
         Raises:
-            TypeError, ValueError: as the class does; or an argument that it does not have.
+            TypeError, ValueError: as for the class; or an unknown argument.
         """
         kept = {
             "images": self.images,
@@ -221,93 +220,92 @@ class LabeledImages:
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """The normalisation's mean per channel, in pixel units."""
+        """Mean of the normalization per channel, in pixel units."""
         return self.normalization.mean
 
     @property
     def std(self) -> tuple[float, ...]:
-        """The normalisation's standard deviation per channel, in pixel units."""
+        """Standard deviation of the normalization per channel, in pixel units."""
         return self.normalization.std
 
     def counts(self) -> Tensor:
-        """How many images each class has, int64 [K]: to see imbalance, or which classes are absent.
+        """Return the number of images of each class, int64 [K].
 
-        With label rows, how many entries of each column are above one half (multi-label).
+        For label rows (multi-label), return the number of entries above one half in each column.
         """
         return class_counts(self.labels, self.num_classes)
 
     def pixels(self) -> Tensor:
-        """The images as pixels float [N, C, H, W], to look at or to save: not normalised, clamped to [0, 1]."""
+        """Return the images as pixels float [N, C, H, W], clamped to [0, 1], to show or export them."""
         return self.normalization.decode(self.images).clamp(0, 1)
 
-    def renormalized(self, normalization: Normalization) -> LabeledImages:
-        """The same pictures in another normalisation, to be trained on with a set of that one.
+    def renormalize(self, normalization: Normalization) -> LabeledImages:
+        """Return the same pictures in another normalization, for use with a set that has it.
 
         Args:
-            normalization: the space wanted. Nothing is clamped, so going there and back gives the same images, up to
+            normalization: the new normalization. Nothing is clamped, so converting back returns the same images up to
                 rounding.
         """
         images = normalization.encode(self.normalization.decode(self.images))
         return self.replace(images=images, normalization=normalization)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LabeledImages:
-        """This set on another device or in another precision, as `Tensor.to`; it is itself left as it is.
+        """Return this set on another device or in another precision, like `Tensor.to`.
 
         Args:
-            device: where images, labels and columns go. Default: where they are.
-            dtype: of the images and of label rows; class indices and columns keep theirs. Default: as they are.
+            device: device of images, labels and columns. Default: unchanged.
+            dtype: dtype of images and label rows; class indices and columns keep theirs. Default: unchanged.
         """
         labels = self.labels.to(device, dtype) if self.labels.ndim == 2 else self.labels.to(device)
         columns = {name: column.to(device) for name, column in self.columns.items()}
         return self.replace(images=self.images.to(device, dtype), labels=labels, columns=columns)
 
-    def require_same_space(self, other: LabeledImages, *, names: tuple[str, str] | None = None) -> None:
-        """Refuse two sets that must not be mixed.
+    def require_compatible(self, other: LabeledImages, *, names: tuple[str, str] | None = None) -> None:
+        """Refuse a set with another normalization, image shape or class count.
 
-        Whatever trains on one and tests on the other, or joins them, calls it first.
+        Components that join two sets, or train on one and test on the other, call this first.
 
         Args:
-            other: the set that is to go with this one.
-            names: what the caller's user calls this one and the other, for the message.
+            other: the set to compare with this one.
+            names: names of this set and the other in messages.
 
         Raises:
-            ValueError: `other` has another normalisation, image shape or class count; the message says how to convert
-                it.
+            ValueError: the sets differ; the message says how to convert one.
         """
         a, b = names or ("a", "b")
         both = f"{a} and {b}" if names else "the sets"
         if self.normalization != other.normalization:
             raise ValueError(
                 f"{both} have different normalizations: {self.normalization} and {other.normalization}; "
-                f"convert one with `{b}.renormalized({a}.normalization)`"
+                f"convert one with `{b}.renormalize({a}.normalization)`"
             )
         if self.shape != other.shape:
             raise ValueError(
                 f"{both} have images of different shapes: {self.shape} and {other.shape}; resize the pixels of one "
-                "and build it again with `LabeledImages.from_pixels`"
+                "and rebuild it with `LabeledImages.from_pixels`"
             )
         if self.num_classes != other.num_classes:
             raise ValueError(
                 f"{both} have different class counts: {self.num_classes} and {other.num_classes}; if the classes are "
-                f"the same ones, say so with `{b}.replace(num_classes={a}.num_classes)`"
+                f"the same, use `{b}.replace(num_classes={a}.num_classes)`"
             )
 
     @staticmethod
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
-        """Join sets into one, in their order: what clients sent, say.
+        """Join sets in their order, for example those that clients sent.
 
         Args:
-            sets: at least one, all of the same normalisation, shape and classes, with the same columns, and with labels
-                of one kind. What `info` the first one has stays.
+            sets: at least one set, all with the same normalization, shape, classes, columns and kind of labels. The
+                result has the `info` of the first.
 
         Raises:
-            ValueError: no sets, sets of different spaces (the message says how to convert), or differing columns.
+            ValueError: no sets, incompatible sets (the message says how to convert one), or different columns.
         """
         if not sets:
             raise ValueError("sets must hold at least one set, got none")
         first = sets[0]
         for other in sets[1:]:
-            first.require_same_space(other)
+            first.require_compatible(other)
             if set(other.columns) != set(first.columns):
                 raise ValueError(
                     f"the sets have different columns: {sorted(first.columns)} and {sorted(other.columns)}; "
@@ -315,7 +313,7 @@ class LabeledImages:
                 )
             if other.labels.ndim != first.labels.ndim:
                 raise ValueError(
-                    "the sets have different labels: class indices and rows; make rows of the indices with "
+                    "the sets have different labels: class indices and rows; convert the indices to rows with "
                     "`a.replace(labels=torch.nn.functional.one_hot(a.labels, a.num_classes).float())`"
                 )
         columns = {name: torch.cat([s.columns[name] for s in sets]) for name in first.columns}
@@ -324,14 +322,14 @@ class LabeledImages:
         return first.replace(images=images, labels=labels, columns=columns, classes_given=given)
 
     def grid(self, columns: int | None = None, padding: int = 2) -> Tensor:
-        """One picture of all images, to look at: pixels float [C, H', W'] in [0, 1], row by row, white between them.
+        """Return a picture of all images, row by row on white: pixels float [C, H', W'] in [0, 1].
 
         Args:
-            columns: images a row; default 10, or fewer if there are fewer.
+            columns: images per row. Default: 10, or fewer if there are fewer.
             padding: pixels between images.
 
         Raises:
-            ValueError: an empty set, or no such number of columns or pixels.
+            ValueError: an empty set, or an invalid number of columns or pixels.
         """
         if not len(self):
             raise ValueError("an empty set has no grid")
@@ -340,12 +338,10 @@ class LabeledImages:
         return tile(self.pixels().detach().cpu().split(columns), columns, padding)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Take the set apart into named tensors and JSON values, for a file or a message.
+        """Split the set into named tensors and JSON values, for a file or a message. `from_parts` is the inverse.
 
-        `from_parts` puts it together again.
-
-        The tensors are "images", "labels", "column.<name>" for each column, and a whitening's "zca.center",
-        "zca.matrix" and "zca.inverse".
+        The tensors are "images", "labels", "column.<name>" for each column, and "zca.center", "zca.matrix" and
+        "zca.inverse" of a whitening.
         """
         tensors = {"images": self.images, "labels": self.labels}
         tensors |= {f"column.{name}": column for name, column in self.columns.items()}
@@ -357,15 +353,15 @@ class LabeledImages:
 
     @staticmethod
     def from_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> LabeledImages:
-        """Put a set together again that `parts` took apart.
+        """Create a set from the result of `parts`.
 
         Args:
-            tensors, facts: what `parts` returned. An older file that does not say whether the normalisation was
-                measured, or the class count given, counts as measured, and as derived from the labels: a private
-                component refuses both.
+            tensors, facts: the result of `parts`. If an older file does not state whether the normalization was
+                measured or the class count given, the normalization counts as measured and the class count as derived
+                from the labels. Private components refuse both.
 
         Raises:
-            KeyError, TypeError, ValueError: parts are missing, or do not make a set.
+            KeyError, TypeError, ValueError: missing or inconsistent parts.
         """
         zca = None
         if "zca.matrix" in tensors:
@@ -381,30 +377,30 @@ class LabeledImages:
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the set to one `.safetensors` file: images, labels, columns, normalisation and info. `load` reads it.
+        """Write images, labels, columns, normalization and info to one `.safetensors` file, which `load` reads.
 
         Args:
-            path: the file. It is replaced as a whole: whoever reads it meanwhile sees the old one or the new one.
+            path: the file. It is replaced atomically, so readers see the old or the new file.
 
         Returns:
             The path.
 
         Raises:
-            OSError: the folder is missing, unwritable or full; a file that was there before is left as it was.
+            OSError: the folder is missing, unwritable or full. An existing file is left unchanged.
         """
         tensors, facts = self.parts()
         return write_tensors(path, tensors, {"format": _FORMAT, "set": json.dumps(facts)})
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> LabeledImages:
-        """Read a set that `save` wrote, its normalisation included.
+        """Read a set that `save` wrote, with its normalization.
 
         Args:
             path: the file.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file is damaged, or is not a saved set.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is damaged or not a saved set.
         """
         tensors, facts = read_tensors(path, kind=_FORMAT, what="a saved LabeledImages")
         try:
@@ -435,12 +431,12 @@ class LabeledImages:
 
 
 def resolve_subset(images: Any) -> Any:
-    """What a `torch.utils.data.Subset` of a `LabeledImages` selects, as a `LabeledImages`.
+    """Return a `torch.utils.data.Subset` of a `LabeledImages` as a `LabeledImages`.
 
-    Read item by item, the subset would lose the set's normalisation, class count and columns.
+    Read item by item, the subset would lose normalization, class count and columns.
 
     Args:
-        images: a subset of a set, however deeply nested; anything else is given back as it is.
+        images: a subset of a set, possibly nested; other values are returned unchanged.
     """
     if not isinstance(images, Subset):
         return images
@@ -451,29 +447,28 @@ def resolve_subset(images: Any) -> Any:
 def require_consistent(
     data: LabeledImages, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
-    """A set beside which its class count or normalisation was said again: as it is, or refused if they contradict it.
+    """Check that a class count and normalization given with a set do not contradict it, and return the set.
 
     Args:
         data: the set.
-        name: what the argument is called in messages.
-        num_classes: the K that the caller gave, if any; it takes the place of one that the set derived from its labels.
-        normalization: the normalisation that the caller gave, if any.
+        name: the argument's name in messages.
+        num_classes: the caller's K, if any. It replaces a K that the set derived from its labels.
+        normalization: the caller's normalization, if any.
 
     Raises:
-        ValueError: they contradict the set; or its images, which somebody wrote into after it was made, are no longer
-            finite.
+        ValueError: the values contradict the set, or the images were overwritten and are no longer finite.
     """
     if num_classes is not None and not data.classes_given:
         data = data.replace(num_classes=num_classes)
     if num_classes not in (None, data.num_classes):
         raise ValueError(
-            f"num_classes={num_classes}, but the set has {data.num_classes}; leave it out, or give "
+            f"num_classes={num_classes}, but the set has {data.num_classes}; omit it, or use "
             "`data.replace(num_classes=...)`"
         )
     if normalization not in (None, data.normalization):
         raise ValueError(
-            f"normalization is {normalization}, but the set's is {data.normalization}; leave "
-            "it out, or convert the set with `data.renormalized(normalization)`"
+            f"normalization is {normalization}, but the set's is {data.normalization}; omit it, or convert the set "
+            "with `data.renormalize(normalization)`"
         )
     if not math.isfinite(float(data.images.detach().sum())):
         check.batch_of_images(data.images, name)
@@ -483,14 +478,14 @@ def require_consistent(
 def set_from_source(
     source: Any, name: str, num_classes: int | None, normalization: Normalization | None, *, progress: bool
 ) -> LabeledImages:
-    """Read a dataset, a loader or a pair into a set, once and whole.
+    """Read a dataset, a loader or a pair into a set.
 
     Args:
-        source: what holds images and labels; see `as_set`.
-        name: what the argument is called in messages.
-        num_classes: K. Default: the number of class names that a dataset has, if it has any.
+        source: a source of images and labels; see `as_set`.
+        name: the argument's name in messages.
+        num_classes: K. Default: the number of class names of the dataset, if it has any.
         normalization: see `as_set`.
-        progress: whether long reading shows a bar.
+        progress: whether long reading shows a progress bar.
     """
     num_classes = conversion.count_class_names(source) if num_classes is None else num_classes
     images, labels = conversion.read(source, name, progress=progress)
@@ -500,12 +495,12 @@ def set_from_source(
 def set_from_arrays(
     images: Any, labels: Any, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
-    """A set of arrays or tensors, as users hold them.
+    """Create a set from arrays or tensors.
 
     Args:
-        images: [N, C, H, W]; uint8 are pixels in 0..255 and are normalised here, floats are in the normalised space.
+        images: [N, C, H, W]; uint8 values are pixels in 0..255 and are normalized here, floats are already normalized.
         labels: class indices [N] or rows [N, K].
-        name: what the images' argument is called in messages.
+        name: the images' argument name in messages.
         num_classes, normalization: see `as_set`.
     """
     images, labels = conversion.as_tensor(images, name), conversion.as_tensor(labels, "labels", lists=True)

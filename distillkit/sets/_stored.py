@@ -1,4 +1,4 @@
-"""`StoredImages`: a set whose pictures lie in a file and are read a part at a time."""
+"""`StoredImages`, an image set that is stored in a file and read in parts."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from distillkit.sets._validation import as_index, checked_columns, checked_info,
 __all__ = ["PixelFile", "StoredImages"]
 
 _READ = 1 << 24
-"""Bytes of pixels that are turned to floats at a time."""
+"""Bytes of pixels that are converted to floats at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class PixelFile:
-    """Pictures of one shape as bytes in a file, one after the other; `distillkit.data.open_folder` makes it.
+    """File of pictures of one shape, stored as consecutive bytes; `distillkit.data.open_folder` creates it.
 
-    It is read, not mapped: mapped pages would count as memory of the process for as long as they stay.
+    The file is read, not memory-mapped: mapped pages would count as memory of the process.
 
     Attributes:
         path: the file, in NumPy's `.npy` format.
-        start: where the first picture begins, in bytes.
+        start: position of the first picture in bytes.
         shape: (C, H, W) of every picture.
-        digests: uint8 [N, 16], the BLAKE2b of each picture's bytes.
+        digests: uint8 [N, 16], BLAKE2b hash of each picture's bytes.
     """
 
     path: Path
@@ -43,14 +43,14 @@ class PixelFile:
     digests: Tensor
 
     def read(self, rows: Tensor) -> Tensor:
-        """Pictures as uint8 [n, C, H, W].
+        """Read pictures as uint8 [n, C, H, W].
 
         Args:
-            rows: which, int64 [n], in any order; neighbours in the file are read at once.
+            rows: picture numbers, int64 [n], in any order; consecutive numbers are read together.
 
         Raises:
-            FileNotFoundError: the file is no longer there.
-            ValueError: it is shorter than it was.
+            FileNotFoundError: the file was removed.
+            ValueError: the file was truncated.
         """
         pixels = torch.empty(len(rows), *self.shape, dtype=torch.uint8)
         if not len(rows):
@@ -68,34 +68,35 @@ class PixelFile:
                         part = part[got:]
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{self.path} is gone: it was deleted, or its source has changed and was opened again since; open it "
+                f"{self.path} does not exist: it was deleted, or its source changed and was reopened; open the source "
                 "again"
             ) from error
         return pixels
 
 
 class StoredImages(FileBacked):
-    """A set whose pictures lie in a file as bytes and become floats when `read` is called, for more than memory holds.
+    """Image set that is stored in a file as bytes and converted to floats by `read`, for data larger than memory.
 
-    `distillkit.data.open_folder` and `open_npz` give it. Labels and all facts of the set are in memory, so that it is
-    partitioned and cut as a `LabeledImages` is; `fl.simulate` reads a client's part when the client is drawn, and a
-    test set piece by piece.
+    Create it with `distillkit.data.open_folder` or `open_npz`. Labels and metadata are in memory, so it can be
+    partitioned and sliced like a `LabeledImages`. `fl.simulate` reads a client's part when the client is sampled, and a
+    test set in chunks.
 
-    An index gives the pair `(image, label)`, read and normalised, so it is a map-style dataset for a `DataLoader` too;
-    a slice, mask or index tensor gives that part, still in the file.
+    An integer index returns the pair `(image, label)`, read and normalized, so the set is also a map-style dataset for
+    `DataLoader`. A slice, mask or index tensor returns that part, still in the file.
 
     Args:
         file: the pictures.
-        rows: which of them are the set's, int64 [N], in its order.
+        rows: the set's pictures in its order, int64 [N].
         labels: class indices int64 [N], or rows float [N, K].
         num_classes: K.
-        normalization: what `read` brings the pixels into.
-        columns: what else belongs to each image; see `LabeledImages`.
+        normalization: the normalization that `read` applies to pixels.
+        columns: further data of each image; see `LabeledImages`.
         info: provenance, JSON values only.
-        classes_given: whether K is known apart from these labels.
+        classes_given: whether K is known independently of these labels.
 
     Raises:
-        TypeError, ValueError: labels, columns or rows of another number, or a normalisation of other channels.
+        TypeError, ValueError: labels, columns or rows of different lengths, or a normalization with another number of
+            channels.
     """
 
     def __init__(
@@ -147,13 +148,14 @@ class StoredImages(FileBacked):
         )
 
     def read(self, indices: slice | Tensor | Sequence[int] | None = None) -> LabeledImages:
-        """Read pictures into memory, as floats in the set's normalisation.
+        """Read pictures into memory, as floats in the set's normalization.
 
         Args:
-            indices: which: a slice, a mask, an index tensor or a list. Default: all, which takes `bytes` of memory.
+            indices: the pictures to read: a slice, a mask, an index tensor or a list. Default: all, which takes `bytes`
+                of memory.
 
         Raises:
-            FileNotFoundError, ValueError: the file is gone, or not what it was.
+            FileNotFoundError, ValueError: the file was removed or changed.
         """
         part = self if indices is None else self[indices]
         return LabeledImages._unchecked(
@@ -174,13 +176,13 @@ class StoredImages(FileBacked):
         return images
 
     def replace(self, **changes: Any) -> StoredImages:
-        """A copy with some of its parts exchanged; this set is left as it is.
+        """Return a copy with some parts replaced.
 
         Args:
             changes: labels, num_classes (which then counts as given), normalization, columns, info or classes_given.
 
         Raises:
-            TypeError, ValueError: as the class does; or an argument that it does not have.
+            TypeError, ValueError: as for the class; or an unknown argument.
         """
         kept = {
             "labels": self.labels,
@@ -198,21 +200,21 @@ class StoredImages(FileBacked):
 
     @property
     def images(self) -> Tensor:
-        """There are none in memory.
+        """Refuse access: the images are not in memory.
 
         Raises:
-            AttributeError: always; says how to read a part.
+            AttributeError: always; the message says how to read a part.
         """
         raise AttributeError(f"the images of {self.read_hint('this set')}")
 
     @property
     def digests(self) -> Tensor:
-        """The hash of each picture's bytes, uint8 [N, 16]: what tells sets apart without reading them."""
+        """Hash of each picture's bytes, uint8 [N, 16], which identifies the set without reading it."""
         return self._file.digests[self._rows]
 
     @property
     def path(self) -> Path:
-        """The file that the pictures lie in."""
+        """The file of the pictures."""
         return self._file.path
 
     @property
@@ -222,21 +224,21 @@ class StoredImages(FileBacked):
 
     @property
     def bytes(self) -> int:
-        """How much memory all of it takes once it is read."""
+        """Memory in bytes that all images take as floats."""
         return 4 * len(self) * math.prod(self.shape)
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """The normalisation's mean per channel, in pixel units."""
+        """Mean of the normalization per channel, in pixel units."""
         return self.normalization.mean
 
     @property
     def std(self) -> tuple[float, ...]:
-        """The normalisation's standard deviation per channel, in pixel units."""
+        """Standard deviation of the normalization per channel, in pixel units."""
         return self.normalization.std
 
     def counts(self) -> Tensor:
-        """How many images each class has, int64 [K]; see `LabeledImages.counts`."""
+        """Return the number of images of each class, int64 [K]; see `LabeledImages.counts`."""
         return class_counts(self.labels, self.num_classes)
 
     def __repr__(self) -> str:

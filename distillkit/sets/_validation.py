@@ -1,4 +1,4 @@
-"""What a set is made of, checked at its door: images with their labels, columns, and JSON values about it."""
+"""Validation of the constructor arguments of sets: images, labels, columns and info."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["as_index", "checked_columns", "checked_images", "checked_info", "che
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
-    """What a set's constructor was given as images and labels, as tensors that fit together.
+    """Check images and labels of a set and return them as tensors, with the number of classes.
 
     Args:
         images: [N, C, H, W], floating point and finite; a tensor or an array.
         labels: class indices [N], or finite float rows [N, K]; a tensor, an array or a list.
-        num_classes: K, if it was given.
+        num_classes: K, if given.
 
     Returns:
         Images float [N, C, H, W], labels int64 [N] or float [N, K], and K: as given, else the largest label + 1 or the
         width of the rows.
 
     Raises:
-        TypeError, ValueError: what is wrong with which of them.
+        TypeError, ValueError: an invalid argument, which is named.
     """
     images = conversion.as_tensor(images, "images")
     labels = conversion.as_tensor(labels, "labels", lists=True)
@@ -38,18 +38,18 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
 
 
 def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor, int]:
-    """The labels of `n` images, and how many classes there are.
+    """Check the labels of `n` images and return them with the number of classes.
 
     Args:
         labels: class indices [N], or finite float rows [N, K].
-        n: how many images there are.
-        num_classes: K, if it was given; needed if there are no images.
+        n: number of images.
+        num_classes: K, if given; required without images.
 
     Returns:
         Labels int64 [N] or float [N, K], and K: as given, else the largest label + 1 or the width of the rows.
 
     Raises:
-        TypeError, ValueError: what is wrong with them.
+        TypeError, ValueError: invalid labels.
     """
     if isinstance(labels, Tensor) and labels.ndim == 2 and labels.is_floating_point():
         if len(labels) != n or not bool(torch.isfinite(labels).all()):
@@ -68,7 +68,7 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
 
 
 def class_counts(labels: Tensor, num_classes: int) -> Tensor:
-    """How many images each class has, int64 [K]; of rows, how many entries of each column are above one half.
+    """Return the number of images of each class, int64 [K]; for label rows, of entries above one half in each column.
 
     Args:
         labels: class indices [N] or rows [N, K].
@@ -80,7 +80,7 @@ def class_counts(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def as_index(index: int | slice | Tensor | Sequence[int]) -> slice | Tensor:
-    """What stands between a set's brackets, as PyTorch takes it: an empty list selects nothing.
+    """Convert an index of a set to a form that PyTorch accepts. An empty list selects nothing.
 
     Args:
         index: a number, a slice, a mask, an index tensor or a list.
@@ -92,14 +92,15 @@ def as_index(index: int | slice | Tensor | Sequence[int]) -> slice | Tensor:
 
 
 def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
-    """What a set's constructor was given as columns, once every one has a row for each image.
+    """Check that every column has one row per image and return the columns as a dictionary.
 
     Args:
-        columns: name -> tensor.
-        n: how many images there are.
+        columns: tensors by name.
+        n: number of images.
 
     Raises:
-        TypeError, ValueError: what is no tensor, or has another number of rows; the column is named.
+        TypeError, ValueError: a column that is not a tensor or has another number of rows; the message names the
+            column.
     """
     found = dict(columns)
     for name, column in found.items():
@@ -111,13 +112,13 @@ def checked_columns(columns: Mapping[str, Any], n: int) -> dict[str, Tensor]:
 
 
 def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What a set's constructor was given as `info`, as a JSON file would give it back, so that saving changes nothing.
+    """Return `info` after a round trip through JSON, so that saving does not change it.
 
     Args:
-        info: a mapping of JSON values; tuples become lists, NumPy numbers Python's.
+        info: a mapping of JSON values; tuples become lists, NumPy numbers become Python numbers.
 
     Raises:
-        TypeError: no mapping, or a value that JSON does not have.
+        TypeError: not a mapping, or a value without a JSON form.
     """
     try:
         copied: dict[str, Any] = json.loads(json.dumps(dict(info), default=_plain))
@@ -129,4 +130,4 @@ def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")

@@ -1,4 +1,4 @@
-"""Whatever a component was called with, as a set."""
+"""Conversion of images in any supported form to a set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distillkit.sets._labeled import (
 __all__ = ["Images", "as_set"]
 
 Images: TypeAlias = LabeledImages | Tensor | NDArray[Any] | Dataset[Any] | DataLoader[Any] | tuple[Any, Any] | list[Any]
-"""What every component takes as images: see `as_set`."""
+"""Images in any form that components accept: see `as_set`."""
 
 
 def as_set(
@@ -35,25 +35,25 @@ def as_set(
     name: str = "images",
     progress: bool = True,
 ) -> LabeledImages:
-    """Return the set that a component was called with; everything that takes images goes through here.
+    """Convert images in any supported form to a `LabeledImages`. Every component that takes images calls this function.
 
     Args:
-        images: a `LabeledImages`; or images float [N, C, H, W] in the normalised space, a tensor or a NumPy array,
-            with `labels`; or anything that holds both: a pair `(images, labels)`, a `torch.utils.data.Dataset` of such
-            pairs (a lazy one is read once, into memory, with a bar), a `DataLoader` of one (its dataset is read).
-            Images of uint8 and PIL pictures are pixels in 0..255 and are normalised here; floats never are. A
-            `torch.utils.data.Subset` of a `LabeledImages` keeps its space.
-        labels: class indices [N] or rows float [N, K], a tensor, an array or a list; with a bare tensor or array only.
-        num_classes: K. Default: the number of class names that a dataset states (`classes`), else as `LabeledImages`.
-        normalization: how float images came from pixels. Default: they are pixels in [0, 1].
-        name: the argument's name, for messages.
-        progress: whether long reading shows a bar.
-
-    A `num_classes` given here takes the place of one that the set derived from its labels.
+        images: a `LabeledImages`; or float images [N, C, H, W] in the normalized space, a tensor or a NumPy array,
+            together with `labels`; or a source of both: a pair `(images, labels)`, a `torch.utils.data.Dataset` of such
+            pairs (a lazy one is read once into memory) or a `DataLoader` (its dataset is read). Images of uint8 and PIL
+            images are pixels in 0..255 and are normalized here; floats are not. A `torch.utils.data.Subset` of a
+            `LabeledImages` keeps its normalization.
+        labels: class indices [N] or rows float [N, K], a tensor, an array or a list; only with a tensor or array of
+            images.
+        num_classes: K. Default: the number of class names in the dataset (`classes`), else as for `LabeledImages`. It
+            replaces a K that the set derived from its labels.
+        normalization: the normalization of float images. Default: they are pixels in [0, 1].
+        name: the argument's name in messages.
+        progress: whether long reading shows a progress bar.
 
     Raises:
-        TypeError, ValueError: a `StoredImages`, of which a part must be read first; labels missing, or given beside
-            what has its own; a class count or normalisation that contradicts the set's; items that are no
+        TypeError, ValueError: a `StoredImages`, of which a part must be read first; labels that are missing, or given
+            for a source that has labels; a class count or normalization that contradicts the set's; items that are not
             pairs of an image and a label.
     """
     conversion.require_in_memory(images, name)
@@ -66,16 +66,16 @@ def as_set(
         return set_from_source(images, name, num_classes, normalization, progress=progress)
     if labels is None:
         raise TypeError(
-            f"labels must be given with {name} that have none ({type(images).__name__}); a LabeledImages, a pair "
-            "(images, labels), a Dataset and a DataLoader have their own" + _hint(images, name)
+            f"labels must be given, because {name} ({type(images).__name__}) have none; a LabeledImages, a pair "
+            "(images, labels), a Dataset and a DataLoader contain labels" + _hint(images, name)
         )
     return set_from_arrays(images, labels, name, num_classes, normalization)
 
 
 def _hint(images: Any, name: str) -> str:
-    """What to give in place of what is often given by mistake."""
+    """Return what to pass instead of some common mistakes."""
     if isinstance(images, str | Path):
-        return f"; a folder of pictures is read first: load_folder({str(images)!r}).train"
+        return f"; read a folder of pictures first: load_folder({str(images)!r}).train"
     if isinstance(getattr(images, "train", None), LabeledImages):
-        return f"; of a {type(images).__name__} give one part, {name}.train"
+        return f"; pass one part of the {type(images).__name__}, {name}.train"
     return ""

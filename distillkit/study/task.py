@@ -233,7 +233,7 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
     most = said[0] if said else max(one.num_classes for one in sets.values())
     sets = {n: one if one.classes_given else one.replace(num_classes=most) for n, one in sets.items()}
     for one in sets.values():
-        sets["train"].require_same_space(one)
+        sets["train"].require_compatible(one)
     return Split(sets["train"], sets["test"], tuple(map(str, range(most))), sets.get("validation"))
 
 

@@ -76,6 +76,6 @@ def virtual_set(
     if found.shape != server.shape or found.normalization != server.normalization:
         raise ValueError(
             f"{owner.name}: the virtual set has images {found.shape} ({found.normalization}), the clients have "
-            f"{server.shape} ({server.normalization}); resize its pixels, or convert it with `renormalized`"
+            f"{server.shape} ({server.normalization}); resize its pixels, or convert it with `renormalize`"
         )
     return found.replace(columns={}, info={}).to(server.device, server.dtype)

@@ -120,7 +120,7 @@ class FedDF(AddOn):
         if proxy.shape != server.shape or proxy.normalization != server.normalization:
             raise ValueError(
                 f"the proxy images must be in the clients' space {server.shape}, {server.normalization}, "
-                f"got {proxy.shape}, {proxy.normalization}: resize their pixels, or convert them with `renormalized`"
+                f"got {proxy.shape}, {proxy.normalization}: resize their pixels, or convert them with `renormalize`"
             )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit._utils import check
-from distillkit.augment import in_space, require_augmentation
+from distillkit.augment import adapt_normalization, require_augmentation
 from distillkit.augment._validation import Augment
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
@@ -145,7 +145,7 @@ class VHL(AddOn):
         """Batches of the virtual set, augmented in the space of its own normalisation."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
-        augment = None if change is None else in_space(change, noise.normalization)
+        augment = None if change is None else adapt_normalization(change, noise.normalization)
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:

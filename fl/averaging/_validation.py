@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit.augment import require_space
+from distillkit.augment import require_normalization
 from distillkit.privacy._public_noise import public_test_images
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -54,7 +54,7 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
     """
     if augment is None:
         return
-    require_space(augment, server.normalization)
+    require_normalization(augment, server.normalization)
     images = _noise(server)
     try:
         changed = augment(images.clone(), derive(0, "trial augment"))

@@ -68,7 +68,7 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
     other = other.read([]) if isinstance(other, StoredImages) else other
     no_labels = torch.empty(0, dtype=torch.int64)
     try:
-        first.require_same_space(
+        first.require_compatible(
             other if classes else other[:0].replace(labels=no_labels, num_classes=first.num_classes)
         )
     except ValueError as error:

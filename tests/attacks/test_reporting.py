@@ -182,8 +182,8 @@ def test_refusals(runs: Path, tmp_path: Path) -> None:
         report(runs / "real", members=smaller, out=tmp_path)
     with pytest.raises(OtherSpace, match=r"outsiders must be pixels in \[0, 1\]"):
         report(runs / "real", members=TRAIN, outsiders=TEST.images, out=tmp_path)
-    other = TRAIN.renormalized(Normalization((0.5,), (0.5,)))
-    with pytest.raises(OtherSpace, match=r"members must be normalized as in the run, .*renormalized"):
+    other = TRAIN.renormalize(Normalization((0.5,), (0.5,)))
+    with pytest.raises(OtherSpace, match=r"members must be normalized as in the run, .*renormalize"):
         report(runs / "real", members=other, outsiders=TEST, network=convnet(10), out=tmp_path)
     with pytest.raises(ValueError, match="outsiders must be at least 20, got 5"):
         report(runs / "real", members=TRAIN, outsiders=TEST[:5], out=tmp_path)

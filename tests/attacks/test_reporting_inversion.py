@@ -257,7 +257,7 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     for name in ("seconds", "total_variation"):
         with pytest.raises(ValueError, match=f"{name} must be"):
             Inversion(**{name: -1.0})
-    other = TRAIN.renormalized(Normalization((0.5,), (0.5,)))
-    with pytest.raises(ValueError, match="renormalized"):
+    other = TRAIN.renormalize(Normalization((0.5,), (0.5,)))
+    with pytest.raises(ValueError, match="renormalize"):
         report(run, members=other, outsiders=TEST, network=FACTORY(10), out=tmp_path)
     assert not list(tmp_path.iterdir())

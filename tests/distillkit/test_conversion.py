@@ -155,12 +155,12 @@ SPLIT = Split(LabeledImages(PIXELS, LABELS), LabeledImages(PIXELS, LABELS), ("a"
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "a path": ("pets", {}, TypeError, r"read first: load_folder\('pets'\)\.train"),
-    "a split": (SPLIT, {}, TypeError, r"of a Split give one part, data\.train"),
-    "no labels": (PIXELS, {}, TypeError, "labels must be given with data"),
+    "a split": (SPLIT, {}, TypeError, r"pass one part of the Split, data\.train"),
+    "no labels": (PIXELS, {}, TypeError, "labels must be given, because data"),
     "labels twice": ((PIXELS, LABELS), {"labels": LABELS}, TypeError, "labels must be left out"),
     "labels beside a dataset": (Lazy(), {"labels": LABELS}, TypeError, "labels must be left out when data is a Lazy"),
     "a triple": ((PIXELS, LABELS, LABELS), {}, TypeError, "labels must be given"),
-    "words": ("digits", {}, TypeError, r"labels must be given with data that have none \(str\)"),
+    "words": ("digits", {}, TypeError, r"labels must be given, because data \(str\) have none"),
     "empty": (Lazy(PIXELS[:0], LABELS[:0]), {}, ValueError, "data must hold at least one item"),
     "items without label": (TensorDataset(PIXELS), {}, TypeError, "data must give pairs.*item 0 is a tuple of 1"),
     "flat images": (Lazy(PIXELS.flatten(1)), {}, TypeError, r"data\[0\] must be an image.*Tensor \[32\]"),

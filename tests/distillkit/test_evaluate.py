@@ -202,7 +202,7 @@ def test_bad_arguments_are_named() -> None:
     data = stripes(8)
     other = data.replace(normalization=Normalization((0.5,), (0.5,)))
     for name, test, real in (("test", other, None), ("real", data, other)):
-        with pytest.raises(ValueError, match=rf"data and {name} .* with `{name}\.renormalized\(data\.normalization\)`"):
+        with pytest.raises(ValueError, match=rf"data and {name} .* with `{name}\.renormalize\(data\.normalization\)`"):
             evaluate(data, test, convnet, real=real)
     with pytest.raises(ValueError, match="num_networks must be at least 1"):
         evaluate(data, data, convnet, num_networks=0)

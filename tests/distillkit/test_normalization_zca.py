@@ -77,6 +77,6 @@ def test_a_set_carries_and_saves_it(tmp_path: Path) -> None:
     assert back.normalization == normalization
     assert "then ZCA" in repr(back)
     torch.testing.assert_close(back.pixels(), made.pixels())
-    with pytest.raises(ValueError, match="renormalized"):
-        made.require_same_space(made.renormalized(plain))
-    torch.testing.assert_close(made.renormalized(plain).renormalized(normalization).images, made.images)
+    with pytest.raises(ValueError, match="renormalize"):
+        made.require_compatible(made.renormalize(plain))
+    torch.testing.assert_close(made.renormalize(plain).renormalize(normalization).images, made.images)

@@ -52,7 +52,14 @@ from attacks.membership import (
 from attacks.reporting import Audit, Inversion
 from distillkit import LabeledImages, Normalization
 from distillkit import losses as lo
-from distillkit.augment import DSA, CropFlip, augmented, in_space, require_augmentation, require_space
+from distillkit.augment import (
+    DSA,
+    CropFlip,
+    adapt_normalization,
+    apply_augmentation,
+    require_augmentation,
+    require_normalization,
+)
 from distillkit.condense import (
     InnerTraining,
     class_statistics,
@@ -252,12 +259,14 @@ CALLS: dict[str, Call] = {
     # Augmentation
     "DSA": C(DSA, lambda a: finite(a(normal(3, 1, 8, 8), 0))),
     "CropFlip": C(CropFlip, lambda a: finite(a(normal(3, 1, 8, 8), 0)), normalization=HALF, pad=2, cutout=2),
-    "augmented": F(
-        augmented, augment=DSA(), images=lambda: normal(3, 1, 8, 8), generator=lambda: derive(0), siamese=True
+    "apply_augmentation": F(
+        apply_augmentation, augment=DSA(), images=lambda: normal(3, 1, 8, 8), generator=lambda: derive(0), siamese=True
     ),
     "require_augmentation": C(require_augmentation, augment=DSA(), normalization=HALF),
-    "require_space": C(require_space, augment=CropFlip(HALF), normalization=HALF),
-    "in_space": C(in_space, lambda a: finite(a(normal(2, 1, 8, 8), 0)), augment=CropFlip(HALF), normalization=HALF),
+    "require_normalization": C(require_normalization, augment=CropFlip(HALF), normalization=HALF),
+    "adapt_normalization": C(
+        adapt_normalization, lambda a: finite(a(normal(2, 1, 8, 8), 0)), augment=CropFlip(HALF), normalization=HALF
+    ),
     # Condensation
     "distribution_matching": C(distribution_matching, images=data, networks=sampler, ipc=1, steps=1, chunk=4),
     "distribution_matching of a tensor": C(
@@ -713,7 +722,7 @@ SEED = "any integer is a seed"
 NONE_DUE = "none asked for, none made"
 
 FORMULAS = (
-    *("augmented", "embedding_means", "distance_to_means", "decorrelation", "total_variation", "image_l2"),
+    *("apply_augmentation", "embedding_means", "distance_to_means", "decorrelation", "total_variation", "image_l2"),
     *("deepinversion_variation", "supervised_contrastive*", "model_contrastive", "knowledge_distillation"),
     *("binary_distillation", "jensen_shannon", "clamped_disagreement", "class_means", "mean_embedding_distance"),
     *("rbf_mmd", "feature_decorrelation", "prototype_distance", "clip_logit_norm"),
@@ -723,7 +732,7 @@ CONDENSERS = ("distribution_matching", "herding", "k_center", "separability")
 ACCEPTED: Listed = {
     ("*", "generator", "negative"): SEED,
     ("*", "generator", "zero"): SEED,
-    ("augmented", "generator", "number"): SEED,
+    ("apply_augmentation", "generator", "number"): SEED,
     ("Patches", "seed", "zero"): SEED,
     **{(name, "*", "NaN"): FORMULA for name in FORMULAS},
     ("*", "*", "huge"): "large numbers, or class 100, are numbers and a class too",
@@ -747,7 +756,7 @@ ACCEPTED: Listed = {
     ("Pipeline", "tag", "*"): "any words",
     ("invert_message", "priors", "empty"): "no prior",
     ("class_counts", "predictions", "one dimension less"): "one prediction, averaged already",
-    ("augmented", "images", "empty"): "no images, none augmented",
+    ("apply_augmentation", "images", "empty"): "no images, none augmented",
     ("decorrelation", "images", "empty"): "no images: 0",
     ("invert", "targets", "empty"): NONE_DUE,
     ("selection", "selected", "empty"): "all are rejected",
@@ -760,7 +769,7 @@ ACCEPTED: Listed = {
     ("domains_by_dirichlet", "min_each", "zero"): "no client needs an image",
     ("load", "size", "array"): "height and width",
     ("require_*", "augment", "None"): "no augmentation",
-    ("require_space", "augment", "*"): "what was told no normalisation contradicts none",
+    ("require_normalization", "augment", "*"): "what was told no normalisation contradicts none",
     ("*", "data", "dtype"): VALID,
     ("*", "test", "dtype"): "the test images follow the set's precision",
     ("*", "images", "dtype"): VALID,

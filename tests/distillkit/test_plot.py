@@ -98,7 +98,7 @@ def test_grid_shows_every_class_in_its_row() -> None:
 
 def test_grid_draws_pixels_whatever_the_normalization_and_channels() -> None:
     data = make(3)
-    moved = data.renormalized(SHIFTED)
+    moved = data.renormalize(SHIFTED)
     assert torch.allclose(sheet(plot.grid(data)), sheet(plot.grid(moved)), atol=1e-6)
     five = make(1, channels=5, k=1)
     grey = sheet(plot.grid(five))[1:5, 1:5]
@@ -115,7 +115,7 @@ def test_grid_takes_tensors_and_label_rows() -> None:
 
 def test_real_stands_left_of_synthetic() -> None:
     real, synthetic = make(2, k=1), make(3, k=1)
-    figure = plot.real_and_synthetic(real, synthetic.renormalized(SHIFTED), per_class=3)
+    figure = plot.real_and_synthetic(real, synthetic.renormalize(SHIFTED), per_class=3)
     shown = sheet(figure)
     assert torch.allclose(shown[1:5, 1:5, 0], real.images[0, 0], atol=1e-6)
     assert torch.allclose(shown[1:5, -5:-1, 0], synthetic.images[2, 0], atol=1e-6)

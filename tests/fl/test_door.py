@@ -155,7 +155,7 @@ def other(**changes: Any) -> LabeledImages:
 
 
 MISFITS: dict[str, tuple[LabeledImages, str]] = {
-    "space": (other(normalization=OTHER), r"different normalizations.*renormalized"),
+    "space": (other(normalization=OTHER), r"different normalizations.*renormalize"),
     "shape": (other(images=torch.zeros(9, 1, 5, 5)), "different shapes"),
     "classes": (other(num_classes=7), r"different class counts.*replace\(num_classes"),
     "dtype": (images(9, 40).to(dtype=torch.float64), r"float64 images, clients\[0\] torch.float32.*to\(dtype"),
@@ -534,7 +534,7 @@ def test_a_private_run_refuses_what_was_measured_on_the_clients(private: str) ->
     with pytest.raises(PrivateStatistics, match="mean and std were measured"):
         play(method, clients=clients)
     public = Normalization(of.mean, of.std)
-    assert play(method, clients=[c.renormalized(public) for c in clients]).rows[0]["failed"] == {}
+    assert play(method, clients=[c.renormalize(public) for c in clients]).rows[0]["failed"] == {}
     derived = [LabeledImages(c.images, c.labels) for c in federation()]
     with pytest.raises(PrivacyError, match="num_classes must be given"):
         play(method, clients=derived)

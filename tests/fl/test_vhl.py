@@ -351,8 +351,8 @@ def test_refusals() -> None:
         for addon in (VHL(virtual, 3), VFTL(source=virtual, classes=3)):
             with pytest.raises(ValueError, match=f"{addon.name}: the virtual set must hold images with class indices"):
                 played(addon)
-    with pytest.raises(ValueError, match="convert it with `renormalized`"):
-        played(VHL(images(9, 5).renormalized(Normalization((0.5,), (0.5,))), 3))
+    with pytest.raises(ValueError, match="convert it with `renormalize`"):
+        played(VHL(images(9, 5).renormalize(Normalization((0.5,), (0.5,))), 3))
     with pytest.raises(ValueError, match="VFTL: 10 virtual classes, but outputs for 3 only"):
         played(VFTL())
     wide = LabeledImages(torch.rand(4, 1, 2, 3), torch.tensor([0, 1, 0, 1]))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
-from distillkit.augment import Augmentation, require_space
+from distillkit.augment import Augmentation, require_normalization
 from distillkit.chunking import chunk_size
 from distillkit.condense._mean_matching import MATCHES
 from distillkit.networks._base import Network
@@ -148,7 +148,7 @@ class PublicEmbedders:
             self._around = public_noise(max(count, 4), like, derive(seed, "centre"))
             self._centered = count > 0
         if augment is not None:
-            require_space(augment, like.normalization)
+            require_normalization(augment, like.normalization)
         first = self[0]
         noise = public_test_images(6, like, derive(seed, "try"))
         self._refuse(first, noise, chunk_size(like.images))

@@ -102,7 +102,7 @@ def refuse_measured_normalization(normalization: Normalization, who: str = "a pr
         what = "mean and std were measured" if normalization.zca is None else "whitening was fitted"
         raise PrivateStatistics(
             f"the set's {what} on images, and whatever {who} releases shows them. Take public constants, for instance "
-            "data.renormalized(Normalization((0.5,), (0.5,))); or, if those images are public, say "
+            "data.renormalize(Normalization((0.5,), (0.5,))); or, if those images are public, say "
             "Normalization.of(images, public=True), or public_statistics=True where that is an option"
         )
 
@@ -157,7 +157,7 @@ def initial_images(
         return torch.randn(shape, generator=generator, dtype=real.images.dtype).to(real.images.device), init
     if not isinstance(init, LabeledImages):
         raise TypeError(f"init must be 'noise' or a public LabeledImages, got {type(init).__name__}")
-    real.require_same_space(init)
+    real.require_compatible(init)
     if init.labels.ndim != 1 or init.counts().tolist() != [ipc] * real.num_classes:
         raise ValueError(f"init must hold {ipc} images of each of {real.num_classes} classes, and class indices")
     start = init.images[init.labels.argsort(stable=True)].to(real.images)

@@ -116,7 +116,7 @@ def test_what_is_read_is_what_load_folder_gives(
 
 def test_one_picture_and_a_loader(pets: Path, tmp_path: Path) -> None:
     stored, loaded = open_folder(pets, cache=tmp_path).train, load_folder(pets).train
-    loaded = loaded.renormalized(stored.normalization)
+    loaded = loaded.renormalize(stored.normalization)
     for k in (0, 3, -1):
         image, label = stored[k]
         assert torch.allclose(image, loaded[k][0], atol=1e-6)
@@ -164,7 +164,7 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
     os.utime(file, ns=(1, 1))
     new = open_folder(path, cache=tmp_path / "cache")
     assert new.train.path != old.path
-    both = [load_folder(path).train.renormalized(new.train.normalization), new.train.read()]
+    both = [load_folder(path).train.renormalize(new.train.normalization), new.train.read()]
     assert torch.allclose(both[0].images, both[1].images, atol=1e-6)
     with pytest.raises(FileNotFoundError, match="open it again"):
         old.read([0])

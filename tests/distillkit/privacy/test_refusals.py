@@ -242,7 +242,7 @@ def test_a_normalization_is_judged_by_where_it_came_from(
                     condense(one)
             else:
                 assert len(condense(one)) == 3
-        assert len(condense(data.renormalized(Normalization((0.5,), (0.5,))))) == 3
+        assert len(condense(data.renormalize(Normalization((0.5,), (0.5,))))) == 3
 
 
 def test_a_ledger_at_another_delta(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:

@@ -215,7 +215,7 @@ def test_repr_says_what_is_in_it() -> None:
 def test_info_of_numpys_numbers_is_of_pythons() -> None:
     info = {"steps": np.int64(3), "rate": np.float32(0.5), "pair": (np.bool_(True), 1)}
     assert make(info=info).info == {"steps": 3, "rate": 0.5, "pair": [True, 1]}
-    with pytest.raises(TypeError, match="info must be a mapping of JSON values: set is no JSON value"):
+    with pytest.raises(TypeError, match="info must be a mapping of JSON values: set is not a JSON value"):
         make(info={"a": {1}})
 
 
@@ -246,23 +246,23 @@ def test_bytes_are_divided_by_255() -> None:
 @pytest.mark.parametrize("value", [255.0, 1.01, -0.01])
 def test_floats_that_are_no_pixels_are_refused(value: float) -> None:
     pixels = torch.tensor([0.5, value]).view(1, 1, 1, 2)
-    with pytest.raises(ValueError, match=r"pixels must lie in \[0, 1\].*normalized images to LabeledImages"):
+    with pytest.raises(ValueError, match=r"pixels must be in \[0, 1\].*normalized images to LabeledImages"):
         LabeledImages.from_pixels(pixels, torch.tensor([0]))
 
 
 def test_pixels_are_clamped_and_renormalizing_is_not() -> None:
     data = LabeledImages(torch.tensor([-9.0, 0.0, 9.0]).view(1, 1, 1, 3), torch.tensor([0]), normalization=HALF)
     assert data.pixels().flatten().tolist() == [0.0, 0.5, 1.0]
-    assert data.renormalized(IDENTITY).images.flatten().tolist() == [-1.75, 0.5, 2.75]
+    assert data.renormalize(IDENTITY).images.flatten().tolist() == [-1.75, 0.5, 2.75]
 
 
 @given(st.integers(0, 4), st.booleans(), st.booleans())
 def test_renormalizing_there_and_back_changes_nothing(n: int, zca: bool, columns: bool) -> None:
     data = make(n, zca=zca, columns=columns, dtype=torch.float64)
-    there = data.renormalized(HALF)
+    there = data.renormalize(HALF)
     assert there.normalization == HALF
     assert torch.allclose(there.pixels(), data.pixels(), atol=1e-5)
-    assert torch.allclose(there.renormalized(data.normalization).images, data.images, atol=1e-5)
+    assert torch.allclose(there.renormalize(data.normalization).images, data.images, atol=1e-5)
     assert list(there.columns) == list(data.columns)
 
 
@@ -288,9 +288,9 @@ def test_concatenating_the_parts_gives_the_whole(data: LabeledImages, draw: st.D
 def test_concatenate_refuses_what_differs_and_says_how_to_convert() -> None:
     a = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
     b = a.replace(normalization=HALF)
-    with pytest.raises(ValueError, match=r"convert one with `b\.renormalized\(a\.normalization\)`"):
+    with pytest.raises(ValueError, match=r"convert one with `b\.renormalize\(a\.normalization\)`"):
         LabeledImages.concatenate([a, b])
-    assert len(LabeledImages.concatenate([a, b.renormalized(a.normalization)])) == 4
+    assert len(LabeledImages.concatenate([a, b.renormalize(a.normalization)])) == 4
 
     with pytest.raises(ValueError, match=r"shapes: \(1, 2, 2\) and \(1, 3, 3\); resize"):
         LabeledImages.concatenate([a, a.replace(images=torch.zeros(2, 1, 3, 3))])
@@ -413,7 +413,7 @@ def test_a_set_remembers_whether_its_class_count_was_given(tmp_path: Path) -> No
             data[torch.tensor([0])],
             data.replace(info={"a": 1}),
             data.to(torch.device("cpu"), torch.float64),
-            data.renormalized(HALF),
+            data.renormalize(HALF),
             LabeledImages.concatenate([data, data]),
             LabeledImages.load(data.save(tmp_path / "set.safetensors")),
             copy.deepcopy(data),
@@ -438,7 +438,7 @@ def test_a_normalization_remembers_whether_it_was_measured(tmp_path: Path) -> No
         )
         back = LabeledImages.load(data.save(tmp_path / "set.safetensors"))
         assert back.normalization.measured == data[:2].normalization.measured == normalization.measured
-    assert not data.renormalized(HALF).normalization.measured
+    assert not data.renormalize(HALF).normalization.measured
 
 
 def test_a_file_that_does_not_say_counts_as_derived_and_measured() -> None:
