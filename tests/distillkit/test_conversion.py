@@ -154,7 +154,7 @@ def test_from_dataset() -> None:
 SPLIT = Split(LabeledImages(PIXELS, LABELS), LabeledImages(PIXELS, LABELS), ("a", "b", "c"))
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "a path": ("pets", {}, TypeError, r"read first: load_folder\('pets'\)\.train"),
+    "a path": ("pets", {}, TypeError, r"read a folder of pictures first: load_folder\('pets'\)\.train"),
     "a split": (SPLIT, {}, TypeError, r"pass one part of the Split, data\.train"),
     "no labels": (PIXELS, {}, TypeError, "labels must be given, because data"),
     "labels twice": ((PIXELS, LABELS), {"labels": LABELS}, TypeError, "labels must be left out"),

@@ -166,7 +166,7 @@ def test_a_folder_that_has_changed_gets_a_new_cache(tmp_path: Path) -> None:
     assert new.train.path != old.path
     both = [load_folder(path).train.renormalize(new.train.normalization), new.train.read()]
     assert torch.allclose(both[0].images, both[1].images, atol=1e-6)
-    with pytest.raises(FileNotFoundError, match="open it again"):
+    with pytest.raises(FileNotFoundError, match="open the source again"):
         old.read([0])
     (path / "cat" / "1.png").unlink()
     assert len(open_folder(path, cache=tmp_path / "cache", test_fraction=0).train) == 9
