@@ -1,6 +1,6 @@
-"""Image sets that need no data: inverted from a network, drawn from untrained generators, or cut from one image."""
+"""Image sets without a dataset: inverted from a network, drawn from untrained generators, or cropped from one image."""
 
-from distillkit.generate._crop import Recipe
+from distillkit.generate._crop import CropParameters
 from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
 from distillkit.generate.complement import complement_targets
 from distillkit.generate.decoder import SmallDecoder
@@ -11,9 +11,9 @@ from distillkit.generate.separability import Separability, separability
 from distillkit.generate.stylegan2 import StyleGAN2
 
 __all__ = [
+    "CropParameters",
     "NoiseDecoder",
     "Patches",
-    "Recipe",
     "Separability",
     "SmallDecoder",
     "StyleGAN2",

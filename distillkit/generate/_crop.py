@@ -1,4 +1,4 @@
-"""One crop of the single-image pipeline, rendered from its recipe."""
+"""One crop of the single-image pipeline, rendered from its parameters."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Recipe", "render"]
+__all__ = ["CropParameters", "render"]
 
 
-class Recipe(NamedTuple):
-    """What is done to an image for one crop: every draw is made, nothing is rendered.
+class CropParameters(NamedTuple):
+    """Parameters of one crop: all random draws, nothing rendered.
 
     Attributes:
         top, left, height, width: the rectangle of the image that is resized, in pixels.
         rotation, shear: in degrees; the shear is along x.
         flip: whether the crop is mirrored.
-        jitter: (operation, amount) in the order of application; empty for a crop that keeps its colours.
+        jitter: (operation, amount) in the order of application; empty for a crop without colour jitter.
     """
 
     top: int
@@ -33,36 +33,36 @@ class Recipe(NamedTuple):
     jitter: tuple[tuple[str, float], ...]
 
 
-def render(image: Tensor, recipe: Recipe, size: int, jpeg_quality: int | None = None) -> Tensor:
-    """Render one crop of an image, uint8 [C, size, size], as its recipe says.
+def render(image: Tensor, parameters: CropParameters, size: int, jpeg_quality: int | None = None) -> Tensor:
+    """Render one crop of an image, uint8 [C, size, size].
+
+    Crops are rendered one by one, because the last bits of a batched kernel depend on the rest of the batch.
 
     Args:
         image: float [C, H, W] in [0, 1].
-        recipe: what `Patches.recipe` drew.
+        parameters: see `Patches.crop_parameters`.
         size: side of the crop in pixels.
-        jpeg_quality: of a JPEG round trip, 1 to 100; None for none.
-
-    A crop is rendered alone, because the last bits of a batched kernel depend on what else is in the batch.
+        jpeg_quality: quality of a JPEG round trip, 1 to 100; None for no round trip.
     """
     from kornia.geometry.transform import warp_affine
 
-    rows = slice(recipe.top, recipe.top + recipe.height)
-    columns = slice(recipe.left, recipe.left + recipe.width)
+    rows = slice(parameters.top, parameters.top + parameters.height)
+    columns = slice(parameters.left, parameters.left + parameters.width)
     large = int(math.sqrt(2) * size)
-    # Not kornia's resize: its antialiasing is a blur before the sampling, this is the filter of image libraries.
+    # kornia's resize blurs before sampling; this is the antialiasing filter of image libraries.
     crop = F.interpolate(image[None, :, rows, columns], (large, large), mode="bicubic", antialias=True)
-    crop = warp_affine(crop.clamp(0, 1), _motion(recipe, large, size).to(image), (size, size))
-    if recipe.flip:
+    crop = warp_affine(crop.clamp(0, 1), _affine_matrix(parameters, large, size).to(image), (size, size))
+    if parameters.flip:
         crop = crop.flip(-1)
-    for operation, amount in recipe.jitter:
+    for operation, amount in parameters.jitter:
         crop = _adjust(crop, operation, amount)
     pixels = (crop[0] * 255).round().clamp(0, 255).to(torch.uint8)
     return pixels if jpeg_quality is None else _through_jpeg(pixels, jpeg_quality)
 
 
-def _motion(recipe: Recipe, large: int, size: int) -> Tensor:
-    """[1, 2, 3]: rotation after x-shear about the centre of a `large` crop, then the shift of the centre crop."""
-    angle, slant = math.radians(recipe.rotation), math.tan(math.radians(recipe.shear))
+def _affine_matrix(parameters: CropParameters, large: int, size: int) -> Tensor:
+    """Return [1, 2, 3]: rotation after x-shear about the centre of a `large` crop, then the centre crop's shift."""
+    angle, slant = math.radians(parameters.rotation), math.tan(math.radians(parameters.shear))
     cos, sin, middle = math.cos(angle), math.sin(angle), (large - 1) / 2
     margin = round((large - size) / 2)
     x = [cos, -cos * slant - sin]
@@ -85,7 +85,7 @@ def _adjust(crop: Tensor, operation: str, amount: float) -> Tensor:
 
 
 def _through_jpeg(pixels: Tensor, quality: int) -> Tensor:
-    """Write uint8 [C, H, W] as a JPEG in memory and read it back."""
+    """Encode uint8 [C, H, W] as a JPEG in memory and decode it."""
     import numpy as np
     from PIL import Image
 

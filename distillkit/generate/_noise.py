@@ -1,4 +1,4 @@
-"""What the noise sets share: latents around class means, chunks, and the way from raw values to a set."""
+"""Common parts of the noise sets: latents around class means, chunked evaluation, conversion to a set."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from distillkit._utils.progress import Bar
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["around_class_means", "as_noise_set", "in_chunks"]
+__all__ = ["class_latents", "map_chunks", "to_noise_set"]
 
 
-def around_class_means(
+def class_latents(
     num_classes: int,
     per_class: int,
     shape: tuple[int, ...],
@@ -24,7 +24,7 @@ def around_class_means(
     sample_std: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Float [K * n, *shape], class by class: a mean of each class ~ N(0, mean_std^2), samples ~ N(mean, sample_std^2).
+    """Draw float [K * n, *shape], class by class: class means ~ N(0, mean_std^2), samples ~ N(mean, sample_std^2).
 
     Raises:
         TypeError, ValueError: fewer than 2 classes or 1 sample, a negative mean_std, a sample_std that is not positive.
@@ -39,24 +39,24 @@ def around_class_means(
 
 
 @torch.no_grad()
-def in_chunks(
+def map_chunks(
     function: Callable[..., Tensor], chunk: int, device: torch.device | str, shown: Bar, *inputs: Tensor
 ) -> Tensor:
-    """`function(*inputs)` on `device`, `chunk` rows at a time, which are counted on the bar that is `shown`."""
-    made = []
+    """Return `function(*inputs)`, computed on `device` in chunks of rows; `shown` is the progress bar."""
+    outputs = []
     for piece in zip(*(i.split(chunk) for i in inputs), strict=True):
-        made.append(function(*(p.to(device) for p in piece)))
+        outputs.append(function(*(p.to(device) for p in piece)))
         shown.update(len(piece[0]))
-    return torch.cat(made)
+    return torch.cat(outputs)
 
 
-def as_noise_set(
+def to_noise_set(
     raw: Tensor, num_classes: int, *, clamp: bool, normalization: Normalization | None, **info: Any
 ) -> LabeledImages:
-    """Raw images [K * n, C, H, W], class by class, as a set of pixels in [0, 1] in a normalisation.
+    """Convert raw images [K * n, C, H, W], class by class, to a set of pixels in [0, 1].
 
-    Each channel is mapped to [0, 1] by its extremes over the whole set, or all are clamped. Without a `normalization`
-    it is measured on these pixels, which are public: they come from a generator, and of nobody's images.
+    Each channel is scaled to [0, 1] by its extremes over the whole set, or clamped. Without a `normalization`, it is
+    measured on these pixels, which are public because they derive from no private data.
     """
     if not check.boolean(clamp, "clamp"):
         low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit._utils.progress import Bar, bar
 from distillkit._utils.provenance import provenance
-from distillkit.generate._noise import around_class_means, as_noise_set, in_chunks
+from distillkit.generate._noise import class_latents, map_chunks, to_noise_set
 from distillkit.networks._factory import build
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
@@ -19,7 +19,7 @@ __all__ = ["NoiseDecoder", "cnn_noise", "decorrelation"]
 
 
 class NoiseDecoder(nn.Module):
-    """VHL's simple CNN that makes images of noise: latents float [B, latent] -> images [B, C, size, size] in (-1, 1).
+    """VHL's simple CNN generator: latents float [B, latent] -> images [B, C, size, size] in (-1, 1).
 
     A linear layer to 8 maps of a quarter of the size (rounded up), batch norm and ReLU; four transposed 3x3
     convolutions of `width` maps, each with batch norm and ReLU, the first two doubled; three 5x5 convolutions with
@@ -34,8 +34,8 @@ class NoiseDecoder(nn.Module):
     Raises:
         TypeError, ValueError: a number that is not positive.
 
-    Paper: Tang et al., "Virtual homogeneity learning" (ICML 2022), appendix C.3, which counts three last
-    convolutions; the released code has four.
+    Paper: Tang et al., "Virtual homogeneity learning" (ICML 2022), appendix C.3, with three final convolutions; the
+    released code has four.
     """
 
     def __init__(self, size: int = 32, channels: int = 3, *, latent: int = 64, width: int = 64) -> None:
@@ -64,16 +64,17 @@ class NoiseDecoder(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """The images [B, C, size, size] in (-1, 1) that `latents` [B, latent] stand for."""
+        """Return the images [B, C, size, size] in (-1, 1) of `latents` [B, latent]."""
         return self.layers(latents)[..., : self.size, : self.size]
 
 
 def decorrelation(images: Tensor) -> Tensor:
-    """How alike the pixels of a batch behave: what VHL's release makes small before it draws `cnn_noise`.
+    """Return VHL's decorrelation loss, which is small if the pixels of a batch are uncorrelated.
 
-    For images float [B, C, H, W]: each channel of each image is brought to 8 x 8 (bilinear) and to norm 1; X [B, 64]
-    being those of a channel, the mean of the squared entries of X^T X, its diagonal replaced by 0, is divided by B - 1
-    and summed over channels. Nothing is centred. A batch of one counts as two.
+    VHL's release minimises it on the generators of `cnn_noise`. For images float [B, C, H, W], each channel of each
+    image is resized to 8 x 8 (bilinear) and scaled to norm 1. With X [B, 64] of a channel, the loss is the mean squared
+    entry of X^T X with a zero diagonal, divided by B - 1 and summed over channels. Nothing is centred. A batch of one
+    counts as two.
 
     Paper: VHL (ICML 2022), appendix C.3, by the release's `cov_non_diag_norm` (wizard1203/VHL, loss_fn/cov_loss.py).
     """
@@ -105,37 +106,37 @@ def cnn_noise(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """VHL's virtual data of small untrained CNNs, one for each class, or one for all with another latent mean a class.
+    """Draw VHL's virtual data from small untrained CNNs: one per class, or one for all with class-wise latent means.
 
-    Latents are drawn as in `stylegan_noise`. Batch norm uses the statistics of up to 256 of a network's latents.
+    Latents are drawn as in `stylegan_noise`. Batch norm uses the statistics of up to 256 latents of a network.
 
     Args:
         latent: length of a latent vector (VHL's paper: 64; its release: 8).
-        mean_std: of the class means; 0 as released, where the networks alone tell the classes apart.
-        shared: one network for all classes; then mean_std must be above 0.
-        decorrelation_steps: SGD steps (lr .01, weight decay 1e-4, 64 of the latents each) on each network that lower
-            `decorrelation`; 50 as released. At 32x32 a step takes about a second on a CPU core.
+        mean_std: of the class means; 0 as released, where only the networks distinguish the classes.
+        shared: whether all classes share one network; then mean_std must be above 0.
+        decorrelation_steps: SGD steps (lr .01, weight decay 1e-4, 64 latents each) on each network to reduce
+            `decorrelation`; 50 as released.
         width: maps of the convolutions.
         num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator,
             progress: as in `stylegan_noise`.
 
     Returns:
-        As `stylegan_noise`.
+        The set, class by class.
 
     Raises:
-        TypeError, ValueError: what is wrong with which argument.
+        TypeError, ValueError: an invalid argument.
 
-    Paper: VHL (ICML 2022), appendix C.3, and the release's `train_generator_diversity`, whose momentum of .9 never
-    acts: it makes a new optimiser for each step. Deviations: as in `stylegan_noise`; it draws fresh latents for each
-    step.
+    Paper: VHL (ICML 2022), appendix C.3, and the release's `train_generator_diversity`, whose momentum of .9 has no
+    effect because it creates an optimiser for each step. Deviations: as in `stylegan_noise`; the release draws new
+    latents for each step.
     """
     decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
     chunk = check.positive_int(chunk, "chunk")
     if check.boolean(shared, "shared") and not mean_std:
-        raise ValueError("mean_std must be greater than 0 with shared=True, for nothing else tells the classes apart")
+        raise ValueError("mean_std must be greater than 0 with shared=True: nothing else distinguishes the classes")
     device, latent = check.device(device), check.positive_int(latent, "latent")
     given, generator = generator, as_generator(generator)
-    latents = around_class_means(num_classes, per_class, (latent,), mean_std, sample_std, generator).to(device)
+    latents = class_latents(num_classes, per_class, (latent,), mean_std, sample_std, generator).to(device)
     raw, groups = [], [latents] if shared else latents.split(per_class)
     total = len(groups) * decorrelation_steps + len(latents)
     with bar(total, "cnn_noise", progress=progress) as shown:
@@ -143,9 +144,9 @@ def cnn_noise(
             network = build(lambda: NoiseDecoder(size, channels, latent=latent, width=width), generator).to(device)
             _decorrelate(network, own, decorrelation_steps, generator, shown)
             _calibrate(network, own, generator)
-            raw.append(in_chunks(network.eval(), chunk, device, shown, own))
+            raw.append(map_chunks(network.eval(), chunk, device, shown, own))
     info = {"mean_std": mean_std, "sample_std": sample_std, "shared": shared, "width": width, **provenance(given)}
-    return as_noise_set(
+    return to_noise_set(
         torch.cat(raw), num_classes, clamp=clamp, normalization=normalization, method="cnn_noise", **info
     )
 
@@ -162,7 +163,7 @@ def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: tor
 
 @torch.no_grad()
 def _calibrate(network: nn.Module, latents: Tensor, generator: torch.Generator) -> None:
-    """Make batch norm's running statistics those of (up to) 256 latents, so that chunks change no result."""
+    """Set batch norm's running statistics to those of up to 256 latents, so that chunking changes no result."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0

@@ -1,4 +1,4 @@
-"""Which labels to generate so that an unbalanced data set becomes balanced."""
+"""Labels that balance the classes of a dataset, as targets of `invert`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["complement_targets"]
 
 
 def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "truncate") -> Tensor:
-    """Which labels to generate so that an unbalanced client becomes balanced: FedCOG's, for `invert`.
+    """Return the labels that balance an unbalanced client: FedCOG's targets for `invert`.
 
-    They are in proportion to what each class lacks, `max(counts) - counts`.
+    The number of labels of a class is proportional to its deficit, `max(counts) - counts`.
 
     Args:
-        counts: int [K], the images of each class, as `LabeledImages.counts()` gives them.
-        total: how many labels are wanted.
-        rounding: "truncate" rounds the number of each class down, as released, so there are up to K - 1 labels fewer
-            than `total`; "largest_remainder" gives exactly `total`.
+        counts: int [K], the images of each class, for example `LabeledImages.counts()`.
+        total: number of labels.
+        rounding: "truncate" rounds the number of each class down, as released, and gives up to K - 1 labels fewer than
+            `total`; "largest_remainder" gives exactly `total`.
 
     Returns:
         int64 labels, ascending; the largest class has none. Empty if the classes are balanced (the released code
-        divides 0 by 0 there): there is nothing to generate.
+        divides 0 by 0).
 
     Raises:
         TypeError, ValueError: counts that are not non-negative integers [K], an unknown rounding.
@@ -35,13 +35,13 @@ def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "tru
     total = check.positive_int(total, "total")
     check.one_of(rounding, "rounding", ("truncate", "largest_remainder"))
     if not len(counts):
-        raise ValueError("counts must have one entry a class, got none")
-    lacking = counts.max() - counts
-    everything = int(lacking.sum())
-    if everything == 0:
+        raise ValueError("counts must have one entry per class, got none")
+    deficit = counts.max() - counts
+    total_deficit = int(deficit.sum())
+    if total_deficit == 0:
         return torch.empty(0, dtype=torch.long, device=counts.device)
-    each = total * lacking // everything
+    each = total * deficit // total_deficit
     if rounding == "largest_remainder":
-        remainder = total * lacking % everything
+        remainder = total * deficit % total_deficit
         each[remainder.argsort(descending=True, stable=True)[: total - int(each.sum())]] += 1
     return torch.arange(len(counts), device=counts.device).repeat_interleave(each)

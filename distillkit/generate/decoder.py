@@ -1,4 +1,4 @@
-"""A small network that makes images of latent vectors, for inversion through a generator."""
+"""Small generator network for inversion through a decoder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["SmallDecoder"]
 
 
 class SmallDecoder(nn.Module):
-    """A small generator for inversion through one: latents float [B, latent] -> pixels [B, C, H, W] in (0, 1).
+    """Small generator for inversion: latents float [B, latent] -> pixels [B, C, H, W] in (0, 1).
 
     A linear layer to `width` maps of a quarter of the size, two upsamplings and three 3x3 convolutions: the generator
-    of FedCOG's appendix (Ye et al., ICLR 2024), which is that of data-free distillation (Fang et al., 2019).
+    of FedCOG's appendix (Ye et al., ICLR 2024), taken from data-free distillation (Fang et al., 2019).
 
     Args:
         shape: (C, H, W) of the images.
         latent: length of a latent vector.
-        width: maps of the first layers; the last but one has half of them.
+        width: maps of the first layers; the second to last layer has half of them.
 
     Raises:
         TypeError, ValueError: a shape or size that is not positive.
@@ -46,7 +46,7 @@ class SmallDecoder(nn.Module):
         )
 
     def forward(self, latents: Tensor) -> Tensor:
-        """The pixels [B, C, H, W] in (0, 1) that `latents` [B, latent] stand for."""
+        """Return the pixels [B, C, H, W] in (0, 1) of `latents` [B, latent]."""
         small, half, full = self._sizes
         maps = self.norm(self.start(latents).unflatten(1, (-1, *small)))
         maps = self.middle(F.interpolate(maps, half))

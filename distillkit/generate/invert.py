@@ -1,4 +1,4 @@
-"""Images that a trained network takes for given labels, by optimising its inputs."""
+"""Inversion of a trained network: images optimised to match given labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distillkit._utils import check
 from distillkit._utils.progress import Bar, bar
 from distillkit._utils.provenance import provenance
 from distillkit.chunking import chunk_size
-from distillkit.generate._objective import Divergence, Objective, judge
+from distillkit.generate._inversion_loss import Divergence, InversionLoss, frozen_eval_copy
 from distillkit.losses import BatchNormPrior
 from distillkit.networks._factory import NetworkFactory, build
 from distillkit.normalization import IDENTITY, Normalization
@@ -47,9 +47,10 @@ def invert(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Make images that a trained network takes for given labels: a distilled set from a model alone, without its data.
+    """Optimise images from noise until a trained network predicts the given labels: a distilled set without data.
 
-    Inputs are optimised from noise until `teacher` gives them the `targets` and, if there is one, `student` does not.
+    Use it to distil a model whose data is gone, or to balance a client's classes. With a `student`, the images must
+    also make teacher and student disagree.
 
     For each image x with target y, and weights named as the arguments, Adam minimises
 
@@ -57,47 +58,48 @@ def invert(
         + total_variation * TV(x) + image_l2 * |x|_2 + batch_norm * BN(batch)
 
     Args:
-        teacher: logits [B, K] of images [B, C, H, W]; used in eval mode, as a copy, and left untouched.
+        teacher: network with logits [B, K] for images [B, C, H, W]; copied, and used in eval mode.
         targets: class indices int [N]; or rows float [N, K] in [0, 1] for a multi-label task, with binary cross-entropy
-            (mean over labels) and D of each label's two-way distribution (mean over labels).
+            and D of each label's binary distribution (means over labels).
         shape: (C, H, W) of an image.
-        student: the network to disagree with (FedCOG: the client's previous local model); also a copy. Without one
-            the term is left out.
-        steps: of Adam. The paper of FedCOG has 100 (Table 10: more is no better); its code has 500.
-        lr: of Adam, in units of the normalised space.
+        student: the network to disagree with (FedCOG: the client's previous local model); also copied. None omits the
+            term.
+        steps: of Adam. FedCOG's paper uses 100 (Table 10: more do not help); its code uses 500.
+        lr: of Adam, in units of the normalized space.
         betas: of Adam.
         cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights, at least 0. The defaults are
-            FedCOG's; DeepInversion turns the others on. TV and the norm are those of `losses`, for each image.
+            FedCOG's; DeepInversion also uses the others. TV and the norm are those of `losses`, for each image.
         first_bn_multiplier: extra weight of the first BatchNorm layer's statistics.
-        divergence: D: "clamped" as released by DeepInversion and FedCOG, or the true "jensen_shannon", whose gradient
+        divergence: D: "clamped" as released by DeepInversion and FedCOG, or the exact "jensen_shannon", whose gradient
             does not vanish where the networks disagree most (see `losses.clamped_disagreement`).
-        decoder: makes a generator network, latents [B, latent] -> pixels [B, C, H, W] in [0, 1], for example
-            `lambda: SmallDecoder(shape)`; it is drawn anew for each batch and trained together with its latents.
-            Default: the pixels themselves are the parameters.
+        decoder: builds a generator network, latents [B, latent] -> pixels [B, C, H, W] in [0, 1], for example
+            `lambda: SmallDecoder(shape)`. Each batch initialises a new one and trains it together with its latents.
+            Default: the pixels themselves are optimised.
         latent: length of the decoder's latent vectors.
         normalization: of the space that the networks expect.
-        batch: images that are optimised together; it bounds the memory. Default: 256 if they share something
-            (BatchNorm statistics, a decoder); else what suits the device, since then it changes no result.
-        generator: draws the initial images, N(0, 1) in the normalised space, or the latents and the decoder.
-        progress: whether long work shows a bar (see `distillkit._utils.progress`).
+        batch: images optimised together, which bounds the memory. Default: 256 if they share BatchNorm statistics or a
+            decoder; else a device-dependent number, which does not change the result.
+        generator: draws the initial images, N(0, 1) in the normalized space, or the latents and the decoder.
+        progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labelled with the targets. Each image is the best iterate of that image (its own
-        loss, the first to the last), a copy; the column `"logits"` holds the teacher's logits of these very images.
-        Images are not confined to pixels in [0, 1], unless a decoder makes them. In `info`: `target_accuracy`, the
-        share of images (of labels) that the teacher takes for their target, and the mean `loss`.
+        A set on the teacher's device, labelled with the targets. Each image is its own iterate of lowest loss, and the
+        column `"logits"` has the teacher's logits for it. Pixels may leave [0, 1], unless there is a decoder. `info`
+        has `target_accuracy`, the share of images (of labels) for which the teacher predicts the target, and the mean
+        `loss`.
 
     Raises:
-        TypeError, ValueError: what is wrong with which argument; a network without BatchNorm for `batch_norm`;
-            an image whose loss was never finite.
+        TypeError, ValueError: an invalid argument; a network without BatchNorm for `batch_norm`; an image whose loss
+            was never finite.
 
     Papers: DeepInversion (Yin et al., "Dreaming to Distill", CVPR 2020), Eq. 2-4 and 8-9; FedCOG (Ye et al., ICLR
     2024), section 4.1, with `student` and the labels of `complement_targets`.
 
-    Deviations: the released codes alias their "best" images with the optimiser's, so they return the last ones, FedCOG
-    with the logits of others; the losses are those of single images, so a batch of another size gives the same
-    images (up to rounding), where the releases norm and clamp over the batch; FedCOG's generator emits pixels in [0, 1]
-    to networks that expect normalised images, here they are encoded; no hook stays behind on the teacher.
+    Deviations: the releases keep a reference to the images under optimisation instead of a copy of the best ones, so
+    they return the last images; FedCOG pairs these with earlier logits. Losses belong to single images, so the batch
+    size changes images only by rounding; the releases take norms and clamp over the batch. FedCOG's generator passes
+    pixels in [0, 1] to networks that expect normalized images; here they are normalized first. The teacher keeps no
+    hooks.
     """
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.real_number(lr, "lr", above=0.0)
@@ -107,9 +109,9 @@ def invert(
     first, second = check.sequence(betas, "betas", "numbers in [0, 1)", 2)
     betas = tuple(check.real_number(b, "betas", least=0.0, below=1.0) for b in (first, second))  # type: ignore[assignment]
     given, generator = generator, as_generator(generator)
-    objective = Objective(
-        teacher=judge(teacher, "teacher"),
-        student=None if student is None else judge(student, "student"),
+    objective = InversionLoss(
+        teacher=frozen_eval_copy(teacher, "teacher"),
+        student=None if student is None else frozen_eval_copy(student, "student"),
         cross_entropy=cross_entropy,
         total_variation=total_variation,
         image_l2=image_l2,
@@ -118,15 +120,15 @@ def invert(
         divergence=divergence,
     )
     like = next(objective.teacher.parameters(), torch.empty(0)).detach()
-    num_classes = objective.num_classes(like.new_zeros(1, *shape))
-    targets = _checked_targets(targets, num_classes)
+    num_classes = objective.count_classes(like.new_zeros(1, *shape))
+    targets = _check_targets(targets, num_classes)
     targets = targets.to(like if targets.is_floating_point() else like.device)
 
     n = len(targets)
     start = torch.randn(n, *(shape if decoder is None else (latent,)), generator=generator).to(like)
     if batch is not None:
         batch = check.positive_int(batch, "batch")
-    elif objective.couples or decoder is not None:
+    elif objective.depends_on_batch or decoder is not None:
         batch = _COUPLED_BATCH
     images, logits = like.new_empty(n, *shape), like.new_empty(n, num_classes)
     total = 0.0
@@ -138,7 +140,7 @@ def invert(
         shown = stack.enter_context(bar(-(-n // size) * (steps + 1), "invert", progress=progress))
         for first in range(0, n, size):
             piece = slice(first, first + size)
-            free, draw = _free_parameters(start[piece], decoder, normalization, generator)
+            free, draw = _trainable_parameters(start[piece], decoder, normalization, generator)
             best, loss = _best_iterates(objective, targets[piece], free, draw, steps, lr, betas, shown)
             if best.shape[1:] != shape:
                 raise ValueError(f"decoder must give images of shape={shape}, got {tuple(best.shape[1:])}")
@@ -160,7 +162,7 @@ def invert(
     )
 
 
-def _checked_targets(targets: Tensor, num_classes: int) -> Tensor:
+def _check_targets(targets: Tensor, num_classes: int) -> Tensor:
     if not isinstance(targets, Tensor) or not targets.is_floating_point():
         return check.class_labels(targets, None, num_classes, "targets")
     if targets.ndim != 2 or targets.shape[1] != num_classes:
@@ -171,10 +173,10 @@ def _checked_targets(targets: Tensor, num_classes: int) -> Tensor:
     return targets
 
 
-def _free_parameters(
+def _trainable_parameters(
     start: Tensor, decoder: NetworkFactory | None, normalization: Normalization, generator: torch.Generator
 ) -> tuple[list[Tensor], Callable[[], Tensor]]:
-    """What Adam changes, and the images as a function of it."""
+    """Return the tensors that Adam optimises, and a function that computes the images from them."""
     start = start.clone().requires_grad_()
     if decoder is None:
         return [start], lambda: start
@@ -183,7 +185,7 @@ def _free_parameters(
 
 
 def _best_iterates(
-    objective: Objective,
+    objective: InversionLoss,
     targets: Tensor,
     free: list[Tensor],
     draw: Callable[[], Tensor],
@@ -192,7 +194,7 @@ def _best_iterates(
     betas: tuple[float, float],
     shown: Bar,
 ) -> tuple[Tensor, float]:
-    """Each image's iterate of the smallest loss, and the sum of these losses."""
+    """Return each image's iterate of lowest loss, and the sum of these losses."""
     adam = torch.optim.Adam(free, lr=lr, betas=betas)
     best = draw().detach()
     least = best.new_full((len(best),), torch.inf)
@@ -207,7 +209,6 @@ def _best_iterates(
             values.sum().backward()
             adam.step()
         shown.update()
-    lost = int((~torch.isfinite(least)).sum())
-    if lost:
-        raise ValueError(f"the loss of {lost} of {len(least)} images was never finite; are the teacher's weights?")
+    if failed := int((~torch.isfinite(least)).sum()):
+        raise ValueError(f"the loss of {failed} of {len(least)} images was never finite; check the teacher's weights")
     return best, float(least.sum())

@@ -1,4 +1,4 @@
-"""Thousands of crops from one image, each a pure function of (image, seed, index)."""
+"""Crops of one image, each a pure function of (image, seed, index)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
-from distillkit.generate._crop import Recipe, render
+from distillkit.generate._crop import CropParameters, render
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets import LabeledImages
 
@@ -25,14 +25,12 @@ _JITTER = ("brightness", "contrast", "saturation", "hue")
 
 
 class Patches(Configurable):
-    """Thousands of training images from a single one: crops that two sides make alike.
+    """Thousands of training images from a single image: crops that are reproducible on every machine.
 
-    `count` crops of the image, each a function of (image, seed, index), rendered when asked for.
-
-    Two processes that hold the same image (compare `digest`) get the same bits for the same index, whatever else
-    they render beside it and with however many threads: a crop's draws come from `rng.derive(seed, index)`, and crops
-    are rendered one at a time, because the last bits of a batched kernel depend on the batch. This is a promise for
-    the same PyTorch and kornia versions on the same kind of processor. Crops are rounded to 8 bits.
+    Crops are rendered when requested. Two processes with the same image (compare `digest`) get the same bits for the
+    same index, for any batch and number of threads: the draws of a crop come from `rng.derive(seed, index)`, and crops
+    are rendered one by one, because the last bits of a batched kernel depend on the batch. This holds for equal PyTorch
+    and kornia versions on the same kind of processor. Crops are rounded to 8 bits.
 
     The pipeline of Asano and Saeed, "The augmented image prior" (ICLR 2023), as in Soni, Saeed and Asano, "Federated
     learning with a single shared image" (2024): random square of half the shorter side; random-resized crop of it to
@@ -40,26 +38,26 @@ class Patches(Configurable):
     `size`; colour jitter.
 
     Args:
-        image: float [C, H, W] in [0, 1], or uint8; rendered on its device. With C != 3 the jitter leaves out
-            saturation and hue, which a picture without colours does not have.
-        seed: of all draws.
+        image: float [C, H, W] in [0, 1], or uint8; crops are rendered on its device. With C != 3 the jitter skips
+            saturation and hue.
+        seed: seed of all draws.
         size: side of a crop in pixels.
-        count: how many crops there are; a larger count only adds crops.
+        count: number of crops; a larger count only adds crops.
         precrop: side of the first square as a share of the image's shorter side, in (0, 1].
         area: range of the crop's area as a share of that square, within (0, 1].
         aspect: range of width / height, drawn log-uniformly.
-        rotation: largest angle in degrees; the paper's text says 35, the released code 30.
+        rotation: largest angle in degrees; 35 in the paper, 30 in the released code.
         shear: largest x-shear in degrees, below 90.
-        flip: probability of a mirrored crop. The paper's text lists flips, the released code has none.
+        flip: probability of a mirrored crop. The paper lists flips, the released code has none.
         jitter: strength of brightness, contrast, saturation (factors in 1 +- strength) and hue (+- turns, at most 0.5).
-        jitter_probability: of a crop to be jittered; the order of the four operations is drawn for each crop.
-        jpeg_quality: 1 to 100 for a JPEG round trip (the released code has one, at 75); None for none.
+        jitter_probability: probability of colour jitter; the order of the four operations is drawn for each crop.
+        jpeg_quality: 1 to 100 for a JPEG round trip (75 in the released code); None for no round trip.
 
     Raises:
-        TypeError, ValueError: what is wrong with which argument.
+        TypeError, ValueError: an invalid argument.
 
-    Deviations: the released code draws from a random state that its threads share, so no two runs agree; here each
-    index has its own. At the border of the rotated crop pixels fade to black over one pixel instead of half a one.
+    Deviations: in the released code, threads share a random state, so no two runs agree; here each index has its own
+    generator. At the border of the rotated crop, pixels fade to black over one pixel instead of half a pixel.
     """
 
     def __init__(
@@ -103,10 +101,7 @@ class Patches(Configurable):
 
     @property
     def digest(self) -> str:
-        """What two sides compare to know that their crops agree: a hexadecimal SHA-256 of the image and the options.
-
-        All options count but `count`.
-        """
+        """Hexadecimal SHA-256 of the image and all options except `count`. Equal digests give equal crops."""
         options = {k: v for k, v in vars(self).items() if k not in ("image", "count")}
         sha = hashlib.sha256(repr((tuple(self.image.shape), sorted(options.items()))).encode())
         sha.update(self.image.cpu().contiguous().numpy().tobytes())
@@ -115,8 +110,12 @@ class Patches(Configurable):
     def __len__(self) -> int:
         return self.count
 
-    def recipe(self, index: int) -> Recipe:
-        """What crop number `index` is: where it lies in the image, and what is done to it. Nothing is rendered."""
+    def crop_parameters(self, index: int) -> CropParameters:
+        """Return the rectangle and the transformations of crop `index`, without rendering it.
+
+        Raises:
+            TypeError, IndexError: an index that is not an integer, or outside [0, count).
+        """
         if isinstance(index, bool) or not isinstance(index, int):
             raise TypeError(f"index must be an int, got {type(index).__name__}")
         if not 0 <= index < self.count:
@@ -134,7 +133,7 @@ class Patches(Configurable):
         if jittered < self.jitter_probability:
             amounts = [(2 * u - 1) * s for u, s in zip(strengths, self.jitter, strict=True)]
             jitter = [(_JITTER[k], amounts[k]) for k in sorted(range(4), key=order.__getitem__) if self.jitter[k]]
-        return Recipe(
+        return CropParameters(
             top=top + down,
             left=left + right,
             height=h,
@@ -146,7 +145,7 @@ class Patches(Configurable):
         )
 
     def _resized_crop(self, side: int, tries: list[float]) -> tuple[int, int, int, int]:
-        """(top, left, height, width) inside the square: the first try that fits, else the whole square."""
+        """Return (top, left, height, width) inside the square: the first draw that fits, else the whole square."""
         low, high = math.log(self.aspect[0]), math.log(self.aspect[1])
         for k in range(0, len(tries), 4):
             share, ratio, at_top, at_left = tries[k : k + 4]
@@ -158,7 +157,7 @@ class Patches(Configurable):
         return 0, 0, side, side
 
     def _pixels(self, index: int) -> Tensor:
-        return render(self.image, self.recipe(index), self.size, self.jpeg_quality)
+        return render(self.image, self.crop_parameters(index), self.size, self.jpeg_quality)
 
     def __getitem__(self, index: int) -> Tensor:
         return self._pixels(index).float() / 255
@@ -170,33 +169,33 @@ class Patches(Configurable):
         """Render crops: float [B, C, size, size] in [0, 1].
 
         Args:
-            indices: which, in this order.
-            progress: whether long rendering shows a bar.
+            indices: the crops, in this order.
+            progress: whether to show a progress bar.
 
         Raises:
             TypeError, IndexError: an index that is not an integer, or not below `count`.
         """
         if not len(indices):
             return self.image.new_empty(0, len(self.image), self.size, self.size)
-        where = torch.as_tensor(indices)
-        if where.is_floating_point() or where.dtype == torch.bool or where.ndim != 1:
-            raise TypeError(f"indices must be integers [B], got {where.dtype} {list(where.shape)}")
+        rows = torch.as_tensor(indices)
+        if rows.is_floating_point() or rows.dtype == torch.bool or rows.ndim != 1:
+            raise TypeError(f"indices must be integers [B], got {rows.dtype} {list(rows.shape)}")
         crops = []
-        with bar(len(where), "cropping", unit="crop", progress=progress) as shown:
-            for i in where.tolist():
+        with bar(len(rows), "cropping", unit="crop", progress=progress) as shown:
+            for i in rows.tolist():
                 crops.append(self._pixels(i))
                 shown.update()
         return torch.stack(crops).float() / 255
 
     def chunks(self, size: int = 500, indices: Sequence[int] | Tensor | None = None) -> Iterator[Tensor]:
-        """Render crops piece by piece, so that memory is bounded.
+        """Render crops in chunks to bound the memory.
 
         Args:
-            size: crops at a time.
-            indices: which, in this order; default all.
+            size: crops per chunk.
+            indices: the crops, in this order; default all.
 
         Yields:
-            float [size, C, H, W] in [0, 1], the last piece perhaps smaller.
+            float [size, C, H, W] in [0, 1]; the last chunk may be smaller.
         """
         size = check.positive_int(size, "size")
         chosen: Sequence[int] | Tensor = range(self.count) if indices is None else indices
@@ -211,21 +210,21 @@ class Patches(Configurable):
         num_classes: int | None = None,
         normalization: Normalization = IDENTITY,
     ) -> LabeledImages:
-        """Crops with labels as a set, to train on; the column `"index"` says which crops they are.
+        """Return crops with labels as a set to train on; the column `"index"` has the indices.
 
         Args:
-            indices: which crops.
-            labels: class indices or rows, one for each of them: a teacher's, say.
+            indices: the crops.
+            labels: class indices or rows for each crop, for example from a teacher.
             num_classes, normalization: of the set; see `LabeledImages`.
         """
-        where = torch.as_tensor(indices, dtype=torch.long, device=self.image.device)
+        rows = torch.as_tensor(indices, dtype=torch.long, device=self.image.device)
         info = {"method": "patches", "seed": self.seed, "digest": self.digest, **provenance()}
         return LabeledImages.from_pixels(
-            self.batch(where),
+            self.batch(rows),
             labels,
             normalization=normalization,
             num_classes=num_classes,
-            columns={"index": where},
+            columns={"index": rows},
             info=info,
         )
 

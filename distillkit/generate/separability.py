@@ -1,4 +1,4 @@
-"""How well classifiers tell the classes of a set apart."""
+"""Separability of the classes of a set, measured with two classifiers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Separability", "separability"]
 
 @dataclass(frozen=True)
 class Separability:
-    """What `separability` found: accuracies in [0, 1] on the half of the set that was not trained on.
+    """Result of `separability`: accuracies in [0, 1] on the held-out half of the set.
 
     Attributes:
         linear_probe: of a logistic regression on the pixels.
         small_net: of a small network, by default a ConvNet.
-        chance: of whoever always names the largest class.
+        chance: of always predicting the largest class.
     """
 
     linear_probe: float
@@ -45,21 +45,20 @@ def separability(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> Separability:
-    """How well can classifiers tell the classes of a set apart? Train two on half of it, test them on the other half.
+    """Measure how well classifiers distinguish the classes of a set: train on one half, test on the other.
 
-    One is linear, the other a small network.
-
-    VHL's theorem asks of virtual data that it be separable; the paper does not measure it.
+    A linear classifier and a small network are trained. VHL's theorem requires virtual data to be separable; the paper
+    does not measure it.
 
     Args:
         images, labels: a set, or float [N, C, H, W] and class indices [N]; at least two images of each class.
-        factory: makes the small network. Default: a ConvNet of width 32 and depth 3, less for images below 16 pixels.
+        factory: builds the small network. Default: a ConvNet of width 32 and depth 3, less for images below 16 pixels.
         epochs, lr, batch: of Adam for the network.
-        progress: whether long work shows a bar (see `distillkit._utils.progress`).
-        generator: draws the halves (half of each class, rounded up, is trained on), the network and the batches.
+        generator: draws the halves (the training half of each class is rounded up), the network and the batches.
+        progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: what is wrong with which argument; label rows; a class with a single image.
+        TypeError, ValueError: an invalid argument, label rows, or a class with a single image.
     """
     data = as_set(images, labels, progress=progress)
     epochs = check.positive_int(epochs, "epochs")
@@ -80,7 +79,7 @@ def separability(
     train, test = data[torch.cat(halves[0])], data[torch.cat(halves[1])]
     return Separability(
         linear_probe=_linear_probe(train, test),
-        small_net=_small_net(train, test, factory, epochs, lr, batch, generator, progress),
+        small_net=_small_network(train, test, factory, epochs, lr, batch, generator, progress),
         chance=float(test.counts().max()) / len(test),
     )
 
@@ -95,7 +94,7 @@ def _linear_probe(train: LabeledImages, test: LabeledImages) -> float:
     return float(probe.fit(a, b).score(c, d))
 
 
-def _small_net(
+def _small_network(
     train: LabeledImages,
     test: LabeledImages,
     factory: NetworkFactory | None,

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 
-__all__ = ["StyleGAN2", "pyramid"]
+__all__ = ["StyleGAN2"]
 
 _SLOPE, _GAIN = 0.2, math.sqrt(2)
 
 
-def pyramid(size: int) -> tuple[int, int]:
-    """How to reach a size by doubling: (base, doublings), the smallest such size that covers `size`; base is 4 to 8."""
+def _base_and_doublings(size: int) -> tuple[int, int]:
+    """Return (base, doublings) such that base * 2^doublings is the smallest side >= `size`; base is 4 to 8."""
     doublings = max(0, int(math.log2(size / 4)))
     return -(-size // 2**doublings), doublings
 
@@ -38,9 +38,9 @@ class _Dense(nn.Module):
 
 
 class _ModulatedConv(nn.Module):
-    """Convolution whose input maps are scaled by a style, and whose output maps are scaled back (Eq. 1 and 3).
+    """Convolution with input maps scaled by a style and output maps scaled back (Eq. 1 and 3).
 
-    Scaling maps instead of weights gives the same numbers with one shared kernel for the whole batch.
+    Scaling maps instead of weights gives the same values with one shared kernel for the whole batch.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class _ModulatedConv(nn.Module):
 
 
 class StyleGAN2(nn.Module):
-    """An untrained StyleGAN2 with skip connections, in plain PyTorch: latents [B, latent] -> images [B, C, size, size].
+    """Untrained StyleGAN2 with skip connections, in plain PyTorch: latents [B, latent] -> images [B, C, size, size].
 
-    A mapping of PixelNorm and `depth` linear layers; a learned constant of 4x4 pixels (or 5x5 to 7x7, where doubling
-    that gives `size`; 28 is 7 doubled twice; any other size is the centre of the next larger one); two modulated 3x3
-    convolutions at each resolution, the first of which doubles it with the blur [1, 3, 3, 1]; the sum of each
-    resolution's 1x1 RGB output. The images are unbounded. Weights are N(0, 1), scaled at run time; biases
-    are left out, for they are zero before training, and so are the gains of the noise: see `forward`.
+    The mapping is PixelNorm and `depth` linear layers. The learned constant has 4x4 pixels, or 5x5 to 7x7 if doubling
+    gives `size` (28 is 7 doubled twice); other sizes are the centre of the next larger one. Each resolution has two
+    modulated 3x3 convolutions, the first of which doubles the resolution with the blur [1, 3, 3, 1]. The images are the
+    sum of each resolution's 1x1 RGB output, unbounded. Weights are N(0, 1), scaled at run time. Biases and noise gains
+    are omitted because they are zero before training; see `forward` for the noise.
 
     Args:
         size: height and width, at least 4.
@@ -100,7 +100,7 @@ class StyleGAN2(nn.Module):
         latent = check.positive_int(latent, "latent")
         width = check.positive_int(width, "width", least=4)
         depth = check.positive_int(depth, "depth")
-        base, doublings = pyramid(size)
+        base, doublings = _base_and_doublings(size)
         sides = [base * 2**k for k in range(doublings + 1)]
         maps = [max(4, min(width, width * 32 // side)) for side in sides]
         self.mapping = nn.ModuleList(_Dense(latent, latent, bias=0.0) for _ in range(depth))
@@ -115,19 +115,16 @@ class StyleGAN2(nn.Module):
             self.noise_sides += [side, side]
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the constant from `generator`; the layers draw their own weights.
-
-        `networks.initialize` and `networks.build` call it.
-        """
+        """Draw the constant from `generator`; the layers draw their own weights. `networks.build` calls this method."""
         _draw(self.constant, generator)
 
     def forward(self, z: Tensor, noise: Sequence[Tensor] | None = None, noise_gain: float = 0.0) -> Tensor:
-        """The images [B, C, size, size] of latents, unbounded.
+        """Return the images [B, C, size, size] of latents, unbounded.
 
         Args:
-            z: float [B, latent]; only its direction counts (PixelNorm).
+            z: float [B, latent]; only the direction matters (PixelNorm).
             noise: one float [B, 1, side, side] for each of `noise_sides`, added before the activations.
-            noise_gain: what the noise is multiplied with; training starts at 0.
+            noise_gain: factor of the noise; 0 before training.
         """
         w = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
         for layer in self.mapping:
@@ -156,13 +153,13 @@ def _draw(parameter: nn.Parameter, generator: torch.Generator) -> None:
 
 
 def _kernel(x: Tensor) -> Tensor:
-    """The blur [1, 3, 3, 1] in both directions, [C, 1, 4, 4]; it sums to 4, for every other pixel was zero."""
+    """Return the 2D blur [1, 3, 3, 1], [C, 1, 4, 4]; it sums to 4, because every other pixel is zero."""
     line = x.new_tensor([1.0, 3.0, 3.0, 1.0]) / 4
     return torch.outer(line, line).expand(x.shape[1], 1, 4, 4)
 
 
 def _blur(x: Tensor) -> Tensor:
-    """From the [2H + 1, 2W + 1] of a transposed convolution to [2H, 2W]."""
+    """Blur the [2H + 1, 2W + 1] output of a transposed convolution to [2H, 2W]."""
     return F.conv2d(x, _kernel(x), padding=1, groups=x.shape[1])
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from distillkit._utils import check
 from distillkit.generate import invert
-from distillkit.generate._objective import Divergence
+from distillkit.generate._inversion_loss import Divergence
 from distillkit.sets import LabeledImages
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.addon import slot_owner

@@ -657,7 +657,7 @@ NOT_CALLED = {
             "Point",
             "Progress",
             "Rate",
-            "Recipe",
+            "CropParameters",
             "Recovered",
             "Replay",
             "Report",

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from distillkit.generate._noise import around_class_means
+from distillkit.generate._noise import class_latents
 from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
 from distillkit.generate.noise import stylegan_noise, upsampled_gaussian
-from distillkit.generate.stylegan2 import StyleGAN2, pyramid
+from distillkit.generate.stylegan2 import StyleGAN2, _base_and_doublings
 from distillkit.networks import build
 from distillkit.normalization import Normalization
 from distillkit.privacy.validation._arguments import refuse_measured_normalization
@@ -101,16 +101,16 @@ def test_only_the_direction_of_a_latent_counts_and_noise_of_gain_zero_is_inert()
 
 
 @given(st.integers(4, 300))
-def test_the_pyramid_covers_a_size_tightly(size: int) -> None:
-    base, doublings = pyramid(size)
+def test_base_and_doublings_cover_a_size_tightly(size: int) -> None:
+    base, doublings = _base_and_doublings(size)
     assert 4 <= base <= 8
     assert base * 2**doublings - 2**doublings < size <= base * 2**doublings
 
 
 @pytest.mark.parametrize(("size", "base"), [(4, 4), (28, 7), (32, 4), (48, 6), (64, 4)])
 def test_usual_sizes_are_generated_whole(size: int, base: int) -> None:
-    assert pyramid(size)[0] * 2 ** pyramid(size)[1] == size
-    assert pyramid(size)[0] == base
+    assert _base_and_doublings(size)[0] * 2 ** _base_and_doublings(size)[1] == size
+    assert _base_and_doublings(size)[0] == base
 
 
 def test_maps_halve_above_32_pixels() -> None:
@@ -118,8 +118,8 @@ def test_maps_halve_above_32_pixels() -> None:
     assert [conv.weight.shape[0] for conv in network.convs] == [16, 16, 16, 16, 16, 16, 16, 8, 8, 4, 4]
 
 
-def test_latents_lie_around_class_means() -> None:
-    latents = around_class_means(40, 50, (30,), 0.5, 0.2, as_generator(0)).view(40, 50, 30)
+def test_latents_lie_class_latents() -> None:
+    latents = class_latents(40, 50, (30,), 0.5, 0.2, as_generator(0)).view(40, 50, 30)
     means = latents.mean(1)
     assert float(means.std()) == pytest.approx(0.5, rel=0.1)
     assert float((latents - means[:, None]).std()) == pytest.approx(0.2, rel=0.05)
@@ -172,7 +172,7 @@ def test_the_released_clamp_saturates_where_scaling_does_not() -> None:
 
 
 def test_upsampled_gaussian_is_an_affine_map_of_enlarged_noise() -> None:
-    small = around_class_means(3, 4, (2, 8, 8), 1.0, 0.5, as_generator(9))
+    small = class_latents(3, 4, (2, 8, 8), 1.0, 0.5, as_generator(9))
     large = F.interpolate(small, (20, 20), mode="bilinear")
     pixels = upsampled_gaussian(3, 4, 20, 2, generator=9).pixels()
     for channel in range(2):

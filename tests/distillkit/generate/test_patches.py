@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as pil
 
-from distillkit.generate.patches import Patches, Recipe
+from distillkit.generate.patches import CropParameters, Patches
 from distillkit.normalization import Normalization
 
 
@@ -87,11 +87,11 @@ def test_a_larger_count_only_adds_crops() -> None:
         Patches(picture(), count=5)[5]
 
 
-def test_recipes_keep_the_published_ranges() -> None:
+def test_parameters_keep_the_published_ranges() -> None:
     side = 45
     patches = Patches(picture(90, 160))
-    recipes = [patches.recipe(i) for i in range(600)]
-    for r in recipes:
+    parameters = [patches.crop_parameters(i) for i in range(600)]
+    for r in parameters:
         assert 0 <= r.top <= r.top + r.height <= 90
         assert 0 <= r.left <= r.left + r.width <= 160
         assert 1 <= min(r.height, r.width) <= max(r.height, r.width) <= side
@@ -101,21 +101,21 @@ def test_recipes_keep_the_published_ranges() -> None:
         assert len(r.jitter) in (0, 4)
         assert all(abs(amount) <= (0.1 if name == "hue" else 0.4) for name, amount in r.jitter)
         assert not r.flip
-    jittered = [r for r in recipes if r.jitter]
-    share = torch.tensor([r.height * r.width / side**2 for r in recipes])
-    logs = torch.tensor([math.log(r.width / r.height) for r in recipes if min(r.width, r.height) > 10])
+    jittered = [r for r in parameters if r.jitter]
+    share = torch.tensor([r.height * r.width / side**2 for r in parameters])
+    logs = torch.tensor([math.log(r.width / r.height) for r in parameters if min(r.width, r.height) > 10])
     assert 0.45 < len(jittered) / 600 < 0.55
     assert 0.4 < float(share.mean()) < 0.52, "areas are uniform, less those whose crop does not fit"
     assert float(share.min()) < 0.02
     assert abs(float(logs.mean())) < 0.02, "log-uniform aspects have mean zero"
-    angles = torch.tensor([r.rotation for r in recipes])
+    angles = torch.tensor([r.rotation for r in parameters])
     assert abs(float(angles.mean())) < 2.5
     assert abs(float(angles.std()) - 60 / math.sqrt(12)) < 1
-    assert max(r.left for r in recipes) > 110 > 10 > min(r.left for r in recipes)
+    assert max(r.left for r in parameters) > 110 > 10 > min(r.left for r in parameters)
     assert {r.jitter[0][0] for r in jittered} == {"brightness", "contrast", "saturation", "hue"}
 
 
-def by_image_library(image: Tensor, r: Recipe) -> Tensor:
+def by_image_library(image: Tensor, r: CropParameters) -> Tensor:
     """The published pipeline on an 8-bit picture, with Pillow."""
     rows = Image.fromarray(image.permute(1, 2, 0).numpy())
     crop = pil.resized_crop(rows, r.top, r.left, r.height, r.width, [45, 45], InterpolationMode.BICUBIC)
@@ -132,14 +132,14 @@ def test_crops_agree_with_the_published_pipeline_in_an_image_library(jittered: f
     image = picture(200, 180)
     patches = Patches(image, seed=1, jitter_probability=jittered)
     for i in range(30):
-        difference = (patches[i] - by_image_library(image, patches.recipe(i))).abs()[:, 3:-3, 3:-3]
+        difference = (patches[i] - by_image_library(image, patches.crop_parameters(i))).abs()[:, 3:-3, 3:-3]
         assert float(difference.max()) < most
         assert float(difference.mean()) < mean
 
 
 def test_without_motion_or_jitter_a_crop_is_the_centre_of_the_resized_rectangle() -> None:
     patches = Patches(picture(), 5, rotation=0.0, shear=0.0, jitter_probability=0.0)
-    r = patches.recipe(2)
+    r = patches.crop_parameters(2)
     source = patches.image[None, :, r.top : r.top + r.height, r.left : r.left + r.width]
     wanted = torch.nn.functional.interpolate(source, (45, 45), mode="bicubic", antialias=True)[0, :, 6:38, 6:38]
     assert (patches[2] - wanted).abs().max() < 1.01 / 255
@@ -168,7 +168,7 @@ def test_any_channel_count_and_size(channels: int, size: int) -> None:
 
 def test_a_small_image_is_enough() -> None:
     patches = Patches(picture(32, 33), area=(1e-6, 1e-5), count=3)
-    assert (patches.recipe(0).height, patches.recipe(0).width) == (16, 16), "nothing fits: the whole square"
+    assert (patches.crop_parameters(0).height, patches.crop_parameters(0).width) == (16, 16)  # the whole square
     assert patches.batch([]).shape == (0, 3, 32, 32)
 
 

@@ -1,4 +1,4 @@
-"""What an inverted image is judged by."""
+"""Loss of inverted images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distillkit._utils import check
 from distillkit.networks._factory import frozen_copy
 from distillkit.networks._validation import uses_batch_statistics
 
-__all__ = ["Divergence", "Objective", "judge"]
+__all__ = ["Divergence", "InversionLoss", "frozen_eval_copy"]
 
 Divergence = Literal["clamped", "jensen_shannon"]
 _DIVERGENCES: dict[Divergence, Callable[..., Tensor]] = {
@@ -25,16 +25,16 @@ _DIVERGENCES: dict[Divergence, Callable[..., Tensor]] = {
 
 
 @dataclass
-class Objective:
-    """What `invert` minimises for each image: the networks, the weights of the terms, and their sum.
+class InversionLoss:
+    """Loss that `invert` minimises for each image.
 
     Args:
-        teacher: the network that the images are to be right for, frozen (see `judge`).
+        teacher: the network that should predict the targets, frozen (see `frozen_eval_copy`).
         student: the network to disagree with, or None.
-        cross_entropy, total_variation, image_l2, batch_norm, disagreement: the weights of the terms, at least 0; one of
-            0 leaves its term out.
+        cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0; 0 omits a
+            term.
         divergence: "clamped" or "jensen_shannon"; see `invert`.
-        prior: of the teacher's BatchNorm statistics, in its `with` block, if its weight is above 0.
+        prior: the entered `BatchNormPrior` of the teacher, if `batch_norm` is above 0.
 
     Raises:
         TypeError, ValueError: a weight below 0, an unknown divergence.
@@ -56,7 +56,7 @@ class Objective:
         check.one_of(self.divergence, "divergence", tuple(_DIVERGENCES))
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each image, [B]; the batch's BatchNorm term is in each of them.
+        """Return the loss of each image, [B]; each includes the BatchNorm term of the batch.
 
         Args:
             images: float [B, C, H, W].
@@ -65,8 +65,8 @@ class Objective:
         logits = self.teacher(images)
         total = self.cross_entropy * _cross_entropy(logits, targets)
         if self.student is not None and self.disagreement:
-            apart = self._divergence(self.student(images), logits, binary=targets.ndim == 2)
-            total = total + self.disagreement * (1 - apart)
+            divergence = self._divergence(self.student(images), logits, binary=targets.ndim == 2)
+            total = total + self.disagreement * (1 - divergence)
         if self.total_variation:
             total = total + self.total_variation * losses.total_variation(images, reduction="none")
         if self.image_l2:
@@ -78,29 +78,29 @@ class Objective:
     def _divergence(self, student: Tensor, teacher: Tensor, *, binary: bool) -> Tensor:
         measure = _DIVERGENCES[self.divergence]
         if binary:
-            return measure(_two_way(student), _two_way(teacher), reduction="none").view_as(teacher).mean(1)
+            return measure(_binary_logits(student), _binary_logits(teacher), reduction="none").view_as(teacher).mean(1)
         return measure(student, teacher, reduction="none")
 
     @property
-    def couples(self) -> bool:
-        """Whether an image's loss depends on the rest of its batch, so that the batch must stay together."""
+    def depends_on_batch(self) -> bool:
+        """Whether an image's loss depends on the other images of its batch."""
         return self.batch_norm > 0 or uses_batch_statistics(self.teacher) or uses_batch_statistics(self.student)
 
     @torch.no_grad()
-    def num_classes(self, probe: Tensor) -> int:
-        """How many classes the networks tell apart: the width of their logits for one `probe` image [1, C, H, W].
+    def count_classes(self, image: Tensor) -> int:
+        """Return the number of logits that the networks give for one image [1, C, H, W].
 
         Raises:
-            ValueError: a network that cannot take the probe, or whose logits are not [1, K]; a student whose logits
-                have another width than the teacher's.
+            ValueError: a network that cannot take the image, logits that are not [1, K], or a student with another
+                number of classes than the teacher.
         """
         widths = []
         for name, network in (("teacher", self.teacher), ("student", self.student)):
             if network is not None:
                 try:
-                    logits = network(probe)
+                    logits = network(image)
                 except RuntimeError as error:
-                    raise ValueError(f"{name} cannot take images of shape={tuple(probe.shape[1:])}: {error}") from error
+                    raise ValueError(f"{name} cannot take images of shape={tuple(image.shape[1:])}: {error}") from error
                 if logits.ndim != 2 or len(logits) != 1:
                     raise ValueError(f"{name} must give logits [B, K], got {list(logits.shape)} for one image")
                 widths.append(logits.shape[1])
@@ -109,12 +109,12 @@ class Objective:
         return widths[0]
 
 
-def judge(network: nn.Module, name: str) -> nn.Module:
-    """A frozen copy of a network in eval mode, so that the caller's keeps its mode, its gradients and its hooks.
+def frozen_eval_copy(network: nn.Module, name: str) -> nn.Module:
+    """Return a frozen copy of a network in eval mode; the original keeps its mode, gradients and hooks.
 
     Args:
-        network: the teacher or the student that the caller gave.
-        name: what the argument is called in the message.
+        network: the teacher or the student.
+        name: of the argument, for the message.
 
     Raises:
         TypeError: not an `nn.Module`.
@@ -130,6 +130,6 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
 
 
-def _two_way(logits: Tensor) -> Tensor:
-    """Logits [B, K] of independent labels as [B * K, 2] logits whose softmax is (sigmoid, 1 - sigmoid)."""
+def _binary_logits(logits: Tensor) -> Tensor:
+    """Convert logits [B, K] of independent labels to [B * K, 2] logits whose softmax is (sigmoid, 1 - sigmoid)."""
     return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)
