@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -88,16 +88,18 @@ def on_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(config) <= set(defaults)
     assert [one["num-partitions"] for one in given] == [len(given)] * 3
     monkeypatch.syspath_prepend(str(app))
-    with double.standing_in():
+    with fake_flower.standing_in():
         nodes = {}
         for one in given:
-            nodes[100 + one["partition-id"]] = made = double.context(100 + one["partition-id"], one["partition-id"], 3)
+            nodes[100 + one["partition-id"]] = made = fake_flower.context(
+                100 + one["partition-id"], one["partition-id"], 3
+            )
             made.node_config.update(one)
             made.run_config.update(defaults | config | {"server-epochs": 1})
-        server = double.context(0, None, 0)
+        server = fake_flower.context(0, None, 0)
         server.run_config.update(made.run_config)
         client = importlib.import_module("flower_app.client_app").app
-        importlib.import_module("flower_app.server_app").app(double.Grid(client, nodes), server)
+        importlib.import_module("flower_app.server_app").app(fake_flower.Grid(client, nodes), server)
         for name in [name for name in sys.modules if name.startswith("flower_app")]:
             monkeypatch.delitem(sys.modules, name)
     rows = [json.loads(line) for line in (folder / config["out"] / "history.jsonl").read_text().splitlines()]

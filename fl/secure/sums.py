@@ -52,7 +52,7 @@ from fl.secure._signed_messages import BUNDLE_BYTES, KeyBundle, RoundContext
 from fl.secure._unmasking import Unmasking
 from fl.secure.keys import Keyring, Registry
 
-__all__ = ["SecureSums", "require_sums"]
+__all__ = ["SecureSums"]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from fl.aggregation import AggregatedReplies
 from fl.deploy.flower import client_app, serve
 from fl.participants import Server
 from tests.benchmarks.clients import Clients
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 
 RECORD = Path(__file__).parents[2] / "docs" / "results" / "scaling.json"
 COMMAND = "python -m tests.benchmarks scaling"
@@ -160,10 +160,10 @@ def play(case: Case, folder: Path, marks: list[float]) -> list[dict[str, Any]]:
     options: dict[str, Any] = {"rounds": rounds, "evaluate": "none", "seed": case.seed, "on_round": mark}
     if case.part == "flower":
         clients = Clients(case.clients, two)
-        with double.standing_in():
+        with fake_flower.standing_in():
             app = client_app(method, lambda k: clients[k], folder=folder)
-            nodes = {100 + k: double.context(100 + k, k, case.clients) for k in range(case.clients)}
-            return serve(double.Grid(app, nodes), method, poll=1e-4, **options).rows
+            nodes = {100 + k: fake_flower.context(100 + k, k, case.clients) for k in range(case.clients)}
+            return serve(fake_flower.Grid(app, nodes), method, poll_interval=1e-4, **options).rows
     clients = Clients(case.clients, one if case.part == "union" else two)
     given: Sequence[LabeledImages] = [clients[k] for k in range(len(clients))] if case.part == "listed" else clients
     marks[0] = time.process_time()

@@ -18,18 +18,27 @@ from fl import simulate
 from fl.engine.store import Store
 from fl.study import outcome_hash
 from fl.study._outcome_hash import hash_of
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
 CONFIG: dict[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-SMALL = {"rounds": 2, "steps": 2, "server-epochs": 1, "ipc": 1, "per-class": 2, "width": 4, "depth": 1, "wait": 20.0}
+SMALL = {
+    "rounds": 2,
+    "steps": 2,
+    "server-epochs": 1,
+    "ipc": 1,
+    "per-class": 2,
+    "width": 4,
+    "depth": 1,
+    "connect-timeout": 20.0,
+}
 
 
 @pytest.fixture
 def apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Gives the app's modules by name."""
     monkeypatch.syspath_prepend(str(APP))
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield lambda name: importlib.import_module(f"flower_app.{name}")
         for name in [name for name in sys.modules if name.startswith("flower_app")]:
             del sys.modules[name]
@@ -39,13 +48,13 @@ def play(apps: Any, config: dict[str, Any], nodes: list[dict[str, Any]], folder:
     """Play the app with these nodes; the run in process with the same data."""
     contexts, held = {}, []
     for k, more in enumerate(nodes):
-        contexts[100 + k] = made = double.context(100 + k, k, len(nodes))
+        contexts[100 + k] = made = fake_flower.context(100 + k, k, len(nodes))
         made.node_config.update({"folder": str(folder / f"node{k}"), **more})
         made.run_config.update(config)
         held.append(apps("images").load_client(k, made.node_config, config))
-    server = double.context(0, None, 0)
+    server = fake_flower.context(0, None, 0)
     server.run_config.update(config)
-    apps("server_app").app(double.Grid(apps("client_app").app, contexts), server)
+    apps("server_app").app(fake_flower.Grid(apps("client_app").app, contexts), server)
     return simulate(
         apps("methods").method_of(config), held, rounds=config["rounds"], test=apps("images").test_set(config),
         progress=False,

@@ -84,7 +84,7 @@ def test_methods_on_deployed_nodes_have_the_hashes_of_threads(capsys: pytest.Cap
             out = flower.folder / "out"
             flower.start_nodes(2)
             number = flower.begin(
-                "run", {"methods": " ".join(DEPLOYED), "setting": "deployed", "out": str(out), "at-once": 1}
+                "run", {"methods": " ".join(DEPLOYED), "setting": "deployed", "out": str(out), "max-concurrent": 1}
             )
             run = flower.end("run", number)
             found, log = flower.results(out), flower.log("run")

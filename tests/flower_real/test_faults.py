@@ -11,7 +11,7 @@ from tests.flower_real.deployed import Flower, wait_for
 from tests.flower_real.record import noting
 from tests.flower_real.test_equal import beside
 
-ONE = {"at-once": 1}
+ONE = {"max-concurrent": 1}
 """One client after the other: a round is caught with one answer, and busy machines keep up with Flower's heartbeats."""
 
 

@@ -78,7 +78,7 @@ def _play(told: dict[str, Any]) -> None:
             if name == "third":
                 write_policy(policies[1], smallest_sigma=4.0)
             out = flower.folder / name
-            config = {"methods": " ".join(methods), "setting": SETTING[name], "out": str(out), "at-once": 1}
+            config = {"methods": " ".join(methods), "setting": SETTING[name], "out": str(out), "max-concurrent": 1}
             number = flower.begin(name, config)
             told["status"][name] = flower.end(name, number)["status"]
             found[name], log = flower.results(out), flower.log(name)

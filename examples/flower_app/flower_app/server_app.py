@@ -19,6 +19,6 @@ def main(grid: Any, context: Any) -> None:
     config = context.run_config
     run = serve(
         grid, method_of(config), rounds=config["rounds"], test=test_set(config), out=config["out"], resume=True,
-        wait=config["wait"], deadline=config["deadline"],
+        connect_timeout=config["connect-timeout"], reply_timeout=config["reply-timeout"],
     )  # fmt: skip
     print(run, flush=True)

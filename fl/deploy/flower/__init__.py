@@ -1,29 +1,34 @@
-"""Federated methods on Flower, the engine this field uses on many machines: the same methods, the same bits.
+"""Federated methods on Flower: the same method objects, checks, records and results as with `fl.simulate`.
 
-`server_app(method, rounds=...)` and `client_app(method, load_client, folder=...)` are the two apps that a Flower
-project names. What lies here, and what each file knows:
+`server_app(method, rounds=...)` and `client_app(method, load_client, folder=...)` are the two apps of a Flower project;
+`serve` and `reply_to` do the same inside apps of your own (`_apps`). This package can be imported without Flower; the
+apps then raise `MissingFlower`.
 
-* `apps`: the two apps, and `serve` and `reply_to` for apps of one's own. Nothing else here is for users.
-* `cohort`: the seam's third implementation. Letters out and answers in, over Flower's grid; it sees no client.
-* `mail`, `arrivals`: messages on their way, and which nodes are there.
-* `node`: the other side. What a node does with a message, and its folder, which outlasts the process of a message.
-* `account`, `policy`, `guard`: what private runs charge to a node's data, and what its owner allows; `books`: the
-  server's mirror of these ledgers.
-* `hello`: what a node says of itself before the first round, and which nodes are refused.
-* `records`: our messages as Flower's records, the same to the bit.
-* `library`: the only file that imports Flower, when it is needed.
+One message, in order:
 
-Jobs, answers, checks, memories, rounds and files are those of `fl.simulate`. Flower is not needed to import this:
-the apps raise `MissingFlower` without it.
+1. `_transport` (server): `GridTransport.exchange` builds a client's request. `_requests` packs it, or two bundled ones,
+   into one message with the position in the node's ledger.
+2. `_messages`: the message becomes Flower's records, and travels over Flower's grid to the node of the client.
+3. `_node`: `Node.handle_job` loads the client's data (`_client_loading`) and reads the request, with cached payloads
+   from the node's folder (`_node_folder`).
+4. `_release_guard`: `ReleaseGuard.require_request` checks the owner's policy (`_policy`) before anything is computed.
+5. The engine runs the client. Each private release is checked against the policy and the node's budget, and is written
+   to the node's ledger (`NodeLedger` in `_node_ledger`), before its noise is drawn.
+6. `_release_guard`: `ReleaseGuard.reply_parts` adds the new ledger lines, and withholds what was not charged.
+7. `_transport` (server): the reply is read as untrusted data. New ledger lines are mirrored in the run's ledger
+   (`mirror_report` in `_node_ledger`) before the engine gets the result.
+
+Before the first round every node describes itself (`_handshake`), and the server checks that all nodes fit together
+(`_node_registry`).
 """
 
-from fl.deploy.flower._handshake import Misfit
-from fl.deploy.flower._import import MissingFlower
-from fl.deploy.flower.apps import Options, client_app, reply_to, serve, server_app
-from fl.deploy.flower.policy import Policy, app_hash, read_policy
+from fl.deploy.flower._apps import Options, client_app, reply_to, serve, server_app
+from fl.deploy.flower._handshake import IncompatibleNode
+from fl.deploy.flower._messages import MissingFlower
+from fl.deploy.flower._policy import Policy, app_hash, read_policy
 
 __all__ = [
-    "Misfit",
+    "IncompatibleNode",
     "MissingFlower",
     "Options",
     "Policy",

@@ -1,4 +1,4 @@
-"""What `load_client` may return, as one client of a run."""
+"""Conversion of the forms that `load_client` may return to the data of one client."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from distillkit.normalization import IDENTITY
 from distillkit.study import Allocation
 from fl.engine.client_data import ClientData
 
-__all__ = ["holding_of"]
+__all__ = ["to_client_data"]
 
-_IMAGE, _LABEL = ("image", "img"), ("label", "labels")
+_IMAGE_NAMES, _LABEL_NAMES = ("image", "img"), ("label", "labels")
 
 
-def holding_of(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
-    """What a node's `load_client` gave, as `fl.simulate` takes one client; and its classes' names, if it says them.
+def to_client_data(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
+    """Return a client's data in a form that `fl.simulate` takes, and its class names, if known.
 
     Args:
-        given: a path: of a folder of pictures, as `distillkit.data.load_folder` reads it, with pixels in [0, 1]; its
-            test pictures are the client's own tests. A `Split` or `StoredSplit`, such as `load_folder(path, size=32)`
-            gives. A study task's allocation, `task.assign(task.load(), seed)`; the client gets its partition's part.
-            A table of Hugging Face's `datasets`, such as `FederatedDataset.load_partition` of flwr-datasets gives: with
-            one column of pictures (an `Image` feature, or called image or img) and one of labels (a `ClassLabel`, or
-            called label or labels). A map of such with "train" and perhaps "test", such as `train_test_split` gives.
-            Anything else is given on as it is.
-        partition: which one the node is.
+        given: one of these forms; anything else is returned unchanged.
+
+            - The path of a folder of images, read by `distillkit.data.load_folder` with pixels in [0, 1]. Its test
+              images become the client's own test set.
+            - A `Split` or `StoredSplit`, such as `load_folder(path, size=32)` returns.
+            - An allocation of a study's task, `task.assign(task.load(), seed)`, of which the partition's part is taken.
+            - A table of Hugging Face's `datasets`, such as `FederatedDataset.load_partition` of flwr-datasets returns,
+              with one image column (an `Image` feature, or named image or img) and one label column (a `ClassLabel`, or
+              named label or labels).
+            - A mapping of these with the keys "train" and optionally "test", such as `train_test_split` returns.
+        partition: the node's partition.
 
     Raises:
-        TypeError, ValueError: it is one of these forms, and lacks what it needs.
+        TypeError, ValueError: one of these forms, but incomplete.
     """
     if isinstance(given, str | Path):
         given = load_folder(given, normalization=IDENTITY, progress=False)
@@ -40,35 +43,34 @@ def holding_of(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
         return ClientData(given.train, given.test if len(given.test) else None), given.classes
     if isinstance(given, Allocation):
         if partition >= len(given.clients):
-            raise ValueError(f"the task deals to {len(given.clients)} clients, and this node is partition {partition}")
+            raise ValueError(f"the task has {len(given.clients)} clients, and this node is partition {partition}")
         return ClientData(given.clients[partition], given.own_tests[partition]), ()
     if isinstance(given, Mapping):
-        return _of_map(given, partition)
+        return _from_mapping(given, partition)
     if hasattr(given, "column_names") and hasattr(given, "features"):
-        rows = _Rows(given)
-        return rows, rows.classes
+        dataset = _TableDataset(given)
+        return dataset, dataset.classes
     return given, ()
 
 
-def _of_map(given: Mapping[str, Any], partition: int) -> tuple[ClientData, tuple[str, ...]]:
+def _from_mapping(given: Mapping[str, Any], partition: int) -> tuple[ClientData, tuple[str, ...]]:
     if "train" not in given or set(given) - {"train", "test"}:
-        raise ValueError(f"a client's map must hold train, and may hold test; got {', '.join(map(str, given))}")
-    sets = [holding_of(given[name], partition) for name in ("train", "test") if name in given]
+        raise ValueError(f"a mapping must have the key train, and may have test; got {', '.join(map(str, given))}")
+    sets = [to_client_data(given[name], partition) for name in ("train", "test") if name in given]
     if len({names for _, names in sets}) > 1:
-        raise ValueError("a client's training and test set must have the same classes, in the same order")
+        raise ValueError("a client's training and test sets must have the same classes, in the same order")
     return ClientData(*(found for found, _ in sets)), sets[0][1]
 
 
-class _Rows(Dataset[Any]):
-    """A table of `datasets` as pairs of an image and a label."""
+class _TableDataset(Dataset[Any]):
+    """Dataset of (image, label) pairs from a table of `datasets`."""
 
     def __init__(self, table: Any) -> None:
-        said = getattr(table, "format", None) or {}
-        viewed = said.get("type") not in (None, "custom")  # as tensors, say: of the same pictures
-        self._table = table.with_format(None) if viewed else table
-        self._image = _column(table, "pictures", _IMAGE, [n for n in table.column_names if _is_picture(table, n)])
-        self._label = _column(table, "labels", _LABEL, [n for n in table.column_names if _names(table, n)])
-        self.classes = _names(table, self._label)
+        kind = (getattr(table, "format", None) or {}).get("type")  # a custom transform stays; a tensor format does not
+        self._table = table if kind in (None, "custom") else table.with_format(None)
+        self._image = _column(table, "images", _IMAGE_NAMES, [n for n in table.column_names if _is_image(table, n)])
+        self._label = _column(table, "labels", _LABEL_NAMES, [n for n in table.column_names if _class_names(table, n)])
+        self.classes = _class_names(table, self._label)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -78,22 +80,22 @@ class _Rows(Dataset[Any]):
         return row[self._image], row[self._label]
 
 
-def _is_picture(table: Any, name: str) -> bool:
+def _is_image(table: Any, name: str) -> bool:
     return type(table.features[name]).__name__ == "Image"
 
 
-def _names(table: Any, name: str) -> tuple[str, ...]:
-    """The classes of a column of `ClassLabel`s."""
+def _class_names(table: Any, name: str) -> tuple[str, ...]:
+    """Return the class names of a column of `ClassLabel`s, or nothing."""
     return tuple(getattr(table.features[name], "names", None) or ())
 
 
 def _column(table: Any, what: str, usual: tuple[str, ...], typed: list[str]) -> str:
-    """The one column of a kind, by its feature or else by its name."""
+    """Return the only column of a kind, found by its feature or else by its name."""
     found = typed or [name for name in table.column_names if name in usual]
     if len(found) != 1:
         raise ValueError(
-            f"the table must have one column of {what}, an {'Image' if what == 'pictures' else 'ClassLabel'} or called "
-            f"{' or '.join(usual)}, and has {', '.join(found) or 'none'} among {', '.join(table.column_names)}: "
-            "rename it, or leave the others out with select_columns"
+            f"the table must have one column of {what}: an {'Image' if what == 'images' else 'ClassLabel'}, or named "
+            f"{' or '.join(usual)}; found {', '.join(found) or 'none'} among {', '.join(table.column_names)}. Rename "
+            "it, or drop the others with select_columns"
         )
     return found[0]

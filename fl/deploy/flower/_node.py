@@ -1,15 +1,15 @@
-"""A node's side: what lies there between two messages, and the answer to each.
+"""A node: its replies to the server's messages, and the files that it keeps between them.
 
-On Flower's real nodes every message is a new process, so nothing may live in memory alone. A node's folder holds
+On Flower's real nodes every message starts a new process, so all state is in the node's folder:
 
-    key                                        of the fingerprint of its data; it never leaves the node
-    <data>/<run>/memory/<client>/<version>     what the client remembers, see `fl.engine._client_memory`
-    <data>/<run>/bodies/<client>/<entry>       the body of a kept entry that came last
-    <data>/<run>/committed                     once a letter has named a version
-    ledgers/<name>.jsonl                       what private runs have charged to a training set, see `account`
+    key                                        key of its fingerprints, which never leaves the node
+    <data>/<run>/memory/<client>/<version>     the client's memory, see `fl.engine._client_memory`
+    <data>/<run>/bodies/<client>/<entry>       latest payload of a cached entry
+    <data>/<run>/committed                     present once a request has named a memory of an earlier round
+    ledgers/<name>.jsonl                       charges of private runs to a training set, see `_node_ledger`
 
-where <data> is that fingerprint, <run> a name that the server's run keeps across its resumptions, and <name> a
-fingerprint of the training set alone.
+<data> is a keyed fingerprint of the client's data, <run> the run's name, which survives resumptions, and <name> a keyed
+fingerprint of the training set.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.privacy import BudgetExhausted, PrivacyError
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._wire import Job, PayloadMissing, read_job
-from fl.deploy.flower._client_loading import holding_of
-from fl.deploy.flower._handshake import require_partition, said_of
-from fl.deploy.flower._message_pairs import join, split
-from fl.deploy.flower._node_folder import PayloadCache, key_of, remove_orphans
-from fl.deploy.flower._node_ledger import Account
-from fl.deploy.flower._records import LARGEST, from_records
-from fl.deploy.flower._release_guard import WITHHELD, Guard
-from fl.deploy.flower.policy import ANY, PolicyRefusal, app_hash, read_policy
+from fl.deploy.flower._client_loading import to_client_data
+from fl.deploy.flower._handshake import describe_node, read_partition
+from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, from_records
+from fl.deploy.flower._node_folder import PayloadFolder, node_key, remove_dead_runs
+from fl.deploy.flower._node_ledger import NodeLedger
+from fl.deploy.flower._policy import ANY, PolicyRefusal, app_hash, read_policy
+from fl.deploy.flower._release_guard import WITHHELD, ReleaseGuard, refusal_parts
+from fl.deploy.flower._requests import bundle, unbundle
 from fl.engine import _validation
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
@@ -54,27 +54,27 @@ from fl.task import LabelTask
 __all__ = ["LoadClient", "Node"]
 
 LoadClient = Callable[[int], Any]
-"""Gives what one client holds, by its partition's number, in one of the forms of `fl.deploy.flower._client_loading`."""
+"""Returns one client's data by its partition, in one of the forms of `fl.deploy.flower._client_loading`."""
 
-_GRACE = 2.0
-"""Seconds that a client has to stop at its deadline before it is left behind."""
+_STOP_GRACE = 2.0
+"""Seconds that a client has to stop after its deadline before its thread is abandoned."""
 
 
 class Node:
-    """What runs on every node: answers the server's messages, with what it finds in its folder.
+    """The node's side of a run: handles the server's messages.
 
     Args:
-        method: what the node runs.
-        load_client: gives the data of a partition.
-        folder: of the node, for what is to outlast a message.
-        task: what the labels mean, as the server has it; None: one class an image.
-        device: where the client computes.
-        policy: the file of what its owner allows; None: everything.
-        code: the folder of the app's code.
-        largest: bytes of a message beyond which nothing of it is read.
+        method: the method to run.
+        load_client: returns the data of a partition.
+        folder: the node's folder.
+        task: the server's label task; None: one class per image.
+        device: device on which the client computes.
+        policy: path of the owner's policy; None: everything is allowed.
+        code: folder of the app's code.
+        max_message_bytes: size limit of a received message.
 
     Raises:
-        TypeError, ValueError: bad arguments.
+        TypeError, ValueError: bad arguments, or an unusable policy.
     """
 
     def __init__(
@@ -86,144 +86,142 @@ class Node:
         device: str,
         policy: str | Path | None = None,
         code: str | Path | None = None,
-        largest: int = LARGEST,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         check.callable_with(load_client, "load_client", ["partition"], "a function of the partition's number")
         self.method, self.load_client, self.task = method, load_client, task
         self.folder, self.device = Path(folder), _validation.device_at(device)
-        self.largest = check.positive_int(largest, "largest_message")
+        self.max_message_bytes = check.positive_int(max_message_bytes, "max_message_bytes")
         self.policy, self.app = policy, None if code is None else app_hash(code)
         if policy is not None and read_policy(policy).app != ANY and code is None:
-            raise ValueError(f"the policy {policy} pins the app's code: say code=Path(__file__).parent")
+            raise ValueError(f"the policy {policy} pins the app's code: pass code=Path(__file__).parent")
 
-    def _held(self, number: int, classes: int | None) -> _Held:
-        """The data of a client, with so many classes at least."""
-        given, names = holding_of(self.load_client(number), number)
-        roster, key = ClientRegistry([given], None, False), key_of(self.folder)
-        held = roster[0]
-        train, test = ("" if d is None else set_fingerprint(d, key=key) for d in (held.train, held.test))
-        return _Held(
-            roster if classes is None else ClientRegistry([held], classes, False),
+    def handle_query(self, content: Any, config: dict[str, Any]) -> Parts:
+        """Reply to the handshake, or to a query of the ledger.
+
+        Args:
+            content: content of the Flower message.
+            config: Flower's `context.node_config`.
+        """
+        return self.ledger(content, config) if "ledger" in content.get("strings", ()) else self.handshake(config)
+
+    def handshake(self, config: dict[str, Any]) -> Parts:
+        """Return the node's description of itself (see `fl.deploy.flower._handshake`), or a refusal.
+
+        Args:
+            config: Flower's `context.node_config`.
+        """
+        try:
+            number, count = read_partition(config)
+            data = self._load(number, None)
+            details = (data.clients, data.fingerprint, data.ledger, data.class_names)
+            return describe_node(number, count, self.method, self.task, *details).parts()
+        except Exception as error:  # load_client is the user's code
+            return self._error_parts(error)
+
+    def ledger(self, content: Any, config: dict[str, Any]) -> Parts:
+        """Return the ledger lines that the server has not seen, or a refusal.
+
+        Args:
+            content: content of the Flower message.
+            config: Flower's `context.node_config`.
+        """
+        try:
+            _, facts = from_parts(*from_records(content, self.max_message_bytes))
+            number, _ = read_partition(config)
+            guard = self._guard(number, self._load(number, None))
+            return to_parts(Message(), guard.ledger_report(json.loads(facts["ledger"])))
+        except Exception as error:  # the content is untrusted
+            return self._error_parts(error)
+
+    def handle_job(self, content: Any, config: dict[str, Any], created: float) -> Parts:
+        """Run a job, or two bundled ones in order, and return the reply; every failure is a reply with an error.
+
+        Args:
+            content: content of the Flower message.
+            config: Flower's `context.node_config`.
+            created: creation time of the message, in seconds since 1970 by the server's clock.
+        """
+        try:
+            first, *rest = unbundle(from_records(content, self.max_message_bytes))
+        except Exception as error:  # the content is untrusted
+            return self._error_parts(error)
+        began = time.time()
+        reply = self._run_job(first, config, created)
+        if not rest:
+            return reply
+        elapsed = time.time() - began  # each job has the full time limit
+        return bundle(reply, self._run_job(rest[0], config, created + elapsed))[0]
+
+    def _run_job(self, parts: Parts, config: dict[str, Any], created: float) -> Parts:
+        """Check a job against the policy, run it with the node's ledger, and return the reply that may leave."""
+        try:
+            message, facts = from_parts(*parts)
+            context = json.loads(facts["place"])
+            number, _ = read_partition(config)
+            if not re.fullmatch("[0-9a-f]{16}", context["run"]):
+                raise ValueError(f"a run's name must be 16 hex digits; got {context['run']!r:.40}")
+            data = self._load(number, context["classes"])
+            folder = self.folder / data.fingerprint / context["run"]
+            job = read_job(message, facts, PayloadFolder(folder))
+            if job.client != number:
+                raise ValueError(f"this node is partition {number}, and received a request for {job.client}")
+            guard = self._guard(number, data)
+            guard.require_request(job, self.app)
+            remove_dead_runs(folder, job.request.memory, job.header.round)
+            runtime = ClientRuntime(
+                self.method, _validation.task_at(self.task, data.clients.first), {number: data.clients[0]},
+                MemoryStore(folder / "memory"), self.device, ledger=guard.branch(job),
+            )  # fmt: skip
+            seconds, position = context["deadline"] - (time.time() - created), context["ledger"]
+        except PayloadMissing:
+            return to_parts(Message(), {"lacking": "a body"})
+        except PolicyRefusal as error:
+            return refusal_parts(str(error))
+        except Exception as error:  # the content is untrusted
+            return self._error_parts(error)
+        return guard.reply_parts(job, _run_with_timeout(seconds, runtime, job), position)
+
+    def _load(self, number: int, classes: int | None) -> _LoadedData:
+        """Load a client's data, extended to `classes` classes."""
+        given, names = to_client_data(self.load_client(number), number)
+        clients, key = ClientRegistry([given], None, False), node_key(self.folder)
+        data = clients[0]
+        train, test = ("" if d is None else set_fingerprint(d, key=key) for d in (data.train, data.test))
+        return _LoadedData(
+            clients if classes is None else ClientRegistry([data], classes, False),
             tensor_fingerprint([str(number), train, test], key=key),
             tensor_fingerprint(["ledger", train], key=key),
             names,
         )
 
-    def _failed(self, error: Exception) -> Parts:
-        """What the server is told of an error: under a policy no words that may come from the data."""
-        if self.policy is None or isinstance(error, PrivacyError):
-            return _refused(reason_of(error))
-        logging.getLogger(__name__).warning("%s", reason_of(error))
-        return _refused(f"raised {type(error).__name__} ({WITHHELD})")
-
-    def _guard(self, number: int, held: _Held) -> Guard:
-        """The policy as it is now, and the ledger of the data, if the method is private."""
+    def _guard(self, number: int, data: _LoadedData) -> ReleaseGuard:
+        """Return the checks by the current policy and, for a private method, the ledger of the data."""
         policy = None if self.policy is None else read_policy(self.policy)
-        account = Account(self.folder / "ledgers", number, held.ledger, policy) if self.method.private else None
-        return Guard(self.method, policy, account)
+        private = self.method.private
+        ledger = NodeLedger(self.folder / "ledgers", number, data.ledger, policy) if private else None
+        return ReleaseGuard(self.method, policy, ledger)
 
-    def hello(self, config: dict[str, Any]) -> Parts:
-        """What the node says of itself, see `fl.deploy.flower._handshake`; or why it cannot.
-
-        Args:
-            config: Flower's `context.node_config`.
-        """
-        try:
-            number, count = require_partition(config)
-            held = self._held(number, None)
-            what = (held.roster, held.fingerprint, held.ledger, held.names)
-            return said_of(number, count, self.method, self.task, *what).parts()
-        except Exception as error:  # the data are read by anybody's code
-            return self._failed(error)
-
-    def query(self, content: Any, config: dict[str, Any]) -> Parts:
-        """What the node says of itself, or of its ledger if that is asked.
-
-        Args:
-            content: of the Flower message.
-            config: Flower's `context.node_config`.
-        """
-        return self.ledger(content, config) if "ledger" in content.get("strings", ()) else self.hello(config)
-
-    def ledger(self, content: Any, config: dict[str, Any]) -> Parts:
-        """What the server has not seen of the node's ledger; or why it is not told.
-
-        Args:
-            content: of the Flower message.
-            config: Flower's `context.node_config`.
-        """
-        try:
-            _, facts = from_parts(*from_records(content, self.largest))
-            number, _ = require_partition(config)
-            guard = self._guard(number, self._held(number, None))
-            return to_parts(Message(), guard.said(json.loads(facts["ledger"])))
-        except Exception as error:  # what came is anything
-            return self._failed(error)
-
-    def answer(self, content: Any, config: dict[str, Any], created: float) -> Parts:
-        """The answer to a job, or to two, one after the other; whatever fails is an answer that says so.
-
-        Args:
-            content: of the Flower message.
-            config: Flower's `context.node_config`.
-            created: when the message was made, in seconds since 1970 by the server's clock.
-        """
-        try:
-            first, *rest = split(from_records(content, self.largest))
-        except Exception as error:  # what came is anything
-            return self._failed(error)
-        began = time.time()
-        found = self._answer(first, config, created)
-        if not rest:
-            return found
-        took = time.time() - began  # each has the whole of its deadline
-        return join(found, self._answer(rest[0], config, created + took))[0]
-
-    def _answer(self, parts: Parts, config: dict[str, Any], created: float) -> Parts:
-        try:
-            message, facts = from_parts(*parts)
-            place = json.loads(facts["place"])
-            number, _ = require_partition(config)
-            if not re.fullmatch("[0-9a-f]{16}", place["run"]):
-                raise ValueError(f"a run's name is 16 hex digits, got {place['run']!r:.40}")
-            held = self._held(number, place["classes"])
-            folder = self.folder / held.fingerprint / place["run"]
-            job = read_job(message, facts, PayloadCache(folder))
-            if job.client != number:
-                raise ValueError(f"this node is partition {number}, and was asked as {job.client}")
-            guard = self._guard(number, held)
-            guard.require_request(job, self.app)
-            remove_orphans(folder, job.request.memory, job.header.round)
-            site = ClientRuntime(
-                self.method, _validation.task_at(self.task, held.roster.first), {number: held.roster[0]},
-                MemoryStore(folder / "memory"), self.device, ledger=guard.branch(job),
-            )  # fmt: skip
-            left, seen = place["deadline"] - (time.time() - created), place["ledger"]
-        except PayloadMissing:
-            return to_parts(Message(), {"lacking": "a body"})
-        except PolicyRefusal as error:
-            return _refused(str(error))
-        except Exception as error:  # what came is anything
-            return self._failed(error)
-        return guard.parts(job, _within(left, site, job), seen)
+    def _error_parts(self, error: Exception) -> Parts:
+        """Return a refusal; under a policy without the error's message, which may reveal data."""
+        if self.policy is None or isinstance(error, PrivacyError):
+            return refusal_parts(reason_of(error))
+        logging.getLogger(__name__).warning("%s", reason_of(error))
+        return refusal_parts(f"raised {type(error).__name__} ({WITHHELD})")
 
 
 @dataclass(frozen=True)
-class _Held:
-    """What a node holds, as the only client of a roster; what its key makes of it; the names of classes, if told."""
+class _LoadedData:
+    """A node's data as a registry of one client, its keyed fingerprints, and its class names, if known."""
 
-    roster: ClientRegistry
+    clients: ClientRegistry
     fingerprint: str
     ledger: str
-    names: tuple[str, ...]
+    class_names: tuple[str, ...]
 
 
-def _refused(why: str) -> Parts:
-    return to_parts(Message(), {"refused": why[:500]})
-
-
-def _within(seconds: float, site: ClientRuntime, job: Job) -> ClientResult | BudgetExhausted:
-    """The answer, if there is one in so many seconds; then the client is told to stop, and is not waited for."""
+def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> ClientResult | BudgetExhausted:
+    """Run a job; after so many seconds stop the client, and return an error."""
     late = ClientResult(job.client, error="did not answer before its deadline, and was stopped")
     found: list[ClientResult | BudgetExhausted] = []
 
@@ -231,20 +229,18 @@ def _within(seconds: float, site: ClientRuntime, job: Job) -> ClientResult | Bud
         torch.set_num_threads(1)
         with contextlib.suppress(Interrupted):
             try:
-                found.append(respond(site, job.header, job.client, lambda: job.request))
-            except BudgetExhausted as error:  # of the run
+                found.append(respond(runtime, job.header, job.client, lambda: job.request))
+            except BudgetExhausted as error:  # the run's budget
                 found.append(error)
 
     if seconds <= 0:
         return late
-    torch.set_num_threads(torch.get_num_threads())  # see `distillkit._utils.threads.create_thread_pool`
+    torch.set_num_threads(torch.get_num_threads())  # see `distillkit._utils.threads`
     thread = threading.Thread(target=work, name="client", daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        site.stop.set()
-        thread.join(_GRACE)
+        runtime.stop.set()
+        thread.join(_STOP_GRACE)
         return late
-    return (
-        found[0] if found else ClientResult(job.client, error="was ended by an error of the engine; see the node's log")
-    )
+    return found[0] if found else ClientResult(job.client, error="ended with an internal error; see the node's log")

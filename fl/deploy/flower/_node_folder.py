@@ -1,4 +1,4 @@
-"""A node's folder: its key, the bodies of kept entries, and what runs have left that will never be asked for."""
+"""A node's folder: its key, cached payloads, and removal of files of dead runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fl.deploy._wire import PayloadMissing
 from fl.engine.store import CheckpointError, read_message, write_atomically
 from fl.message import Message, Value
 
-__all__ = ["PayloadCache", "key_of", "remove_orphans"]
+__all__ = ["PayloadFolder", "node_key", "remove_dead_runs"]
 
-_MONTH = 30 * 24 * 3600.0
-"""Seconds after which a run that has committed nothing is taken to have ended."""
+_MAX_AGE = 30 * 24 * 3600.0
+"""Seconds after which a run without a commit counts as dead."""
 
 _COMMITTED = "committed"
 
 
-def key_of(folder: Path) -> bytes:
-    """The key of a node's `folder`; drawn when it is first asked for, by whichever process is first."""
+def node_key(folder: Path) -> bytes:
+    """Return the key in a node's `folder`; the first process that asks creates it."""
     path = folder / "key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,11 +38,11 @@ def key_of(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-class PayloadCache:
-    """The bodies of kept entries, one file a client and entry.
+class PayloadFolder:
+    """Payloads of cached entries on disk, one file per client and entry.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,42 +52,42 @@ class PayloadCache:
         return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Keep a body; see `fl.deploy._wire.Held` for `client`, `key`, `digest` and `value`."""
+        """Save a payload; see `fl.deploy._wire.Held` for `client`, `key`, `digest` and `value`."""
         write_atomically(self._file(client, key), encode(Message.unchecked({key: value}), {"digest": digest}))
         return value
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """The body that lies here; see `fl.deploy._wire.Held` for `client`, `key` and `digest`.
+        """Return a saved payload; see `fl.deploy._wire.Held` for `client`, `key` and `digest`.
 
         Raises:
-            PayloadMissing: it does not.
+            PayloadMissing: it is missing, or has another digest.
         """
         try:
             message, facts = read_message(self._file(client, key))
-        except CheckpointError as error:  # the server sends it once more
+        except CheckpointError as error:  # the server sends the payload again
             raise PayloadMissing(client) from error
         if facts.get("digest") != digest:
             raise PayloadMissing(client)
         return dict(message.items())[key]
 
 
-def remove_orphans(folder: Path, version: str, round_number: int) -> None:
-    """Remove what runs have left that died before their first commit, after a month; this one's has just gone on.
+def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
+    """Remove the folders of runs that died before their first commit, after a month; mark this run as alive.
 
-    Such a run leaves memories that no letter of a later round ever names. One that does says that the run has committed
-    a round, so that it may come back at any time.
+    No later request names the memories of such a run. A request that names a memory of an earlier round shows that its
+    run has committed a round, so the run may be resumed at any time.
 
     Args:
-        folder: of the run that a letter has come for, beside those of other runs with the same data.
-        version: of the memory that the letter names, or "".
-        round_number: of the letter.
+        folder: folder of the request's run, next to those of other runs with the same data.
+        version: memory version that the request names, or "".
+        round_number: round of the request.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if version and int(version.split("-")[0]) < round_number:
         (folder / _COMMITTED).touch()
     os.utime(folder)
     for other in folder.parent.iterdir():
-        with contextlib.suppress(OSError):  # another process was first
-            forgotten = time.time() - other.stat().st_mtime > _MONTH
-            if other != folder and forgotten and not (other / _COMMITTED).exists():
+        with contextlib.suppress(OSError):  # another process may remove it first
+            expired = time.time() - other.stat().st_mtime > _MAX_AGE
+            if other != folder and expired and not (other / _COMMITTED).exists():
                 shutil.rmtree(other)

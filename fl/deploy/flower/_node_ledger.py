@@ -1,4 +1,8 @@
-"""A node's own ledger: what all runs have charged to the data that lie there, and what its owner allows."""
+"""A node's privacy ledger, and the server's mirror of it.
+
+Every request names the ledger lines that the server has seen (`ledger_position`). Every reply reports the lines since
+then (`NodeLedger.report`), which the server adds to the run's ledger (`mirror_report`), so the run can state epsilon.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,30 @@ from typing import Any
 from distillkit.privacy import BudgetExhausted, Event, Ledger
 from distillkit.privacy._child_ledger import ChildLedger, ledger_lines, mirror_lines, mirrored_count
 from distillkit.privacy._journal import Journal
-from fl.deploy.flower.policy import Policy, PolicyRefusal
+from fl.deploy.flower._handshake import NodeInfo
+from fl.deploy.flower._policy import Policy, PolicyRefusal
 
-__all__ = ["Account"]
+__all__ = ["NodeLedger", "ledger_position", "mirror_report", "read_exhausted"]
+
+_MAX_LINES = 100_000
+"""Most ledger lines in one report: a thousand rounds of a hundred releases each, all of which the server missed."""
 
 
-class Account:
-    """What one data set on a node has paid, in all runs; one file for each data set, which is never rolled back.
+class NodeLedger:
+    """Ledger of one data set on a node, over all runs. Each data set has a file, which is never rolled back.
 
-    Where a partition held other data before, these are taken to share records with what it holds now: their charges
-    count here too. A folder of its own is for records that were never in this one.
+    If a partition had other data before, these may share records with its present data, so their charges count here
+    too. Use another folder for records that were never in this one.
 
     Args:
-        folder: of the node's ledgers.
-        partition: which client the node is.
-        name: of the data, without what a guess could be tried on.
-        policy: what the owner allows; None: everything, and it is written down.
+        folder: folder of the node's ledgers.
+        partition: the node's partition.
+        name: keyed fingerprint of the data.
+        policy: the owner's policy; None: all charges are accepted and recorded.
 
     Attributes:
         name: as given.
-        refused: why the policy did not allow the last charge; None if it did.
+        refused: reason for which the policy refused the last charge, or "".
         charged: whether anything was charged through this object.
     """
 
@@ -37,11 +45,11 @@ class Account:
         self.name, self.refused, self.charged, self._policy = name, "", False, policy
         options: dict[str, Any] = {} if policy is None else {"delta": policy.delta, "budget": policy.budget}
         self.ledger = Ledger(folder / f"{name}.jsonl", disjoint=False, **options)
-        before = Journal(folder / f"partition-{partition}.names")
-        with before.locked():
-            names = [line["data"] for _, line in before.unread()[0]]
+        history = Journal(folder / f"partition-{partition}.names")
+        with history.locked():
+            names = [line["data"] for _, line in history.unread()[0]]
             if name not in names:
-                before.append({"data": name})
+                history.append({"data": name})
         for other in names:
             if other != name:
                 lines = ledger_lines(
@@ -51,16 +59,17 @@ class Account:
                 mirror_lines(self.ledger, other, partition, own)
 
     def branch(self, known: Mapping[str, Any]) -> ChildLedger:
-        """The ledger that a client is given: the run's, as the server `known` it, which charges this one first."""
+        """Return the ledger for the client: the run's, as `known` to the server, with charges going here first."""
         return ChildLedger(known, self._charge)
 
     def _charge(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Check releases against the policy and the node's budget, and write them, before any noise is drawn."""
         events = [Event(**line["event"]) for line in lines if "event" in line]
         try:
             if self._policy is not None:
                 self._policy.require_events(events)
             self.ledger.spend(*events)
-        except BudgetExhausted as error:  # of the node, which ends no run
+        except BudgetExhausted as error:  # the node's budget, which does not end the run
             self.refused = f"the budget of its policy is spent: {error}"
             raise PolicyRefusal(self.refused) from None
         except PolicyRefusal as error:
@@ -75,25 +84,81 @@ class Account:
             elif "assumed" in line:
                 self.ledger.assume(line["by"], line["assumed"])
 
-    def said(self, asked: Any) -> dict[str, str]:
-        """What the server is told with every answer: the lines that it has not seen, in a string of facts.
+    def report(self, position: Any) -> dict[str, str]:
+        """Return the lines that the server has not seen, as a string for a reply.
 
         Args:
-            asked: `name`, of the ledger that the server knows, and `seen`, how many lines of it; from the server, so
-                it may be anything.
+            position: the server's untrusted `ledger_position`.
 
         Raises:
-            ValueError: that is not what it says, or it has seen more than there is.
+            ValueError: the position is malformed, or beyond the end of the ledger.
         """
-        if not isinstance(asked, Mapping) or type(asked.get("seen")) is not int:
-            raise ValueError("the method is private, and the server does not say what it has seen of its ledger")
-        seen = asked["seen"] if asked.get("name") == self.name else 0
-        every = ledger_lines(self.ledger)
-        last = every[-1][0] if every else 0
+        if not isinstance(position, Mapping) or type(position.get("seen")) is not int:
+            raise ValueError("the method is private, and the server does not say which ledger lines it has seen")
+        seen = position["seen"] if position.get("name") == self.name else 0
+        lines = ledger_lines(self.ledger)
+        last = lines[-1][0] if lines else 0
         if last < seen:
             raise ValueError(
-                f"its ledger has {last} lines, and had {seen}: restore the file, for a ledger that forgets gives no "
+                f"its ledger has {last} lines, and had {seen}: restore the file; without all charges there is no valid "
                 "epsilon"
             )
-        lines = [[number, line] for number, line in every if number > seen]
-        return {"account": json.dumps({"name": self.name, "since": seen, "lines": lines})}
+        new = [[number, line] for number, line in lines if number > seen]
+        return {"account": json.dumps({"name": self.name, "since": seen, "lines": new})}
+
+
+def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | None:
+    """Return the name of a node's ledger and the number of its lines that the server has seen.
+
+    Args:
+        ledger: ledger of a private run, or None.
+        info: the node's description.
+    """
+    return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}
+
+
+def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> None:
+    """Add a node's reported charges to the run's ledger, each line once; they are on disk when this returns.
+
+    Args:
+        ledger: ledger of the run.
+        info: the node's description.
+        facts: strings of its untrusted reply.
+
+    Raises:
+        ValueError: the report is missing or malformed, names another ledger, or lacks lines.
+    """
+    try:
+        report = json.loads(facts["account"])
+        name, since, lines = report["name"], report["since"], [(number, line) for number, line in report["lines"]]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"its ledger report is missing or malformed: {type(error).__name__}: {error}") from error
+    if name != info.ledger:
+        raise ValueError("its ledger report names another ledger than its handshake")
+    if len(lines) > _MAX_LINES:
+        raise ValueError(f"its ledger report has {len(lines)} lines, more than {_MAX_LINES}")
+    numbers = [number for number, _ in lines]
+    ordered = all(type(n) is int and n > 0 for n in numbers) and numbers == sorted(set(numbers))
+    if type(since) is not int or not ordered:
+        raise ValueError("the lines of its ledger report are not in order")
+    if since > mirrored_count(ledger, name):
+        raise ValueError("lines are missing in its ledger report")
+    if not all(isinstance(line, dict) for _, line in lines):
+        raise ValueError("the lines of its ledger report must be objects")
+    mirror_lines(ledger, name, info.partition, lines)
+
+
+def read_exhausted(facts: Mapping[str, str]) -> BudgetExhausted:
+    """Return the error of a client whose release would exceed the run's budget.
+
+    Args:
+        facts: strings of its untrusted reply.
+
+    Raises:
+        ValueError: malformed.
+    """
+    try:
+        why, fits = json.loads(facts["exhausted"])
+        return BudgetExhausted(str(why)[:500], remaining=int(fits))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"its report of an exhausted budget is malformed: {error}") from error

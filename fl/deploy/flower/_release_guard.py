@@ -1,4 +1,8 @@
-"""What stands between a client and what leaves its node: the owner's policy, and the ledger of the data."""
+"""Checks on a node: the owner's policy and the ledger, before a client computes and before its reply leaves.
+
+`ReleaseGuard` is the only way from a request to a reply. Its methods are in the order of a message: `require_request`
+(policy), `branch` (ledger, charged before any noise is drawn) and `reply_parts` (what may leave).
+"""
 
 from __future__ import annotations
 
@@ -12,112 +16,113 @@ from distillkit.privacy import BudgetExhausted
 from distillkit.privacy._child_ledger import ChildLedger
 from fl._codec import Parts, to_parts
 from fl.deploy._wire import Job, answer_parts
-from fl.deploy.flower._node_ledger import Account
-from fl.deploy.flower.policy import Policy, PolicyRefusal
+from fl.deploy.flower._node_ledger import NodeLedger
+from fl.deploy.flower._policy import Policy, PolicyRefusal
 from fl.engine._transport import ClientResult
 from fl.message import Message
 from fl.method import Method
 
-__all__ = ["WITHHELD", "Guard"]
+__all__ = ["WITHHELD", "ReleaseGuard", "refusal_parts"]
 
-WITHHELD = "what was said stays in its log, for its owner has set a policy"
+WITHHELD = "the message is in the node's log, because its owner has set a policy"
 
-_RELEASING = ("local", "answer")
-"""The verbs in which a method reads private images; others go on with what these have released."""
+_RELEASING_VERBS = ("local", "answer")
+"""Verbs in which a method reads private images; other verbs use only earlier releases."""
 
 
-class Guard:
-    """Decides on one message to a node, before it is worked on and before the answer leaves.
+class ReleaseGuard:
+    """Policy and ledger checks for one message to a node.
 
     Args:
-        method: what the node runs.
-        policy: what its owner allows; None: everything.
-        account: the ledger of the data; None if the method is not private.
+        method: the node's method.
+        policy: the owner's policy; None: everything is allowed.
+        ledger: ledger of the data; None if the method is not private.
     """
 
-    def __init__(self, method: Method, policy: Policy | None, account: Account | None) -> None:
-        self._method, self._policy, self._account = method, policy, account
+    def __init__(self, method: Method, policy: Policy | None, ledger: NodeLedger | None) -> None:
+        self._method, self._policy, self._ledger = method, policy, ledger
         self._strict = policy is not None and policy.budget is not None
 
     def require_request(self, job: Job, app: str | None) -> None:
-        """Refuse what the policy does not allow, before the client computes anything.
+        """Refuse a request that the policy does not allow, before the client computes anything.
 
         Args:
-            job: what is asked.
-            app: the hash of the code that asks.
+            job: the request.
+            app: hash of the app's code.
 
         Raises:
-            PolicyRefusal: naming the key of the policy's file.
+            PolicyRefusal: naming the key of the policy file.
         """
         if self._policy is not None:
             self._policy.require_request(self._method, job.header.verb, app)
 
     def branch(self, job: Job) -> ChildLedger | None:
-        """The ledger that the client charges for a `job`: the node's own before the run's.
+        """Return the ledger that the client charges for a `job`: the node's own first, then the run's.
 
         Raises:
             ValueError: the method is private, and the server keeps no ledger.
         """
-        if self._account is None:
+        if self._ledger is None:
             return None
         if job.ledger is None:
-            raise ValueError("the method is private, and the server says nothing of a ledger")
-        return self._account.branch(job.ledger)
+            raise ValueError("the method is private, and the server's request has no ledger")
+        return self._ledger.branch(job.ledger)
 
-    def said(self, asked: Any) -> dict[str, str]:
-        """The lines of the node's ledger that the server has not seen; see `Account.said`.
+    def ledger_report(self, position: Any) -> dict[str, str]:
+        """Return the ledger lines that the server has not seen; see `NodeLedger.report`.
 
         Args:
-            asked: what it has seen, as it says.
+            position: the server's untrusted `ledger_position`.
 
         Raises:
-            ValueError: there is no ledger, or it has lost lines, or the server does not say.
+            ValueError: there is no ledger, it has lost lines, or the position is malformed.
         """
-        if self._account is None:
+        if self._ledger is None:
             raise ValueError("this node runs no private method, and keeps no ledger")
-        return self._account.said(asked)
+        return self._ledger.report(position)
 
-    def parts(self, job: Job, found: ClientResult | BudgetExhausted, asked: Any) -> Parts:
-        """What leaves the node.
+    def reply_parts(self, job: Job, result: ClientResult | BudgetExhausted, position: Any) -> Parts:
+        """Return the parts of the reply that may leave the node.
 
         Args:
-            job: what was asked.
-            found: what came of it.
-            asked: what the server has seen of the node's ledger, as it says; nothing but a refusal leaves a private
-                method's node if it does not say.
+            job: the request.
+            result: the client's result.
+            position: the server's untrusted `ledger_position`; if malformed, a private method's node only refuses.
         """
-        account = self._account
-        if account is None:
-            return (
-                answer_parts(job.header.version, found) if isinstance(found, ClientResult) else _refused(str(found), {})
-            )
+        version, ledger = job.header.version, self._ledger
+        if ledger is None:
+            return answer_parts(version, result) if isinstance(result, ClientResult) else refusal_parts(str(result))
         try:
-            facts = account.said(asked)
+            facts = ledger.report(position)
         except ValueError as error:
-            return _refused(str(error), {})
-        if account.refused:
-            return _refused(account.refused, facts)
-        if isinstance(found, BudgetExhausted):
-            return to_parts(Message(), {**facts, "exhausted": json.dumps([str(found), found.remaining])})
+            return refusal_parts(str(error))
+        if ledger.refused:
+            return refusal_parts(ledger.refused, facts)
+        if isinstance(result, BudgetExhausted):
+            return to_parts(Message(), {**facts, "exhausted": json.dumps([str(result), result.remaining])})
         if self._strict:
             try:
-                found = self._covered(job, found, account)
+                result = self._without_uncharged(job, result, ledger)
             except PolicyRefusal as error:
-                return _refused(str(error), facts)
-        return answer_parts(job.header.version, found, facts=facts)
+                return refusal_parts(str(error), facts)
+        return answer_parts(version, result, facts=facts)
 
-    def _covered(self, job: Job, found: ClientResult, account: Account) -> ClientResult:
-        """The answer without what no epsilon covers: its reply was charged for, or does not leave."""
-        if found.error is not None:
-            logging.getLogger(__name__).warning("client %d %s", job.client, found.error)
-            kind = found.error.split(":")[0]
-            found = replace(found, error=f"{kind} ({WITHHELD})")
-        elif found.reply is not None and job.header.verb in _RELEASING and not account.charged:
-            raise PolicyRefusal(
-                "its policy has a finite epsilon, and the method charged nothing for what it would send"
-            )
-        return replace(found, notes={}, seconds=0.0)
+    def _without_uncharged(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
+        """Remove everything that no epsilon covers; refuse a reply for which nothing was charged."""
+        if result.error is not None:
+            logging.getLogger(__name__).warning("client %d %s", job.client, result.error)
+            kind = result.error.split(":")[0]
+            result = replace(result, error=f"{kind} ({WITHHELD})")
+        elif result.reply is not None and job.header.verb in _RELEASING_VERBS and not ledger.charged:
+            raise PolicyRefusal("its policy has a finite epsilon, and the method charged nothing for its reply")
+        return replace(result, notes={}, seconds=0.0)
 
 
-def _refused(why: str, facts: Mapping[str, str]) -> Parts:
-    return to_parts(Message(), {**facts, "refused": why[:500]})
+def refusal_parts(reason: str, facts: Mapping[str, str] | None = None) -> Parts:
+    """Return the parts of a refusal.
+
+    Args:
+        reason: shown in the server's history.
+        facts: further strings of the reply.
+    """
+    return to_parts(Message(), {**(facts or {}), "refused": reason[:500]})

@@ -1,75 +1,128 @@
-"""What one client is asked at a time: one question, or two that go to its node in one message."""
+"""Requests to one client: a single one, or two bundled into one message with their common tensors sent once."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+
 from fl._codec import Parts, entry_key
 from fl.deploy._wire import Job, job_parts
-from fl.deploy.flower._message_pairs import join, split
 from fl.engine._transport import ClientResult
 from fl.message import payload_bytes
 
-__all__ = ["Question", "Take", "pack", "unpack"]
+__all__ = ["PendingRequest", "ResultCallback", "bundle", "pack_requests", "unbundle", "unpack_replies"]
 
-Take = Callable[[ClientResult], None]
+ResultCallback = Callable[[ClientResult], None]
+
+_COMMON = "common"
+_PREFIXES = ("0:", "1:")
+"""Prefixes of the names that belong to the first and to the second message."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """One question to a client.
+class PendingRequest:
+    """One request to a client.
 
     Attributes:
-        job: what is asked.
-        take: gets the answer; None: it is yielded.
-        resent: bytes of bodies that the client lacked, so that it is asked again; None if it was asked once.
-        common: bytes of its letter that the other one in the same message had, but for bodies: who is told one twice
-            has it from the first letter, and the second counts only its digest.
+        job: the request.
+        on_result: receives the result; None: the exchange yields it.
+        resent: bytes of payloads missing on the client, for a repeated request; None for a first one.
+        shared: bytes of the request that the bundled one carries too, except payloads of cached entries: the second
+            request refers to those by their digest.
     """
 
     job: Job
-    take: Take | None
+    on_result: ResultCallback | None
     resent: int | None = None
-    common: int = 0
+    shared: int = 0
 
-    def again(self) -> Question:
-        """The same question, for a client that lacks a body."""
-        costs = payload_bytes(self.job.request.message).items()
-        return replace(self, resent=sum(n for key, n in costs if key.split(":")[0] in self.job.request.cached))
+    def retry(self) -> PendingRequest:
+        """Return the same request for a client that lacks a payload."""
+        request = self.job.request
+        missing = [size for key, size in payload_bytes(request.message).items() if key.split(":")[0] in request.cached]
+        return replace(self, resent=sum(missing))
 
 
-def pack(
-    questions: Sequence[Question], facts: Mapping[str, str], *, whole: bool = False
-) -> tuple[list[Question], Parts]:
-    """The message that asks one or two questions.
+def pack_requests(
+    requests: Sequence[PendingRequest], facts: Mapping[str, str], *, whole: bool = False
+) -> tuple[list[PendingRequest], Parts]:
+    """Pack one or two requests into one message.
 
     Args:
-        questions: to one client.
-        facts: strings that go with each.
-        whole: whether every body travels, held or not.
+        requests: to one client.
+        facts: strings to send with each request.
+        whole: whether to send all payloads, including cached ones.
 
     Returns:
-        The questions, with what they have in common; the parts of the message.
+        The requests, with the size of their common part; the parts of the message.
     """
-    parts, *rest = [job_parts(one.job, facts, whole=whole) for one in questions]
+    parts, *rest = [job_parts(one.job, facts, whole=whole) for one in requests]
     if not rest:
-        return list(questions), parts
-    tensors, kept = parts[0], questions[0].job.request.digests
-    parts, common = join(parts, rest[0])
-    size = sum(tensors[name].nbytes for name in common if entry_key(name) not in kept)
-    return [replace(questions[0], common=size), questions[1]], parts
+        return list(requests), parts
+    tensors, cached = parts[0], requests[0].job.request.digests
+    parts, common = bundle(parts, rest[0])
+    size = sum(tensors[name].nbytes for name in common if entry_key(name) not in cached)
+    return [replace(requests[0], shared=size), requests[1]], parts
 
 
-def unpack(questions: Sequence[Question], parts: Parts) -> list[Parts]:
-    """The answers to the questions, from the parts of what came; a node that could read none says so once for all.
+def unpack_replies(requests: Sequence[PendingRequest], parts: Parts) -> list[Parts]:
+    """Unpack the replies to the requests. A single reply to two requests, such as a refusal, counts for both.
 
     Raises:
-        ValueError: these are no answers to so many questions.
+        ValueError: there are more replies than requests.
     """
-    found = split(parts)
+    found = unbundle(parts)
     if len(found) == 1:
-        return found * len(questions)
-    if len(found) != len(questions):
-        raise ValueError("it answers two questions, and was asked one")
+        return found * len(requests)
+    if len(found) != len(requests):
+        raise ValueError("it sent two replies to one request")
     return found
+
+
+def bundle(first: Parts, second: Parts) -> tuple[Parts, list[str]]:
+    """Bundle two messages into one.
+
+    Args:
+        first, second: parts of the messages, see `fl._codec.to_parts`.
+
+    Returns:
+        The parts of the bundle; the names of the tensors that are bitwise equal in both, and are sent once.
+    """
+    common = [name for name, tensor in second[0].items() if name in first[0] and _same(tensor, first[0][name])]
+    rest = {name: tensor for name, tensor in second[0].items() if name not in common}
+    tensors = {p + n: t for p, found in zip(_PREFIXES, (first[0], rest), strict=True) for n, t in found.items()}
+    strings = {p + n: s for p, (_, found) in zip(_PREFIXES, (first, second), strict=True) for n, s in found.items()}
+    return (tensors, {**strings, _COMMON: json.dumps(common)}), common
+
+
+def unbundle(parts: Parts) -> list[Parts]:
+    """Return the messages in the parts of a received message: the two of a `bundle`, or the single one.
+
+    Raises:
+        ValueError: a malformed bundle.
+    """
+    tensors, strings = parts
+    if _COMMON not in strings:
+        return [parts]
+    first, second = (
+        (
+            {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)},
+            {n.removeprefix(prefix): s for n, s in strings.items() if n.startswith(prefix)},
+        )
+        for prefix in _PREFIXES
+    )
+    try:
+        second[0].update({name: first[0][name] for name in json.loads(strings[_COMMON])})
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a bundle of two messages: {type(error).__name__}: {error}") from error
+    return [first, second]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return not one.numel() or torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

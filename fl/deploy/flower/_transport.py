@@ -1,4 +1,4 @@
-"""Clients on Flower's nodes, as the rounds see them: the seam's third implementation."""
+"""Transport over Flower's grid: requests to clients on nodes, and their results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._wire import Job, read_answer
-from fl.deploy.flower._handshake import Roll
-from fl.deploy.flower._ledger_mirror import asked_of, enter, exhausted
-from fl.deploy.flower._messages_in_flight import Mail, unanswered
-from fl.deploy.flower._node_discovery import Met, call_roll
-from fl.deploy.flower._requests import Question, Take, pack, unpack
+from fl.deploy.flower._messages import GridConnection, loss_reason
+from fl.deploy.flower._node_ledger import ledger_position, mirror_report, read_exhausted
+from fl.deploy.flower._node_registry import NodeRegistry
+from fl.deploy.flower._requests import PendingRequest, ResultCallback, pack_requests, unpack_replies
 from fl.engine._failures import reason_of
 from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader
 from fl.engine.store import write_atomically
@@ -28,256 +27,268 @@ from fl.message import Message
 from fl.method import NoUsableReply
 from fl.participants import Interrupted
 
-__all__ = ["GridTransport", "Terms"]
+__all__ = ["GridTransport", "TransportOptions"]
 
-_GRACE = 30.0
-"""Seconds that an answer may take on its way after its client's deadline."""
+_DELIVERY_GRACE = 30.0
+"""Seconds that a reply may take to arrive after its client's deadline."""
 
-_READING = 60.0
-"""Seconds in which a node says what its ledger holds, after an exchange; who does not will with the next answer."""
+_LEDGER_TIMEOUT = 60.0
+"""Seconds to wait for ledger reports after an exchange; missing reports come with the nodes' next replies."""
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How clients are asked.
+class TransportOptions:
+    """Options of `GridTransport`.
 
     Attributes:
-        classes: how many classes there are.
-        deadline: seconds that a client has for an answer, from the making of its message on.
-        at_once: how many clients have a message at a time.
-        wait: seconds in which all have said what was charged to their data before the run.
+        num_classes: number of classes.
+        reply_timeout: seconds that a client has for a reply, from the creation of its message.
+        max_concurrent: number of clients with an open message.
+        connect_timeout: seconds in which all nodes must report their ledgers before the run.
     """
 
-    classes: int
-    deadline: float
-    at_once: int
-    wait: float
+    num_classes: int
+    reply_timeout: float
+    max_concurrent: int
+    connect_timeout: float
 
 
 class GridTransport:
-    """A cohort of Flower's nodes. See `Transport` for what the rounds see of it.
+    """Transport to Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
-    A node that was restarted is found again before the next exchange, by the partition that it says it is. Nothing is
-    told to nodes between the rounds: every letter names the version of the memory that counts.
+    Before each exchange, restarted nodes are found again by their partition. Nodes are not contacted between rounds:
+    every request names the version of the memory to use.
 
     Args:
-        mail: to the nodes.
-        roll: the nodes by client.
-        met: the nodes that have said who they are.
-        terms: how clients are asked.
-        ledger: of a private run, which mirrors those of the nodes.
-        out: a folder that the run keeps, for its name; None for a run that cannot go on.
+        connection: to the nodes.
+        registry: the nodes by client.
+        options: timeouts and limits.
+        ledger: ledger of a private run, which mirrors those of the nodes.
+        out: folder in which the run's name is kept; None for a run that cannot be resumed.
     """
 
     def __init__(
         self,
-        mail: Mail,
-        roll: Roll,
-        met: Met,
-        terms: Terms,
+        connection: GridConnection,
+        registry: NodeRegistry,
+        options: TransportOptions,
         ledger: Ledger | None = None,
         out: Path | None = None,
     ) -> None:
-        self._mail, self._roll, self._met, self._terms, self._ledger = mail, roll, met, terms, ledger
-        self._unsaid: set[int] = set()
-        self._run = _name(out)
-        self._asked: dict[int, list[Question]] = {}
-        self._done: dict[int, ClientResult | BudgetExhausted] = {}
+        self._connection, self._registry, self._options, self._ledger = connection, registry, options, ledger
+        self._unreported: set[int] = set()
+        self._run = _run_name(out)
+        self._pending: dict[int, list[PendingRequest]] = {}
+        self._results: dict[int, ClientResult | BudgetExhausted] = {}
 
     def exchange(
         self,
-        head: RequestHeader,
+        header: RequestHeader,
         clients: Sequence[int],
         build_request: RequestBuilder,
         bundled: BundledExchange | None = None,
     ) -> Iterator[ClientResult]:
-        """Ask the `clients`, each told `head` and what `build_request` writes; see `Transport.exchange`.
+        """Send requests to the `clients` and yield their results, see `Transport.exchange`.
 
-        A client that is in the `bundled` exchange too gets both requests in one message; a client that is only in the
-        bundled exchange gets a message of its own.
+        A client of both exchanges gets both requests in one message. A client of the `bundled` exchange only gets a
+        message of its own. `header` and `build_request` are those of the interface.
         """
-        for misfit in call_roll(self._mail, self._roll, self._met, min(self._terms.deadline, _GRACE)):
-            warn(f"{misfit}; the run goes on without it")
-        here, there = set(clients), set(bundled.clients) if bundled is not None else set[int]()
+        for error in self._registry.discover(self._connection, min(self._options.reply_timeout, _DELIVERY_GRACE)):
+            warn(f"{error}; the run goes on without it")
+        main, extra = set(clients), set(bundled.clients) if bundled is not None else set[int]()
         waiting: deque[int] = deque()
-        rest = iter(sorted(here | there) if there else clients)
+        rest = iter(sorted(main | extra) if extra else clients)
         while True:
-            while len(waiting) < self._terms.at_once and (number := next(rest, None)) is not None:
+            while len(waiting) < self._options.max_concurrent and (number := next(rest, None)) is not None:
                 waiting.append(number)
-                rides = (
-                    [(bundled.header, bundled.build_request, bundled.on_result)]
-                    if bundled is not None and number in there
-                    else []
-                )
-                self._begin(number, [*rides, *([(head, build_request, None)] if number in here else [])])
+                requests: list[tuple[RequestHeader, RequestBuilder, ResultCallback | None]] = []
+                if bundled is not None and number in extra:
+                    requests.append((bundled.header, bundled.build_request, bundled.on_result))
+                if number in main:
+                    requests.append((header, build_request, None))
+                self._start(number, requests)
             if not waiting:
                 break
-            while waiting[0] in self._asked:
-                self._listen()
+            while waiting[0] in self._pending:
+                self._receive()
             number = waiting.popleft()
-            if number in here:
-                found = self._done.pop(number)
-                if isinstance(found, BudgetExhausted):
-                    raise found
-                yield found
-        self._read_ledgers(self._unsaid, _READING)
-        self._unsaid.clear()  # who still does not say will with the next answer
+            if number in main:
+                result = self._results.pop(number)
+                if isinstance(result, BudgetExhausted):
+                    raise result
+                yield result
+        self._read_ledgers(self._unreported, _LEDGER_TIMEOUT)
+        self._unreported.clear()  # a node that is still missing reports with its next reply
 
-    def _begin(self, client: int, questions: Sequence[tuple[RequestHeader, RequestBuilder, Take | None]]) -> None:
-        asked = []
-        for head, build_request, take in questions:
+    # One request: build, send, receive, read.
+
+    def _start(
+        self, client: int, requests: Sequence[tuple[RequestHeader, RequestBuilder, ResultCallback | None]]
+    ) -> None:
+        pending = []
+        for header, build_request, on_result in requests:
             try:
                 known = None if self._ledger is None else child_state(self._ledger, client)
-                asked.append(Question(Job(head, client, build_request(client), known), take))
+                pending.append(PendingRequest(Job(header, client, build_request(client), known), on_result))
             except (Interrupted, BudgetExhausted):
                 raise
-            except Exception as error:  # as where clients are threads: what fails for a client is its failure
-                self._give(take, client, ClientResult(client, error=reason_of(error)))
-        if asked:
-            self._send(client, asked)
+            except Exception as error:  # a request that cannot be built is its client's failure, as with threads
+                self._deliver(on_result, client, ClientResult(client, error=reason_of(error)))
+        if pending:
+            self._send(client, pending)
 
-    def _send(self, client: int, asked: list[Question], whole: bool = False) -> None:
-        terms, hello = self._terms, self._roll.guests[client]
-        place = {
-            "run": self._run, "classes": terms.classes, "deadline": terms.deadline,
-            "ledger": asked_of(self._ledger, hello),
+    def _send(self, client: int, pending: list[PendingRequest], whole: bool = False) -> None:
+        options, info = self._options, self._registry.nodes[client]
+        context = {
+            "run": self._run, "classes": options.num_classes, "deadline": options.reply_timeout,
+            "ledger": ledger_position(self._ledger, info),
         }  # fmt: skip
-        self._unsaid.add(client)
-        self._asked[client], parts = pack(asked, {"place": json.dumps(place)}, whole=whole)
-        job = asked[-1].job
-        kind = "train.job" if job.header.keeps else "query.job"
-        if self._mail.send(kind, {client: (hello.node, parts)}, str(job.header.round), self._patience(asked)):
-            self._end(client, f"could not be told anything: Flower did not take the message to node {hello.node}")
+        self._unreported.add(client)
+        self._pending[client], parts = pack_requests(pending, {"place": json.dumps(context)}, whole=whole)
+        header = pending[-1].job.header
+        kind = "train.job" if header.keeps else "query.job"
+        if self._connection.send(kind, {client: (info.node, parts)}, str(header.round), self._timeout(pending)):
+            self._fail(client, f"was not reached: Flower did not accept the message to node {info.node}")
 
-    def _patience(self, asked: Sequence[Question]) -> float:
-        return len(asked) * self._terms.deadline + _GRACE
+    def _timeout(self, pending: Sequence[PendingRequest]) -> float:
+        return len(pending) * self._options.reply_timeout + _DELIVERY_GRACE
 
-    def _give(self, take: Take | None, client: int, found: ClientResult | BudgetExhausted) -> None:
-        if take is None:
-            self._done[client] = found
-        elif isinstance(found, BudgetExhausted):
-            raise found
-        else:
-            take(found)
-
-    def _end(self, client: int, why: str) -> None:
-        for one in self._asked.pop(client):
-            self._give(one.take, client, ClientResult(client, error=why[:500]))
-
-    def _listen(self) -> None:
-        for client, message in self._mail.collect():
-            asked = self._asked[client]
+    def _receive(self) -> None:
+        for client, message in self._connection.collect():
+            pending = self._pending[client]
             if message is None or message.has_error():
-                self._end(client, unanswered(message, self._patience(asked)))
+                self._fail(client, loss_reason(message, self._timeout(pending)))
                 continue
             try:
-                found = unpack(asked, self._mail.read(message))
+                replies = unpack_replies(pending, self._connection.read(message))
             except ValueError as error:
-                self._end(client, f"sent what cannot be read: {error}")
+                self._fail(client, f"sent an unreadable reply: {error}")
                 continue
-            del self._asked[client]
-            self._hear(client, asked, [self._read(one, parts) for one, parts in zip(asked, found, strict=True)])
+            del self._pending[client]
+            self._deliver_all(
+                client, pending, [self._read(one, parts) for one, parts in zip(pending, replies, strict=True)]
+            )
 
-    def _hear(
-        self, client: int, asked: Sequence[Question], found: Sequence[ClientResult | BudgetExhausted | None]
-    ) -> None:
-        """Hand on what was answered; whoever lacks a body is sent it, with what it was asked."""
-        last = found[-1]
-        both = len(found) > 1 and not (isinstance(last, ClientResult) and last.absent)
-        for one, answer in zip(asked, found, strict=True):
-            if isinstance(answer, ClientResult):
-                answer = replace(answer, resent=one.resent or 0, spared=one.common if both else 0)
-            if answer is not None:
-                self._give(one.take, client, answer)
-        lacking = [one for one, answer in zip(asked, found, strict=True) if answer is None]
-        if lacking:
-            self._send(client, [one.again() for one in lacking], whole=True)
-
-    def _read(self, asked: Question, parts: Parts) -> ClientResult | BudgetExhausted | None:
-        """What the client answered; None if it lacks a body."""
-        job = asked.job
+    def _read(self, pending: PendingRequest, parts: Parts) -> ClientResult | BudgetExhausted | None:
+        """Return the result in an untrusted reply, after mirroring its charges; None if the node lacks a payload."""
+        job = pending.job
         try:
             reply, facts = from_parts(*parts)
             if self._ledger is not None and "account" in facts:
-                enter(self._ledger, self._roll.guests[job.client], facts)
-                self._unsaid.discard(job.client)
+                mirror_report(self._ledger, self._registry.nodes[job.client], facts)
+                self._unreported.discard(job.client)
             if "refused" in facts:
                 return ClientResult(job.client, error=f"refused: {facts['refused']}"[:500])
             if "exhausted" in facts and self._ledger is not None and self._ledger.budget is not None:
-                return exhausted(facts)
+                return read_exhausted(facts)
             if "lacking" in facts:
-                if asked.resent is not None:
-                    raise ValueError("it lacks a body that was sent whole")
+                if pending.resent is not None:
+                    raise ValueError("it lacks a payload that was sent")
                 return None
             if self._ledger is not None and "account" not in facts:
-                raise ValueError("it does not say what it charged")
-            version, answer, _ = read_answer(reply, facts)
-            if (version, answer.client) != (job.header.version, job.client):
-                raise ValueError(f"it answers {version} of client {answer.client}, and was asked {job.header.version}")
+                raise ValueError("it has no ledger report")
+            version, result, _ = read_answer(reply, facts)
+            if (version, result.client) != (job.header.version, job.client):
+                raise ValueError(
+                    f"it is for request {version} of client {result.client}, not for {job.header.version} of client "
+                    f"{job.client}"
+                )
         except ValueError as error:
-            return ClientResult(job.client, error=f"sent what cannot be read: {error}"[:500])
-        return answer
+            return ClientResult(job.client, error=f"sent an unreadable reply: {error}"[:500])
+        return result
+
+    def _deliver_all(
+        self,
+        client: int,
+        pending: Sequence[PendingRequest],
+        results: Sequence[ClientResult | BudgetExhausted | None],
+    ) -> None:
+        """Deliver a client's results; resend the requests whose payloads were missing."""
+        last = results[-1]
+        both = len(results) > 1 and not (isinstance(last, ClientResult) and last.absent)
+        for one, result in zip(pending, results, strict=True):
+            if isinstance(result, ClientResult):
+                result = replace(result, resent=one.resent or 0, spared=one.shared if both else 0)
+            if result is not None:
+                self._deliver(one.on_result, client, result)
+        missing = [one for one, result in zip(pending, results, strict=True) if result is None]
+        if missing:
+            self._send(client, [one.retry() for one in missing], whole=True)
+
+    def _deliver(self, on_result: ResultCallback | None, client: int, result: ClientResult | BudgetExhausted) -> None:
+        if on_result is None:
+            self._results[client] = result
+        elif isinstance(result, BudgetExhausted):
+            raise result
+        else:
+            on_result(result)
+
+    def _fail(self, client: int, why: str) -> None:
+        for one in self._pending.pop(client):
+            self._deliver(one.on_result, client, ClientResult(client, error=why[:500]))
 
     def _read_ledgers(self, clients: Collection[int], seconds: float) -> None:
-        """Take over what nodes have charged and not said: before this run, or for answers that were lost."""
+        """Mirror charges that no reply has reported: from before the run, or of lost replies."""
         if self._ledger is None or not clients:
             return
-        letters = {}
+        messages = {}
         for client in sorted(clients):
-            hello = self._roll.guests[client]
-            asked = {"ledger": json.dumps(asked_of(self._ledger, hello))}
-            letters[client] = (hello.node, to_parts(Message(), asked))
-        left = set(letters) - set(self._mail.send("query.hello", letters, "ledger", seconds))
-        while left:
-            for client, message in self._mail.collect():
-                left.discard(client)
+            info = self._registry.nodes[client]
+            messages[client] = (
+                info.node,
+                to_parts(Message(), {"ledger": json.dumps(ledger_position(self._ledger, info))}),
+            )
+        waiting = set(messages) - set(self._connection.send("query.hello", messages, "ledger", seconds))
+        while waiting:
+            for client, message in self._connection.collect():
+                waiting.discard(client)
                 if message is not None and not message.has_error():
-                    with contextlib.suppress(ValueError):  # it is still unsaid
-                        _, facts = from_parts(*self._mail.read(message))
-                        enter(self._ledger, self._roll.guests[client], facts)
-                        self._unsaid.discard(client)
+                    with contextlib.suppress(ValueError):  # the node stays unreported
+                        _, facts = from_parts(*self._connection.read(message))
+                        mirror_report(self._ledger, self._registry.nodes[client], facts)
+                        self._unreported.discard(client)
 
-    # Between the rounds, and the end.
+    # Between rounds, start and end.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Nothing: the next letter names the `versions`. See `Transport.commit`."""
+        """Do nothing: the next requests name the `versions`. See `Transport.commit`."""
 
     def rollback(self) -> None:
-        """Wait for nothing of the failed round; what it left on nodes is never named. See `Transport.rollback`."""
-        self._mail.forget()
-        self._asked.clear()
-        self._done.clear()
+        """Stop waiting for replies of the failed round, see `Transport.rollback`. No request names its memories."""
+        self._connection.clear()
+        self._pending.clear()
+        self._results.clear()
 
     def metadata(self) -> dict[str, str]:
-        """The name under which nodes keep what belongs to this run; Flower's own number changes when it goes on."""
+        """Return the name under which nodes keep this run's files; Flower's own number changes on resumption."""
         return {"run": self._run}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Go on under the name in `facts`; the `versions` stand in the next letters. See `Transport.restore`."""
+        """Take the run's name from `facts`; requests name the `versions`. See `Transport.restore`."""
         self._run = facts.get("run", self._run)
 
     def __enter__(self) -> Self:
-        """Read the nodes' ledgers in a private run: what they paid before belongs to its epsilon.
+        """Read the nodes' ledgers in a private run: earlier charges count towards its epsilon.
 
         Raises:
-            NoUsableReply: a node does not say.
+            NoUsableReply: a node sends no report.
         """
-        self._unsaid = set(self._roll.guests)
-        self._read_ledgers(self._unsaid, self._terms.wait)
-        if self._ledger is not None and self._unsaid:
+        self._unreported = set(self._registry.nodes)
+        self._read_ledgers(self._unreported, self._options.connect_timeout)
+        if self._ledger is not None and self._unreported:
             raise NoUsableReply(
-                f"the nodes of partitions {sorted(self._unsaid)[:10]} do not say what was charged to their data "
-                "before: look into their logs"
+                f"the nodes of partitions {sorted(self._unreported)[:10]} did not report earlier charges to their "
+                "data: see their logs"
             )
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting for replies."""
         self.rollback()
 
 
-def _name(out: Path | None) -> str:
-    """A new name for a run, or that of the run in a folder that died before its first commit: it takes its place."""
+def _run_name(out: Path | None) -> str:
+    """Return a new name, or that of a run in `out` that died before its first commit, whose place this one takes."""
     drawn = secrets.token_hex(8)
     if out is None:
         return drawn

@@ -14,9 +14,9 @@ import torch
 from fl import Entry, Message
 from fl._codec import to_parts
 from fl.deploy.flower import client_app
-from fl.deploy.flower._node_folder import remove_orphans
-from fl.deploy.flower._records import from_records, to_records
-from tests.fl.flower import double
+from fl.deploy.flower._messages import from_records, to_records
+from fl.deploy.flower._node_folder import remove_dead_runs
+from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import METHODS, Killed, assert_equal, beside, grid, held, over
 
 
@@ -26,7 +26,7 @@ class Things:
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -35,15 +35,15 @@ def test_nothing_of_an_oversized_message_is_read(monkeypatch: pytest.MonkeyPatch
     tensors, strings = from_records(content)
     size = sum(len(n) + 4000 for n in tensors) + sum(len(n) + len(v) for n, v in strings.items())
     assert from_records(content, size)[1] == strings
-    monkeypatch.setattr("fl.deploy.flower._records._tensor", lambda *_: pytest.fail("a tensor was read"))
-    with pytest.raises(ValueError, match=f"{size} bytes, more than largest_message={size - 1}"):
+    monkeypatch.setattr("fl.deploy.flower._messages._read_tensor", lambda *_: pytest.fail("a tensor was read"))
+    with pytest.raises(ValueError, match=f"{size} bytes, more than max_message_bytes={size - 1}"):
         from_records(content, size - 1)
 
 
 def test_an_oversized_message_is_named_on_both_sides(tmp_path: Path) -> None:
     method = METHODS["FedAvg"]()
     app = client_app(method, held, folder=tmp_path)
-    narrow = client_app(method, held, folder=tmp_path, largest_message=700)
+    narrow = client_app(method, held, folder=tmp_path, max_message_bytes=700)
 
     def swollen(message: Any, context: Any) -> Any:
         answer = app(message, context)
@@ -51,13 +51,13 @@ def test_an_oversized_message_is_named_on_both_sides(tmp_path: Path) -> None:
             answer.content["strings"]["more"] = " " * 300_000
         return answer
 
-    nodes = {100 + k: double.context(100 + k, k, 5) for k in range(5)}
-    there = double.Grid({**dict.fromkeys(nodes, app), 101: swollen, 102: narrow}, nodes)
-    run = over(there, method, rounds=1, participation=1.0, evaluate="none", largest_message=200_000)
+    nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
+    there = fake_flower.Grid({**dict.fromkeys(nodes, app), 101: swollen, 102: narrow}, nodes)
+    run = over(there, method, rounds=1, participation=1.0, evaluate="none", max_message_bytes=200_000)
     assert run.rows[0]["failed"].keys() == {"1", "2"}
-    assert "more than largest_message=200000: nothing of it was read" in run.rows[0]["failed"]["1"]
+    assert "more than max_message_bytes=200000, and was not read" in run.rows[0]["failed"]["1"]
     assert "refused" in run.rows[0]["failed"]["2"]
-    assert "more than largest_message=700" in run.rows[0]["failed"]["2"]
+    assert "more than max_message_bytes=700" in run.rows[0]["failed"]["2"]
 
 
 def pending(folder: Path) -> list[Path]:
@@ -90,11 +90,11 @@ def test_what_was_never_committed_goes_after_a_month_and_nothing_else(tmp_path: 
     ages = {"dead": 40, "young": 20, "tested": 40, "resting": 40}
     for name in ages:
         version = {"tested": "2-abc", "resting": "1-abc"}.get(name, "")
-        remove_orphans(tmp_path / name, version, 2)  # a test in a round may name what the round has not committed
+        remove_dead_runs(tmp_path / name, version, 2)  # a test in a round may name what the round has not committed
         (tmp_path / name / "memory").mkdir()
     for name, days in ages.items():
         os.utime(tmp_path / name, (time.time() - days * 86400,) * 2)
-    remove_orphans(tmp_path / "here", "", 1)
+    remove_dead_runs(tmp_path / "here", "", 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "resting", "young"]
-    remove_orphans(tmp_path / "young", "", 1)
+    remove_dead_runs(tmp_path / "young", "", 1)
     assert time.time() - (tmp_path / "young").stat().st_mtime < 60  # it goes on, so it has a month again

@@ -17,12 +17,12 @@ from fl._codec import from_parts
 from fl.addons import DPSGD
 from fl.deploy._wire import Job
 from fl.deploy.flower import app_hash, client_app, read_policy
-from fl.deploy.flower._node_ledger import Account
-from fl.deploy.flower._release_guard import Guard
+from fl.deploy.flower._node_ledger import NodeLedger
+from fl.deploy.flower._release_guard import ReleaseGuard
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.methods import PrivateFedDM
-from tests.fl.flower import double
-from tests.fl.flower.test_private import METHODS, SUM, events_of
+from tests.fl.flower import fake_flower
+from tests.fl.flower.test_node_ledger import METHODS, SUM, events_of
 from tests.fl.flower.test_runs import DM, FAST, held, over
 from tests.fl.test_private_runs import SIGMA, NoisySum
 
@@ -35,7 +35,7 @@ GOOD: dict[str, str] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -50,10 +50,10 @@ def one_strict(tmp_path: Path, method: Method, *, code: Path | None = None, **ho
     tmp_path.mkdir(exist_ok=True)
     changes = {key: how.pop(key) for key in GOOD if key in how}
     policy = written(tmp_path / "policy.toml", **changes)
-    nodes = {100 + k: double.context(100 + k, k, 5) for k in range(5)}
+    nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
     free = client_app(method, held, folder=tmp_path / "nodes")
     strict = client_app(method, held, folder=tmp_path / "nodes", policy=policy, code=code)
-    there = double.Grid({node: strict if node == 101 else free for node in nodes}, nodes)
+    there = fake_flower.Grid({node: strict if node == 101 else free for node in nodes}, nodes)
     return over(there, method, **{**SUM, "rounds": 1, **how})
 
 
@@ -121,7 +121,7 @@ def test_the_owner_may_change_the_policy_between_two_rounds(tmp_path: Path) -> N
 def test_every_node_refusing_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml", smallest_sigma="9.0")
     app = client_app(NoisySum(), held, folder=tmp_path / "nodes", policy=policy)
-    there = double.Grid(app, {100 + k: double.context(100 + k, k, 5) for k in range(5)})
+    there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
     with pytest.raises(NoUsableReply, match="client 4 refused: its policy says smallest_sigma = 9"):
         over(there, NoisySum(), **SUM)
 
@@ -164,7 +164,7 @@ def test_noise_that_the_server_knows_is_refused(tmp_path: Path) -> None:
 
 def test_accuracies_on_its_test_images_are_told_only_if_the_policy_says_so(tmp_path: Path) -> None:
     private = METHODS["DPSGD"]
-    said = "refused: its policy says evaluation = false: accuracies on its test images are not told"
+    said = "refused: its policy says evaluation = false: accuracies on its test images are not sent"
     for word, failed in (("false", {"1": said}), ("true", None)):
         run = one_strict(tmp_path / word, private(), evaluation=word, evaluate="all")
         assert run.rows[0].get("failed_evaluation") == failed
@@ -181,10 +181,10 @@ class Uncharged(NoisySum):
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (FedAvg(**FAST), "refused: its policy has epsilon = 8, and FedAvg is not private at all"),
+        (FedAvg(**FAST), "refused: its policy has epsilon = 8, and FedAvg is not private"),
         (
             Uncharged(),
-            "refused: its policy has a finite epsilon, and the method charged nothing for what it would send",
+            "refused: its policy has a finite epsilon, and the method charged nothing for its reply",
         ),
     ],
     ids=["not private", "uncharged"],
@@ -211,7 +211,7 @@ class Talking(NoisySum):
 
 def test_under_a_finite_epsilon_errors_and_notes_stay_on_the_node(tmp_path: Path) -> None:
     (found,) = of_client_1(one_strict(tmp_path / "fails", Talking(True)))
-    assert found == "raised KeyError (what was said stays in its log, for its owner has set a policy)"
+    assert found == "raised KeyError (the message is in the node's log, because its owner has set a policy)"
     noted = [
         one_strict(tmp_path / word, Talking(False), epsilon=word).rows[0]["noted"]["images"] for word in ("8.0", "inf")
     ]
@@ -224,43 +224,46 @@ def test_a_server_that_does_not_say_what_it_has_seen_of_the_ledger_gets_a_refusa
 ) -> None:
     """Else it would be told what the policy withholds, and of a release that nobody paid for."""
     policy = read_policy(written(tmp_path / "policy.toml"))
-    guard = Guard(NoisySum(), policy, Account(tmp_path / "ledgers", 1, "a", policy))
+    guard = ReleaseGuard(NoisySum(), policy, NodeLedger(tmp_path / "ledgers", 1, "a", policy))
     job = Job(RequestHeader("local", 1, "x", 0), 1, ClientRequest(Message()))
     told = (
         ClientResult(1, error="raised KeyError: 6 images"),
         ClientResult(1, Message({NoisySum.total: torch.ones(1)})),
     )
     for found in (*told, BudgetExhausted("6 images", remaining=0)):
-        reply, facts = from_parts(*guard.parts(job, found, asked))
+        reply, facts = from_parts(*guard.reply_parts(job, found, asked))
         assert not len(reply)
-        assert facts == {"refused": "the method is private, and the server does not say what it has seen of its ledger"}
-    with pytest.raises(ValueError, match="does not say what it has seen"):
-        guard.said(asked)
+        assert facts == {"refused": "the method is private, and the server does not say which ledger lines it has seen"}
+    with pytest.raises(ValueError, match="does not say which ledger lines"):
+        guard.ledger_report(asked)
     with pytest.raises(ValueError, match="runs no private method, and keeps no ledger"):
-        Guard(FedAvg(**FAST), policy, None).said({"name": "a", "seen": 0})
+        ReleaseGuard(FedAvg(**FAST), policy, None).ledger_report({"name": "a", "seen": 0})
 
 
 def test_a_server_that_has_seen_more_than_there_is_is_told_what_to_do(tmp_path: Path) -> None:
-    account = Account(tmp_path, 1, "a", None)
+    ledger = NodeLedger(tmp_path, 1, "a", None)
     with pytest.raises(ValueError, match="its ledger has 0 lines, and had 2: restore the file"):
-        account.said({"name": "a", "seen": 2})
-    assert json.loads(account.said({"name": "another", "seen": 2})["account"])["since"] == 0
+        ledger.report({"name": "a", "seen": 2})
+    assert json.loads(ledger.report({"name": "another", "seen": 2})["account"])["since"] == 0
 
 
 def test_a_policy_that_cannot_be_used_any_more_answers_nothing(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml")
     app = client_app(NoisySum(), held, folder=tmp_path / "nodes", policy=policy)
     policy.unlink()
-    there = double.Grid(app, {100 + k: double.context(100 + k, k, 5) for k in range(5)})
-    with pytest.raises(NoUsableReply, match="do not say what was charged"):
+    there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
+    with pytest.raises(NoUsableReply, match="did not report earlier charges"):
         over(there, NoisySum(), **SUM)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"smallest_sigma": None, "smalest_sigma": "1.0"}, "smalest_sigma, which is no key; smallest_sigma is"),
-        ({"delta": None, "app": None}, "does not say delta, app: every key must be there"),
+        (
+            {"smallest_sigma": None, "smalest_sigma": "1.0"},
+            "the unknown key smalest_sigma; did you mean smallest_sigma",
+        ),
+        ({"delta": None, "app": None}, "lacks delta, app: every key is required"),
         ({"epsilon": "0"}, "epsilon must be"),
         ({"epsilon": '"8"'}, "epsilon must be"),
         ({"epsilon": "nan"}, "epsilon must be"),
@@ -268,7 +271,7 @@ def test_a_policy_that_cannot_be_used_any_more_answers_nothing(tmp_path: Path) -
         ({"smallest_sigma": "0.0"}, "smallest_sigma must be"),
         ({"largest_rate": "1.5"}, "largest_rate must be"),
         ({"largest_clip": "-1"}, "largest_clip must be"),
-        ({"methods": "[]"}, "methods must be names"),
+        ({"methods": "[]"}, "methods must hold at least one name"),
         ({"methods": '"NoisySum"'}, "methods"),
         ({"evaluation": "0"}, "evaluation must be"),
         ({"app": '"sha256:12"'}, "app must be 'any'"),
@@ -287,9 +290,9 @@ def test_a_file_with_missing_or_misspelt_or_odd_lines_is_refused(
 
 
 def test_a_policy_calls_methods_by_class_add_ons_and_filters() -> None:
-    from fl.deploy.flower.policy import name_of
+    from fl.deploy.flower._policy import policy_name
 
-    assert [name_of(METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
+    assert [policy_name(METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [
         "PrivateFedDM", "FedAvg(DPSGD)", "Filtered(FedAvg, ClientDP)",
     ]  # fmt: skip
-    assert name_of(FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9), **FAST, weights="uniform")) == "FedAvg(DPSGD)"
+    assert policy_name(FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9), **FAST, weights="uniform")) == "FedAvg(DPSGD)"

@@ -11,11 +11,11 @@ import pytest
 
 from fl import CheckpointError, Client, ClientData, FedAvg, FedDM, Message, Method, NoUsableReply, Real, Run, simulate
 from fl.addons import SCAFFOLD, VHL, SharedImage
-from fl.deploy.flower import Misfit, client_app, reply_to, serve, server_app
+from fl.deploy.flower import IncompatibleNode, client_app, reply_to, serve, server_app
 from fl.deploy.flower._handshake import identity_of
 from fl.deploy.flower._node import Node
 from fl.study import outcome_hash
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 from tests.fl.laws import assert_same
 from tests.fl.small import Tiny, federation, images
 from tests.fl.test_grid import PICTURE, SHARED
@@ -32,7 +32,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -40,16 +40,25 @@ def held(number: int) -> ClientData:
     return ClientData(federation()[number], images(6, seed=20 + number))
 
 
-def grid(method: Method, folder: Path, fault: double.Fault = lambda *_: None, seed: int = 0, **app: Any) -> double.Grid:
+def grid(
+    method: Method, folder: Path, fault: fake_flower.Fault = lambda *_: None, seed: int = 0, **app: Any
+) -> fake_flower.Grid:
     made = client_app(method, app.pop("load_client", held), folder=folder, **app)
-    return double.Grid(made, {100 + k: double.context(100 + k, k, 5) for k in range(5)}, fault, seed)
+    return fake_flower.Grid(made, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}, fault, seed)
 
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "participation": 3, "evaluate": "all", "seed": 3}
 
 
-def over(there: double.Grid, method: Method, **options: Any) -> Run:
-    given = {"poll": 0.001, "wait": 300.0, "deadline": 900.0, **OPTIONS, "test": images(10, seed=9), **options}
+def over(there: fake_flower.Grid, method: Method, **options: Any) -> Run:
+    given = {
+        "poll_interval": 0.001,
+        "connect_timeout": 300.0,
+        "reply_timeout": 900.0,
+        **OPTIONS,
+        "test": images(10, seed=9),
+        **options,
+    }
     return serve(there, method, **given)
 
 
@@ -82,9 +91,9 @@ def test_the_app_plays_what_serve_plays(tmp_path: Path) -> None:
     method, found = METHODS["FedAvg"](), list[dict[str, Any]]()
     app = server_app(
         method, rounds=1, evaluate="all", participation=3, seed=3, test=images(10, seed=9), on_round=found.append,
-        poll=0.001, out=tmp_path / "run",
+        poll_interval=0.001, out=tmp_path / "run",
     )  # fmt: skip
-    app(grid(method, tmp_path / "nodes"), double.context(0, None, 0))
+    app(grid(method, tmp_path / "nodes"), fake_flower.context(0, None, 0))
     wanted = rows(beside(METHODS["FedAvg"](), rounds=1))
     assert [{k: v for k, v in row.items() if "seconds" not in k} for row in found] == wanted
     assert (tmp_path / "run" / "history.jsonl").exists()
@@ -102,10 +111,10 @@ def test_an_app_of_ones_own_reads_its_method_from_the_run(tmp_path: Path) -> Non
         method = METHODS[context.run_config["method"]]()
         return reply_to(message, context, method, held, folder=tmp_path)
 
-    nodes = {100 + k: double.context(100 + k, k, 5) for k in range(5)}
+    nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
     for context in nodes.values():
         context.run_config["method"] = "SCAFFOLD"
-    assert_equal(over(double.Grid(app, nodes), METHODS["SCAFFOLD"]()), beside(METHODS["SCAFFOLD"]()))
+    assert_equal(over(fake_flower.Grid(app, nodes), METHODS["SCAFFOLD"]()), beside(METHODS["SCAFFOLD"]()))
 
 
 # What goes astray.
@@ -121,16 +130,16 @@ def test_late_and_repeated_answers_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fate", "said"),
-    [("garbage", "cannot be read"), ("error", "the app crashed (code 2)"), ("lost", "lost: no answer in")],
+    [("garbage", "unreadable reply"), ("error", "the app crashed (code 2)"), ("lost", "lost: no answer in")],
 )
 def test_an_answer_that_is_none_is_an_error_in_the_history(
     fate: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._GRACE", 0.1)
+    monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.1)
     there = grid(
         METHODS["FedAvg"](), tmp_path, lambda node, kind, _: fate if (node, kind) == (101, "train.job") else None
     )
-    run = over(there, METHODS["FedAvg"](), rounds=1, participation=1.0, deadline=1.0 if fate == "lost" else 60.0)
+    run = over(there, METHODS["FedAvg"](), rounds=1, participation=1.0, reply_timeout=1.0 if fate == "lost" else 60.0)
     (row,) = run.rows
     assert list(row["failed"]) == ["1"]
     assert said in row["failed"]["1"]
@@ -152,9 +161,9 @@ class Hanging(FedAvg):
 
 def test_a_hanging_client_is_stopped_at_its_deadline_and_frees_its_node(tmp_path: Path) -> None:
     there = grid(Hanging(**FAST), tmp_path)
-    run = over(there, Hanging(**FAST), rounds=1, participation=1.0, deadline=0.8)
+    run = over(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8)
     assert "did not answer before its deadline" in run.rows[0]["failed"]["2"]
-    after = over(there, Hanging(**FAST), rounds=1, participation=1.0, deadline=0.8, evaluate=[2])
+    after = over(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8, evaluate=[2])
     assert after.rows[0]["accuracy_clients"] is not None
 
 
@@ -178,7 +187,7 @@ def test_a_lost_disk_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
         for path in tmp_path.rglob("memory/1/*"):
             path.unlink()
 
-    run = over(there, method, participation=1.0, rounds=2, on_round=lose, defer_tests=False)
+    run = over(there, method, participation=1.0, rounds=2, on_round=lose, defer_evaluation=False)
     assert run.rows[0]["failed"] == {}
     assert "CheckpointError" in run.rows[1]["failed"]["1"]
 
@@ -190,7 +199,7 @@ def test_a_lost_body_is_sent_once_more(tmp_path: Path) -> None:
 
     method = with_kept()
     there = grid(with_kept(), tmp_path)
-    run = over(there, method, participation=1.0, on_round=lose, defer_tests=False)
+    run = over(there, method, participation=1.0, on_round=lose, defer_evaluation=False)
     assert_equal(run, beside(with_kept(), participation=1.0))
     assert [row.get("bytes_resent", 0) > 0 for row in run.rows] == [False, True, True]
     kept = over(grid(with_kept(), tmp_path), with_kept(), participation=1.0)
@@ -241,7 +250,7 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
 # Who may take part.
 
 
-def strange(folder: Path, change: str) -> double.Grid:
+def strange(folder: Path, change: str) -> fake_flower.Grid:
     method, load = METHODS["FedAvg"](), held
     good = client_app(METHODS["FedAvg"](), held, folder=folder)
     place: tuple[int | None, int] = (2, 5)
@@ -260,9 +269,9 @@ def strange(folder: Path, change: str) -> double.Grid:
     elif change == "count":
         place = (2, 6)
     bad = client_app(method, load, folder=folder / "other")
-    nodes = {100 + k: double.context(100 + k, k, 5) for k in range(5)}
-    nodes[102] = double.context(102, *place)
-    return double.Grid({node: bad if node == 102 else good for node in nodes}, nodes)
+    nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
+    nodes[102] = fake_flower.context(102, *place)
+    return fake_flower.Grid({node: bad if node == 102 else good for node in nodes}, nodes)
 
 
 @pytest.mark.parametrize(
@@ -270,12 +279,12 @@ def strange(folder: Path, change: str) -> double.Grid:
     [
         ("method", r"node 102 \(partition 2\) has another method"), ("shape", r"node 102 \(partition 2\)"),
         ("classes", r"node 102 \(partition 2\).*classes"), ("broken", "node 102.*FileNotFoundError"),
-        ("twice", "nodes 101 and 102 both"), ("nobody", "node 102.*partition-id=0 num-partitions=2"),
+        ("twice", "nodes 101 and 102 both have partition 1"), ("nobody", "node 102.*partition-id=0 num-partitions=2"),
         ("count", "node 102.*6 partitions"),
     ],
 )  # fmt: skip
 def test_a_node_that_does_not_fit_is_refused_by_name(change: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(Misfit, match=said):
+    with pytest.raises(IncompatibleNode, match=said):
         over(strange(tmp_path, change), METHODS["FedAvg"]())
 
 
@@ -283,13 +292,13 @@ def test_nodes_that_do_not_come_are_named(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
     del there.nodes[103]
     with pytest.raises(NoUsableReply, match=r"partitions \[3\]"):
-        over(there, METHODS["FedAvg"](), wait=0.3)
+        over(there, METHODS["FedAvg"](), connect_timeout=0.3)
 
 
 def test_a_node_whose_app_fails_is_named_with_what_flower_says(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path, lambda node, kind, _: "error" if node == 104 else None)
     with pytest.raises(NoUsableReply, match=r"partitions \[4\].*node 104: lost: Flower says the app crashed"):
-        over(there, METHODS["FedAvg"](), wait=0.3)
+        over(there, METHODS["FedAvg"](), connect_timeout=0.3)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "VHL", "SharedImage", "FedDM"])
@@ -298,12 +307,12 @@ def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name
     node = Node(made[name](), held, tmp_path, None, "cpu")
     again = pickle.loads(pickle.dumps(node))
     assert identity_of(again.method) == identity_of(node.method)
-    assert again.hello(CONFIG)[1] == node.hello(CONFIG)[1]
+    assert again.handshake(CONFIG)[1] == node.handshake(CONFIG)[1]
 
 
 def test_the_fingerprint_says_nothing_without_the_nodes_key(tmp_path: Path) -> None:
     said = [
-        dict(Node(METHODS["FedAvg"](), held, tmp_path / name, None, "cpu").hello(CONFIG)[1])["hello"]
+        dict(Node(METHODS["FedAvg"](), held, tmp_path / name, None, "cpu").handshake(CONFIG)[1])["hello"]
         for name in ("one", "one", "other")
     ]
     assert said[0] == said[1] != said[2]

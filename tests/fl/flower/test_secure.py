@@ -9,7 +9,7 @@ import pytest
 
 from fl import FedAvg, Filtered, Keyring, Method, NoUsableReply, SecureSums
 from fl.addons import SCAFFOLD
-from fl.deploy.flower import Misfit
+from fl.deploy.flower import IncompatibleNode
 from tests.fl.flower.test_runs import FAST, assert_equal, beside, flower, grid, over
 
 __all__ = ["flower"]  # the stand-in for Flower
@@ -51,5 +51,5 @@ def test_a_node_that_falls_silent_after_it_has_masked_is_recovered(tmp_path: Pat
 def test_a_node_with_another_registry_or_threshold_is_refused(tmp_path: Path) -> None:
     ring, other = Keyring(tmp_path / "rings"), Keyring(tmp_path / "others")
     for theirs in (sealed(other, node=True), sealed(ring, node=True, threshold=3)):
-        with pytest.raises(Misfit, match="another method than the server"):
+        with pytest.raises(IncompatibleNode, match="another method than the server"):
             over(grid(theirs, tmp_path / "nodes"), sealed(ring, node=False))

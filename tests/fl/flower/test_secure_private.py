@@ -10,15 +10,15 @@ import pytest
 
 from fl import FedAvg, Filtered, Keyring, Registry, SecureSums
 from fl.deploy.flower import client_app
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
+from tests.fl.flower.test_node_ledger import METHODS as PRIVATE
 from tests.fl.flower.test_policy import written
-from tests.fl.flower.test_private import METHODS as PRIVATE
 from tests.fl.flower.test_runs import beside, held, over
 
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -33,7 +33,7 @@ def test_secure_sums_of_noised_updates_are_charged_once_a_round(tmp_path: Path) 
     how: dict[str, Any] = {"rounds": 1, "participation": 1.0, "evaluate": None}
     policy = written(tmp_path / "policy.toml", methods='["Filtered(FedAvg(DPSGD), SecureSums)"]')
     app = client_app(secure(inner(), registry, ring), held, folder=tmp_path / "nodes", policy=policy)
-    there = double.Grid(app, {100 + k: double.context(100 + k, k, 5) for k in range(5)})
+    there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
     far = over(there, secure(inner(), registry, None), **how)
     assert far.rows[0]["failed"] == {}
     assert far.rows[0]["privacy"] == beside(inner(), **how).rows[0]["privacy"]

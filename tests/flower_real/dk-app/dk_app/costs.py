@@ -82,7 +82,9 @@ def costs(grid: Any, marked: Any, payloads: Iterable[str]) -> Iterator[dict[str,
         options: dict[str, Any] = {"rounds": ROUNDS, "evaluate": "none"}
         rows = {
             "bare": list(bare(grid, numbers)),
-            "adapter": [row["seconds"] for row in serve(marked(name), Echo(numbers), poll=POLL, **options).rows],
+            "adapter": [
+                row["seconds"] for row in serve(marked(name), Echo(numbers), poll_interval=POLL, **options).rows
+            ],
             "threads": [
                 row["seconds"]
                 for row in simulate(Echo(numbers), [echo_client()] * clients, progress=False, **options).rows

@@ -20,7 +20,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Any, context: Any) -> None:
-    """Play the methods that the run config names; the deadline is 1.5 times the slowest round so far, and 10 s."""
+    """Play the methods that the run config names; the reply timeout is 1.5 times the slowest round so far, and 10 s."""
     config, slowest = context.run_config, 0.0
     out, names, settings = Path(config["out"]), config["methods"].split(), config["setting"].split()
     out.mkdir(parents=True, exist_ok=True)
@@ -31,11 +31,12 @@ def main(grid: Any, context: Any) -> None:
         return
     for name, setting in zip(names, settings * len(names)):
         began = time.perf_counter()
-        deadline = 1.5 * slowest + 10 if slowest else 900.0
+        timeout = 1.5 * slowest + 10 if slowest else 900.0
         method, folder = method_of(name, out, node=False), out / "runs" / name
         run = serve(
-            Marked(grid, name), method, test=test_set(), out=folder, resume=True, poll=1.0, deadline=deadline,
-            wait=config["wait"], at_once=config["at-once"], **SETTINGS[setting],
+            Marked(grid, name), method, test=test_set(), out=folder, resume=True, poll_interval=1.0,
+            reply_timeout=timeout, connect_timeout=config["connect-timeout"],
+            max_concurrent=config["max-concurrent"], **SETTINGS[setting],
         )  # fmt: skip
         slowest = max(slowest, *(row["seconds"] for row in run.rows))
         line = {

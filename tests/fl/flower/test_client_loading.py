@@ -17,10 +17,10 @@ from distillkit.data.partition import iid
 from distillkit.normalization import IDENTITY
 from distillkit.study import Task
 from fl import ClientData, FedAvg
-from fl.deploy.flower import Misfit, client_app
-from fl.deploy.flower._client_loading import holding_of
+from fl.deploy.flower import IncompatibleNode, client_app
+from fl.deploy.flower._client_loading import to_client_data
 from fl.engine._clients import ClientRegistry
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, OPTIONS, over
 from tests.fl.small import images
 
@@ -69,7 +69,7 @@ def table(kind: str | None = None, **more: Any) -> Table:
 
 
 def held(given: Any, partition: int = 0) -> tuple[ClientData, tuple[str, ...]]:
-    found, names = holding_of(given, partition)
+    found, names = to_client_data(given, partition)
     return ClientRegistry([found], None, False)[0], names
 
 
@@ -106,8 +106,8 @@ def test_a_tables_own_transform_is_kept() -> None:
     ("given", "said"),
     [
         (lambda: table(coarse=ClassLabel(["a", "b"])), "one column of labels.*animal, coarse among id, img, animal"),
-        (lambda: Table([], {"pixels": None, "label": None}), "one column of pictures.*none among pixels, label"),
-        (lambda: {"validation": table()}, "must hold train"),
+        (lambda: Table([], {"pixels": None, "label": None}), "one column of images.*none among pixels, label"),
+        (lambda: {"validation": table()}, "must have the key train"),
         (lambda: {"train": table(), "test": table(animal=ClassLabel(["bat", "ape", "cat"]))}, "same classes"),
     ],
     ids=["two of a kind", "no pictures", "no train", "other order"],
@@ -156,7 +156,7 @@ def test_a_tasks_part() -> None:
         assert isinstance(found.train, LabeledImages)
         assert torch.equal(found.train.images, dealt.clients[k].images)
         assert found.test is not None
-    with pytest.raises(ValueError, match="deals to 3 clients, and this node is partition 3"):
+    with pytest.raises(ValueError, match="the task has 3 clients, and this node is partition 3"):
         held(dealt, 3)
 
 
@@ -166,7 +166,7 @@ def iid_of_three(labels: torch.Tensor, generator: torch.Generator) -> Any:
 
 @pytest.fixture
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -176,6 +176,8 @@ def test_nodes_whose_classes_are_called_otherwise_are_refused_by_name(tmp_path: 
         pictures(tmp_path / str(k), names)
     method = FedAvg(**FAST)
     app = client_app(method, lambda k: tmp_path / str(k), folder=tmp_path / "nodes")
-    there = double.Grid(app, {100 + k: double.context(100 + k, k, 2) for k in range(2)})
-    with pytest.raises(Misfit, match=r'partition 1\) has the classes \["ape", "bat", "dog"\], partition 0 .*"cat"'):
+    there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 2) for k in range(2)})
+    with pytest.raises(
+        IncompatibleNode, match=r'partition 1\) has the classes \["ape", "bat", "dog"\], partition 0 .*"cat"'
+    ):
         over(there, method, **{**OPTIONS, "participation": 1.0})

@@ -17,11 +17,11 @@ from distillkit.privacy import ADD_OR_REMOVE_CLIENT, BudgetExhausted, Event, Led
 from distillkit.privacy._child_ledger import ledger_lines, mirror_lines, mirrored_count
 from fl import ClientDP, FedAvg, Filtered, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
-from fl.deploy.flower import _import
-from fl.deploy.flower._handshake import Hello
-from fl.deploy.flower._ledger_mirror import enter
+from fl.deploy.flower import _messages
+from fl.deploy.flower._handshake import NodeInfo
+from fl.deploy.flower._node_ledger import mirror_report
 from fl.methods import PrivateFedDM
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, beside, grid, held, over
 from tests.fl.small import images
 from tests.fl.test_private_runs import SIGMA, NoisySum
@@ -35,7 +35,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -59,7 +59,7 @@ def test_epsilon_and_all_that_belongs_to_it_are_those_of_simulate(name: str, tmp
 SUM: dict[str, Any] = {"evaluate": None, "test": None, "participation": 1.0, "rounds": 2}
 
 
-def summed(folder: Path, method: Method | None = None, fault: double.Fault = lambda *_: None, **how: Any) -> Run:
+def summed(folder: Path, method: Method | None = None, fault: fake_flower.Fault = lambda *_: None, **how: Any) -> Run:
     """A run of noisy sums with the nodes of this folder."""
     app = {name: how.pop(name) for name in ("policy", "code", "load_client") if name in how}
     return over(grid(method or NoisySum(), folder, fault, **app), method or NoisySum(), **{**SUM, **how})
@@ -100,7 +100,7 @@ def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
 def test_a_node_that_reads_its_data_slowly_has_time_to_say_what_it_paid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._READING", 0.0)
+    monkeypatch.setattr("fl.deploy.flower._transport._LEDGER_TIMEOUT", 0.0)
     run = summed(tmp_path, fault=lambda _, kind, group: "late" if (kind, group) == ("query.hello", "ledger") else None)
     assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
 
@@ -109,7 +109,7 @@ def test_flowers_heartbeat_draws_from_a_state_of_its_own(monkeypatch: pytest.Mon
     heartbeat = types.ModuleType("flwr.supercore.heartbeat")
     heartbeat.random = random  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, heartbeat.__name__, heartbeat)
-    _import.flower("app")
+    _messages.flower("app")
     before = random.getstate()
     heartbeat.random.uniform(-0.1, 0.1)
     assert random.getstate() == before
@@ -134,13 +134,13 @@ def test_a_charge_stands_on_the_nodes_disk_before_the_noise_is_drawn(tmp_path: P
 def test_what_an_astray_answer_charged_is_counted_once(
     fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._GRACE", 0.2)
+    monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.2)
     book = Ledger(tmp_path / "server.jsonl")
 
     def fault(node: int, kind: str, group: str) -> str | None:
         return fate if (node, kind, group) == (101, "train.job", "1") else None
 
-    run = summed(tmp_path / "nodes", fault=fault, ledger=book, deadline=1.0 if fate == "lost" else 60.0)
+    run = summed(tmp_path / "nodes", fault=fault, ledger=book, reply_timeout=1.0 if fate == "lost" else 60.0)
     assert ("1" in run.rows[0]["failed"]) == (fate in ("lost", "garbage"))
     assert mirrored_in(book) == events_of(tmp_path / "nodes")
     assert run.rows[0]["epsilon"] == compose([(SIGMA, 1.0, 1)], 1e-5).epsilon
@@ -193,7 +193,7 @@ def test_a_node_that_has_lost_its_ledger_is_named(tmp_path: Path) -> None:
     summed(tmp_path / "nodes", ledger=book)
     for path in sorted((tmp_path / "nodes").glob("ledgers/*.jsonl"))[:1]:
         path.unlink()
-    with pytest.raises(NoUsableReply, match="do not say what was charged"):
+    with pytest.raises(NoUsableReply, match="did not report earlier charges"):
         summed(tmp_path / "nodes", ledger=book)
 
 
@@ -257,28 +257,28 @@ def test_what_is_no_line_of_a_ledger_is_refused_whole(wrong: dict[str, Any], tmp
         mirror_lines(run, "a", 0, [(1, line())])
 
 
-HELLO = Hello(3, 5, "m", "", "f", "a", "", False, True, "0", images(1, seed=0)[:0])
+INFO = NodeInfo(3, 5, "m", "", "f", "a", "", False, True, "0", images(1, seed=0)[:0])
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("{", "does not say"), ({"name": "a", "since": 0}, "does not say"),
-        ({"name": "b", "since": 0, "lines": []}, "another ledger than"),
-        ({"name": "a", "since": 1, "lines": []}, "lines of its ledger are missing"),
-        ({"name": "a", "since": 0, "lines": [[2, line()], [1, line()]]}, "not in order"),
-        ({"name": "a", "since": 0, "lines": [[0, line()]]}, "not in order"),
-        ({"name": "a", "since": "0", "lines": []}, "not in order"),
-        ({"name": "a", "since": 0, "lines": [[1, "event"]]}, "must be maps"),
-        ({"name": "a", "since": 0, "lines": [[n, line()] for n in range(1, 12)]}, "charged 11 releases, more than 10"),
+        ("{", "missing or malformed"), ({"name": "a", "since": 0}, "missing or malformed"),
+        ({"name": "b", "since": 0, "lines": []}, "names another ledger"),
+        ({"name": "a", "since": 1, "lines": []}, "lines are missing in its ledger report"),
+        ({"name": "a", "since": 0, "lines": [[2, line()], [1, line()]]}, "are not in order"),
+        ({"name": "a", "since": 0, "lines": [[0, line()]]}, "are not in order"),
+        ({"name": "a", "since": "0", "lines": []}, "are not in order"),
+        ({"name": "a", "since": 0, "lines": [[1, "event"]]}, "must be objects"),
+        ({"name": "a", "since": 0, "lines": [[n, line()] for n in range(1, 12)]}, "has 11 lines, more than 10"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_what_a_node_says_of_its_ledger_may_be_anything(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.deploy.flower._ledger_mirror._MOST", 10)
+    monkeypatch.setattr("fl.deploy.flower._node_ledger._MAX_LINES", 10)
     book = Ledger(None)
     with pytest.raises(ValueError, match=why):
-        enter(book, HELLO, {"account": said if isinstance(said, str) else json.dumps(said)})
+        mirror_report(book, INFO, {"account": said if isinstance(said, str) else json.dumps(said)})
     assert not book.events
-    enter(book, HELLO, {"account": json.dumps({"name": "a", "since": 0, "lines": [[4, line(client="9")]]})})
+    mirror_report(book, INFO, {"account": json.dumps({"name": "a", "since": 0, "lines": [[4, line(client="9")]]})})
     assert [event.client for event in book.events] == ["3"]

@@ -15,7 +15,7 @@ from fl import Client, ClientData, FedAvg, Loopback, Message, Method, NoUsableRe
 from fl.addons import SCAFFOLD, VHL, Anchors, FineTune
 from fl.engine._runner import RunConfig
 from fl.engine.store import Store
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import (
     FAST,
     METHODS,
@@ -43,7 +43,7 @@ METHODS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -114,7 +114,7 @@ def test_answers_that_go_astray_over_the_loopback_stand_in_their_own_rounds(defe
 # What travels.
 
 
-class Weighed(double.Grid):
+class Weighed(fake_flower.Grid):
     """Counts what jobs are told, in messages and in bytes of tensors."""
 
     messages = size = 0
@@ -137,7 +137,7 @@ def weighed(name: str, folder: Path, **options: Any) -> tuple[Weighed, Run]:
 def test_a_round_is_one_message_to_a_client_and_its_model_travels_once(tmp_path: Path) -> None:
     how: dict[str, Any] = {"participation": 1.0, "evaluate": "drawn", "rounds": ROUNDS}
     once, run = weighed("FedAvg", tmp_path / "once", **how)
-    twice, other = weighed("FedAvg", tmp_path / "twice", defer_tests=False, **how)
+    twice, other = weighed("FedAvg", tmp_path / "twice", defer_evaluation=False, **how)
     assert (once.messages, twice.messages) == (5 * (ROUNDS + 1), 5 * 2 * ROUNDS)  # the last tests go alone
     assert rows(run) == rows(other)
     assert not any("bytes_spared" in row for row in other.rows)
@@ -151,7 +151,7 @@ def test_a_round_is_one_message_to_a_client_and_its_model_travels_once(tmp_path:
 def test_what_was_spared_is_what_did_not_travel(name: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"participation": 3, "evaluate": "all", "rounds": ROUNDS}
     once, run = weighed(name, tmp_path / "once", **how)
-    twice, _ = weighed(name, tmp_path / "twice", defer_tests=False, **how)
+    twice, _ = weighed(name, tmp_path / "twice", defer_evaluation=False, **how)
     spared = sum(row.get("bytes_spared", 0) for row in run.rows)
     assert twice.size - once.size == spared > 0
     assert twice.messages - once.messages == 3 * (ROUNDS - 1)
@@ -175,7 +175,7 @@ def test_a_lost_body_and_a_lost_memory_are_those_of_the_test_and_the_training(tm
 def test_a_message_that_is_lost_is_a_test_and_a_training_that_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._GRACE", 0.1)
+    monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.1)
     there = grid(METHODS["FedAvg"](), tmp_path, lambda *what: "error" if what == (101, "train.job", "2") else None)
     run = over(there, METHODS["FedAvg"](), participation=1.0, rounds=3)
     assert [list(row.get("failed_evaluation", {})) for row in run.rows] == [["1"], [], []]
@@ -192,7 +192,7 @@ class Hanging(FedAvg):
 
 
 def test_a_test_that_hangs_leaves_the_training_its_deadline(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"participation": 1.0, "rounds": 2, "deadline": 2.0, "at_once": 1}
+    how: dict[str, Any] = {"participation": 1.0, "rounds": 2, "reply_timeout": 2.0, "max_concurrent": 1}
     run = over(grid(Hanging(**FAST), tmp_path), Hanging(**FAST), **how)
     assert ["before its deadline" in row["failed_evaluation"]["2"] for row in run.rows] == [True, True]
     assert [row["failed"] for row in run.rows] == [{}, {}]

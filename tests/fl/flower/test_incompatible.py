@@ -15,15 +15,13 @@ from distillkit.privacy import Ledger
 from fl import FedAvg, Message, NoUsableReply
 from fl._codec import to_parts
 from fl.deploy._wire import Job, answer_parts
-from fl.deploy.flower import Misfit
-from fl.deploy.flower._handshake import Roll
-from fl.deploy.flower._message_pairs import join
-from fl.deploy.flower._node_discovery import Met
-from fl.deploy.flower._records import from_records, to_records
-from fl.deploy.flower._requests import Question, unpack
-from fl.deploy.flower._transport import GridTransport, Terms
+from fl.deploy.flower import IncompatibleNode
+from fl.deploy.flower._messages import from_records, to_records
+from fl.deploy.flower._node_registry import NodeRegistry
+from fl.deploy.flower._requests import PendingRequest, bundle, unpack_replies
+from fl.deploy.flower._transport import GridTransport, TransportOptions
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, METHODS, grid, over
 
 ONCE: dict[str, Any] = {"rounds": 1, "participation": 1.0, "evaluate": "none"}
@@ -31,13 +29,13 @@ ONCE: dict[str, Any] = {"rounds": 1, "participation": 1.0, "evaluate": "none"}
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
 def test_other_numbers_of_clients_than_there_are_nodes_are_refused(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
-    with pytest.raises(Misfit, match="clients=4 are wanted, and the nodes know of 5: start them with num-partitions"):
+    with pytest.raises(IncompatibleNode, match="clients=4, but the nodes have num-partitions=5: make them equal"):
         over(there, METHODS["FedAvg"](), clients=4)
     with pytest.raises(ValueError, match="clients must be at least 1, got 0"):
         over(there, METHODS["FedAvg"](), clients=0)
@@ -56,7 +54,7 @@ def test_a_message_that_flower_does_not_take_is_that_clients_failure(
 
     monkeypatch.setattr(there, "push_messages", full)
     [row] = over(there, METHODS["FedAvg"](), **ONCE).rows
-    assert row["failed"] == {"1": "could not be told anything: Flower did not take the message to node 101"}
+    assert row["failed"] == {"1": "was not reached: Flower did not accept the message to node 101"}
 
 
 def test_a_node_that_turns_out_another_partition_trains_for_nobody(tmp_path: Path) -> None:
@@ -67,15 +65,15 @@ def test_a_node_that_turns_out_another_partition_trains_for_nobody(tmp_path: Pat
 
     run = over(there, METHODS["FedAvg"](), **{**ONCE, "rounds": 2}, on_round=swap)
     assert run.rows[0]["failed"] == {}
-    assert "this node is partition 2, and was asked as 1" in run.rows[1]["failed"]["1"]
-    assert "this node is partition 1, and was asked as 2" in run.rows[1]["failed"]["2"]
+    assert "this node is partition 2, and received a request for 1" in run.rows[1]["failed"]["1"]
+    assert "this node is partition 1, and received a request for 2" in run.rows[1]["failed"]["2"]
 
 
 def test_a_run_under_a_name_that_is_a_way_out_of_the_nodes_folder_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl.deploy.flower._transport._name", lambda out: "../../elsewhere")
-    with pytest.raises(NoUsableReply, match=r"a run's name is 16 hex digits, got '\.\./\.\./elsewhere'"):
+    monkeypatch.setattr("fl.deploy.flower._transport._run_name", lambda out: "../../elsewhere")
+    with pytest.raises(NoUsableReply, match=r"a run's name must be 16 hex digits; got '\.\./\.\./elsewhere'"):
         over(grid(METHODS["FedAvg"](), tmp_path / "a" / "b"), METHODS["FedAvg"](), **ONCE)
     assert not list(tmp_path.rglob("*elsewhere*"))
 
@@ -84,7 +82,7 @@ def test_a_node_that_comes_later_and_does_not_fit_is_warned_of_and_left_out(tmp_
     there = grid(METHODS["FedAvg"](), tmp_path)
 
     def arrive(row: dict[str, Any]) -> None:
-        there.nodes[300] = double.context(300, 2, 9)
+        there.nodes[300] = fake_flower.context(300, 2, 9)
 
     with pytest.warns(UserWarning, match=r"node 300.*9 partitions.*; the run goes on without it"):
         run = over(there, METHODS["FedAvg"](), **{**ONCE, "rounds": 2}, on_round=arrive)
@@ -94,19 +92,22 @@ def test_a_node_that_comes_later_and_does_not_fit_is_warned_of_and_left_out(tmp_
 # One answer.
 
 
-def asked(resent: int | None = None) -> Question:
-    return Question(
+def asked(resent: int | None = None) -> PendingRequest:
+    return PendingRequest(
         Job(RequestHeader("local", 3, "a", seed=5, secret=None), 1, ClientRequest(Message(), "")), None, resent
     )
 
 
 def cohort(ledger: Ledger | None = None) -> GridTransport:
-    return GridTransport(None, Roll(FedAvg(**FAST), None), Met(), Terms(3, 1.0, 1, 1.0), ledger)  # type: ignore[arg-type]
+    return GridTransport(None, NodeRegistry(FedAvg(**FAST), None), TransportOptions(3, 1.0, 1, 1.0), ledger)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("version", "client", "said"),
-    [("2-b", 1, "it answers 2-b of client 1, and was asked 3-a"), ("3-a", 2, "it answers 3-a of client 2, and was")],
+    [
+        ("2-b", 1, "it is for request 2-b of client 1, not for 3-a of client 1"),
+        ("3-a", 2, "it is for request 3-a of client 2, not for"),
+    ],
     ids=["another round", "another client"],
 )
 def test_an_answer_to_something_else_is_no_answer(version: str, client: int, said: str) -> None:
@@ -124,26 +125,26 @@ def test_a_body_is_sent_again_once() -> None:
     assert cohort()._read(asked(), lacking) is None
     found = cohort()._read(asked(resent=100), lacking)
     assert isinstance(found, ClientResult)
-    assert found.error == "sent what cannot be read: it lacks a body that was sent whole"
+    assert found.error == "sent an unreadable reply: it lacks a payload that was sent"
 
 
 def test_a_private_answer_must_say_what_it_charged(tmp_path: Path) -> None:
     found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), answer_parts("3-a", ClientResult(1, Message())))
     assert isinstance(found, ClientResult)
-    assert (found.reply, found.error) == (None, "sent what cannot be read: it does not say what it charged")
+    assert (found.reply, found.error) == (None, "sent an unreadable reply: it has no ledger report")
 
 
 def test_two_answers_to_one_question_are_refused() -> None:
     one = answer_parts("3-a", ClientResult(1, Message()))
-    both, _ = join(one, one)
-    with pytest.raises(ValueError, match="it answers two questions, and was asked one"):
-        unpack([asked()], both)
-    assert len(unpack([asked(), asked()], both)) == len(unpack([asked(), asked()], one)) == 2
+    both, _ = bundle(one, one)
+    with pytest.raises(ValueError, match="it sent two replies to one request"):
+        unpack_replies([asked()], both)
+    assert len(unpack_replies([asked(), asked()], both)) == len(unpack_replies([asked(), asked()], one)) == 2
 
 
 def test_a_machine_of_another_byte_order_is_refused_before_a_number_is_misread(monkeypatch: pytest.MonkeyPatch) -> None:
     content = to_records(to_parts(Message.unchecked({"A.x": torch.ones(2)}), {"place": json.dumps({})}))
     assert from_records(content)
     monkeypatch.setattr(sys, "byteorder", "big")
-    with pytest.raises(RuntimeError, match="tensors travel in little-endian order, and this machine is big-endian"):
+    with pytest.raises(RuntimeError, match="tensors are sent in little-endian order, and this machine is big-endian"):
         to_records(to_parts(Message.unchecked({"A.x": torch.ones(2)}), {}))

@@ -15,10 +15,10 @@ from distillkit.privacy import Event, Ledger
 from distillkit.privacy._child_ledger import child_state
 from fl import Method
 from fl.deploy.flower import Policy, app_hash, read_policy
-from fl.deploy.flower._node_ledger import Account
-from fl.deploy.flower.policy import PolicyRefusal
-from tests.fl.flower import double
-from tests.fl.flower.test_forms import pictures
+from fl.deploy.flower._node_ledger import NodeLedger
+from fl.deploy.flower._policy import PolicyRefusal
+from tests.fl.flower import fake_flower
+from tests.fl.flower.test_client_loading import pictures
 from tests.fl.flower.test_runs import held
 from tests.fl.small import Tiny, images
 from tests.scripts import load_script
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "flower.md"
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -54,8 +54,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_the_pages_private_run_is_answered_under_its_policy(told: dict[str, Any]) -> None:
     assert isinstance(told["load_client"](0), Split)
-    nodes = {100 + k: double.context(100 + k, k, 2) for k in range(2)}
-    told["app"](double.Grid(told["node"], nodes), double.context(0, None, 0))
+    nodes = {100 + k: fake_flower.context(100 + k, k, 2) for k in range(2)}
+    told["app"](fake_flower.Grid(told["node"], nodes), fake_flower.context(0, None, 0))
     history = Path("runs/private/history.jsonl").read_text().splitlines()
     assert len(history) == 2
     assert all('"failed": {}' in row for row in history)
@@ -75,16 +75,16 @@ def test_the_pages_table_of_refusals_says_what_nodes_say(told: dict[str, Any], t
     assert rows.keys() == REFUSED.keys()
     for key, (changes, verb) in REFUSED.items():
         policy = replace(read_policy("policy.toml"), **changes)
-        account = Account(tmp_path / key, 1, "data", policy)
+        ledger = NodeLedger(tmp_path / key, 1, "data", policy)
         with pytest.raises(PolicyRefusal) as caught:
-            asked(told["private"], verb, policy, account)
+            asked(told["private"], verb, policy, ledger)
         said = re.escape(rows[key][1]).replace(re.escape("..."), ".*")
         assert re.match(said, str(caught.value)), key
 
 
-def asked(method: Method, verb: str, policy: Policy, account: Account) -> None:
+def asked(method: Method, verb: str, policy: Policy, ledger: NodeLedger) -> None:
     policy.require_request(method, verb, app_hash("my_app"))
-    account.branch(child_state(Ledger(None), 1)).spend(Event("dp_sgd", 2.0, 0.5, 10_000, client=1))
+    ledger.branch(child_state(Ledger(None), 1)).spend(Event("dp_sgd", 2.0, 0.5, 10_000, client=1))
 
 
 def table() -> list[tuple[list[str], str]]:

@@ -16,15 +16,15 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Message
 from fl._codec import from_parts, to_parts
-from fl.deploy.flower._message_pairs import join, split
-from fl.deploy.flower._records import from_records, to_records
+from fl.deploy.flower._messages import from_records, to_records
+from fl.deploy.flower._requests import bundle, unbundle
 from fl.message import DTYPES, Tensors
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -69,7 +69,7 @@ def test_what_travels_as_records_is_the_same_to_the_bit(message: dict[str, Any],
     again, facts = from_parts(*back)
     assert facts == {"fact": fact}
     assert [key for key, _ in again.items()] == list(message)
-    if double.REAL:  # as Flower itself takes records apart and puts them together
+    if fake_flower.REAL:  # as Flower itself takes records apart and puts them together
         for record in content.values():
             assert type(record).inflate(record.deflate(), record.children).object_id == record.object_id
 
@@ -84,19 +84,19 @@ def test_two_messages_in_one_are_both_the_same_to_the_bit_and_what_they_share_is
     first, second = (
         to_parts(Message.unchecked({"A.x": {**found, **same}}), {"fact": "0:common"}) for found in (one, other)
     )
-    both, common = join(first, second)
-    assert [bits(found) for found in split(from_records(to_records(both)))] == [bits(first), bits(second)]
+    both, common = bundle(first, second)
+    assert [bits(found) for found in unbundle(from_records(to_records(both)))] == [bits(first), bits(second)]
     assert len(both[0]) == len(first[0]) + len(second[0]) - len(common)
     mine, others = bits(first)[0], bits(second)[0]
     assert set(common) == {name for name in mine if others.get(name) == mine[name]} >= {f"A.x\x1f{n}" for n in same}
-    assert split(first) == [first]
+    assert unbundle(first) == [first]
 
 
 @pytest.mark.parametrize("said", ["{", "3", '["nowhere"]', '[["0:"]]', "null"])
 def test_what_is_not_two_messages_is_refused(said: str) -> None:
-    (tensors, strings), _ = join(*(to_parts(Message.unchecked({"A.x": torch.ones(2)})),) * 2)
-    with pytest.raises(ValueError, match="not two messages"):
-        split((tensors, {**strings, "common": said}))
+    (tensors, strings), _ = bundle(*(to_parts(Message.unchecked({"A.x": torch.ones(2)})),) * 2)
+    with pytest.raises(ValueError, match="not a bundle of two messages"):
+        unbundle((tensors, {**strings, "common": said}))
 
 
 def test_a_set_travels_with_its_space() -> None:
@@ -111,7 +111,7 @@ def test_a_set_travels_with_its_space() -> None:
 
 
 def spoiled(change: str) -> Any:
-    app = double.names()
+    app = fake_flower.names()
     content = to_records(
         to_parts(Message.unchecked({"A.x": torch.arange(6.0).reshape(2, 3), "A.b": torch.tensor([True])}))
     )
@@ -154,17 +154,17 @@ def test_what_is_not_ours_is_named(change: str, said: str) -> None:
 def test_another_value_in_an_array_does_not_pass_the_checksum() -> None:
     content = spoiled("nothing")
     x = content["tensors"]["A.x"]
-    content["tensors"]["A.x"] = double.names().Array(x.dtype, x.shape, x.stype, x.data[:-1] + b"\x01")
+    content["tensors"]["A.x"] = fake_flower.names().Array(x.dtype, x.shape, x.stype, x.data[:-1] + b"\x01")
     with pytest.raises(ValueError, match="checksum"):
         from_parts(*from_records(content))
 
 
-@pytest.mark.skipif(double.REAL, reason="Flower is installed here")
+@pytest.mark.skipif(fake_flower.REAL, reason="Flower is installed here")
 def test_without_flower_the_remedy_is_said() -> None:
     script = (
         "import torch; from fl._codec import to_parts; from fl import Message\n"
-        "from fl.deploy.flower._import import MissingFlower\n"
-        "from fl.deploy.flower._records import to_records\n"
+        "from fl.deploy.flower._messages import MissingFlower\n"
+        "from fl.deploy.flower._messages import to_records\n"
         "try: to_records(to_parts(Message()))\n"
         "except MissingFlower as error: print(error)\n"
     )

@@ -16,13 +16,13 @@ from fl.engine import store as stores
 from fl.engine._dispatch import Dispatcher
 from fl.engine._rounds import RoundRunner
 from fl.engine.store import Store
-from tests.fl.flower import double
+from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, assert_equal, beside, grid, over
 
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with double.standing_in():
+    with fake_flower.standing_in():
         yield
 
 
@@ -55,8 +55,8 @@ def made() -> FedAvg:
     return FedAvg(SCAFFOLD(), Anchors(ipc=1, selected=(2,), steps=1, init="statistics"), **FAST)
 
 
-class Watched(double.Grid):
-    def __init__(self, there: double.Grid, happened: Callable[[str], None]) -> None:
+class Watched(fake_flower.Grid):
+    def __init__(self, there: fake_flower.Grid, happened: Callable[[str], None]) -> None:
         super().__init__(there.app, there.nodes)
         self.happened = happened
 

@@ -1,0 +1,246 @@
+"""The apps that Flower runs: one on the server, and one on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from distillkit._utils import check
+from distillkit.privacy import Ledger
+from distillkit.sets import Images, StoredImages
+from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, flower, to_records
+from fl.deploy.flower._node import LoadClient, Node
+from fl.deploy.flower._node_registry import NodeRegistry
+from fl.deploy.flower._transport import GridTransport, TransportOptions
+from fl.engine._backends import RunContext
+from fl.engine._privacy_validation import remark_on
+from fl.engine._runner import RunConfig, play
+from fl.engine.run import Run
+from fl.method import Method, require_method
+from fl.task import LabelTask
+
+__all__ = ["Options", "client_app", "reply_to", "serve", "server_app"]
+
+
+class Options(TypedDict, total=False):
+    """Options of `serve` and `server_app` that they share with `fl.simulate`; `rounds` is required."""
+
+    rounds: int
+    test: Images | StoredImages | None
+    task: LabelTask | None
+    server_data: Mapping[str, Images] | None
+    participation: float | int
+    min_replies: int
+    evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None
+    seed: int
+    ledger: Ledger | None
+    secret: int | None
+    server_threads: int
+    device: str
+    out: str | Path | None
+    resume: bool
+    transcript: bool
+    notes: Mapping[str, Any] | None
+    on_round: Callable[[dict[str, Any]], None] | None
+
+
+class _ServerOptions(Options, total=False):
+    """All options of `serve`."""
+
+    clients: int | None
+    connect_timeout: float
+    reply_timeout: float
+    max_concurrent: int
+    poll_interval: float
+    max_message_bytes: int
+    defer_evaluation: bool
+
+
+def client_app(
+    method: Method,
+    load_client: LoadClient,
+    *,
+    folder: str | Path,
+    task: LabelTask | None = None,
+    device: str = "cpu",
+    policy: str | Path | None = None,
+    code: str | Path | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> Any:
+    """Create the Flower app of a node, which runs the requests of a `server_app` on the data of its partition.
+
+    Name it in the app's pyproject.toml (`clientapp = "package.client_app:app"`). The node config says which client a
+    node is: `partition-id` and `num-partitions`. In a simulation Flower sets both.
+
+    Args:
+        method: the server app's method; nodes with another one are refused in the handshake.
+        load_client: takes the partition's number and returns the client's data: anything that `fl.simulate` takes as
+            one client (a `LabeledImages`, a `ClientData` of training and test images, a `Dataset`, a pair of images and
+            labels, a `StoredImages`), the path of a folder of images, a `Split`, a study task's allocation, or a table
+            of flwr-datasets. docs/flower.md lists all forms. It is called for every message, because on real nodes
+            every message starts a new process.
+        folder: the node's folder, with its key, its client's memory, cached payloads and its data's ledger. It must
+            persist between messages. Of its content only ledger lines are sent.
+        task: the server app's label task; None: one class per image.
+        device: device on which the client computes.
+        policy: file with the owner's policy, see `read_policy`; None: any request is allowed and charged to the ledger.
+            The file is read for every message.
+        code: folder of the app's code, `Path(__file__).parent`, for a policy that pins it.
+        max_message_bytes: size limit of a received message; the node refuses larger ones unread.
+
+    Returns:
+        A `flwr.clientapp.ClientApp`.
+
+    Raises:
+        MissingFlower: Flower is not installed.
+        TypeError, ValueError: bad arguments, or an unusable policy.
+    """
+    node = Node(require_method(method), load_client, folder, task, device, policy, code, max_message_bytes)
+    app = flower("clientapp").ClientApp()
+
+    def answer(message: Any, context: Any) -> Any:
+        return _reply(node, message, context)
+
+    app.query("hello")(answer)
+    app.query("job")(answer)
+    app.train("job")(answer)
+    return app
+
+
+def reply_to(
+    message: Any,
+    context: Any,
+    method: Method,
+    load_client: LoadClient,
+    *,
+    folder: str | Path,
+    task: LabelTask | None = None,
+    device: str = "cpu",
+    policy: str | Path | None = None,
+    code: str | Path | None = None,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+) -> Any:
+    """Reply to one message of the server, in a client app of your own; `client_app` is a ready one.
+
+    Use it where the method or the data's location comes from Flower's `context.run_config` and `context.node_config`.
+    Register the function that calls it for the types "query.hello", "query.job" and "train.job".
+
+    Args:
+        message, context: arguments of Flower's call.
+        method, load_client, folder, task, device, policy, code, max_message_bytes: see `client_app`.
+
+    Returns:
+        The `flwr.app.Message` to return. A failure of the client becomes a reply with an error.
+
+    Raises:
+        MissingFlower: Flower is not installed.
+        TypeError, ValueError: bad arguments, or an unusable policy.
+    """
+    node = Node(require_method(method), load_client, folder, task, device, policy, code, max_message_bytes)
+    return _reply(node, message, context)
+
+
+def _reply(node: Node, message: Any, context: Any) -> Any:
+    config, reply = dict(context.node_config), flower("app").Message
+    if message.metadata.message_type == "query.hello":
+        parts = node.handle_query(message.content, config)
+    else:
+        parts = node.handle_job(message.content, config, message.metadata.created_at)
+    return reply(to_records(parts), reply_to=message)
+
+
+def serve(
+    grid: Any,
+    method: Method,
+    *,
+    clients: int | None = None,
+    connect_timeout: float = 300.0,
+    reply_timeout: float = 3600.0,
+    max_concurrent: int = 64,
+    poll_interval: float = 0.2,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    defer_evaluation: bool = True,
+    **options: Unpack[Options],
+) -> Run:
+    """Run a federated method over Flower's grid, in a server app of your own; `server_app` is a ready one.
+
+    Waits until the nodes of all partitions have connected, and then runs the rounds of `fl.simulate`, with the same
+    history and files. On equal machines results are bitwise equal, in whatever order nodes reply. A run in `out`
+    continues with `resume=True`, also in another run of Flower.
+
+    Args:
+        grid: Flower's grid, an argument of the server app's main function.
+        method: the method to run.
+        clients: number of partitions; None: as stated by the nodes (`num-partitions`).
+        connect_timeout: seconds in which all nodes must connect. Before a private run, nodes have the same time again
+            to report earlier charges to their data.
+        reply_timeout: seconds that a client has for a reply, from the creation of its message, by the clocks of both
+            machines. Time in the node's queue counts. Then the client is stopped, and the history records an error.
+        max_concurrent: number of clients with an open message.
+        poll_interval: seconds between two polls for replies.
+        max_message_bytes: size limit of a reply; the client of a larger one fails. (Flower has received the reply by
+            then, and has no limit of its own.)
+        defer_evaluation: whether clients are evaluated (`evaluate`) with the next round's message, which saves one
+            message per client and round. A round's history row is then complete when the next round is committed, and
+            the last row at the end. Private methods, and methods that draw their clients themselves, are always
+            evaluated at once.
+        options: options of `fl.simulate`, see `Options`.
+
+    Raises:
+        IncompatibleNode: a node does not fit; the message names the node and the difference.
+        NoUsableReply: nodes did not connect in time, or a round has too few replies.
+        MissingFlower: Flower is not installed.
+        TypeError, ValueError: bad arguments.
+        Exception: errors of `fl.simulate`.
+    """
+    method = require_method(method)
+    if clients is not None:
+        check.positive_int(clients, "clients")
+    times = {"connect_timeout": connect_timeout, "reply_timeout": reply_timeout, "poll_interval": poll_interval}
+    for name, seconds in times.items():
+        check.real_number(seconds, name, above=0.0)
+    check.positive_int(max_concurrent, "max_concurrent")
+    check.positive_int(max_message_bytes, "max_message_bytes")
+    flower("app")
+    task = options.get("task")
+    connection, registry = GridConnection(grid, poll_interval, max_message_bytes), NodeRegistry(method, task)
+    registry.wait_for_all(connection, clients, connect_timeout)
+    first = registry.common_space(task)
+    config = RunConfig(
+        method=method, first=first, clients=len(registry.nodes), progress=False, defer_tests=defer_evaluation, **options
+    )
+
+    def transport(context: RunContext) -> GridTransport:
+        limits = TransportOptions(first.num_classes, reply_timeout, max_concurrent, connect_timeout)
+        return GridTransport(connection, registry, limits, context.ledger, context.memories)
+
+    return play(config, registry.fingerprint, transport, remark_on)
+
+
+def server_app(method: Method, **options: Unpack[_ServerOptions]) -> Any:
+    """Create the Flower app of the server, which runs a method on the nodes of a `client_app`.
+
+    Name it in the app's pyproject.toml (`serverapp = "package.server_app:app"`). The results are in `out`. An app that
+    fails gives Flower's run the status failed, shown by `flwr list --format json`, but not by the exit status of
+    `flwr run`.
+
+    Args:
+        method: the method to run.
+        options: options of `serve`; `rounds` is required.
+
+    Returns:
+        A `flwr.serverapp.ServerApp`.
+
+    Raises:
+        MissingFlower: Flower is not installed.
+        TypeError: `method` is not a method; options are checked when the app runs.
+    """
+    require_method(method)
+    app = flower("serverapp").ServerApp()
+
+    def main(grid: Any, context: Any) -> None:
+        serve(grid, method, **options)
+
+    app.main()(main)
+    return app

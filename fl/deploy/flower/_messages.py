@@ -1,0 +1,208 @@
+"""Flower's messages: the import of Flower, conversion of messages to records, and their exchange over the grid.
+
+A tensor becomes one array. Flower stores arrays in chunks of 5 MB by the hash of their content, so a model sent to a
+hundred clients as one array per tensor is stored once; one file per client would be stored a hundred times. Flower's
+own arrays are NumPy files, which cannot hold bfloat16. Ours hold the tensor's bytes, little-endian and in C order, with
+PyTorch's name of the dtype.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fl._codec import Parts
+from fl.message import DTYPES
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "GridConnection",
+    "MissingFlower",
+    "flower",
+    "from_records",
+    "loss_reason",
+    "to_records",
+]
+
+MAX_MESSAGE_BYTES = 2**30
+"""Default size limit of a received message."""
+
+_RAW = "distillkit.raw/1"
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+
+
+class MissingFlower(ImportError):
+    """Flower is not installed; the message says how to install it."""
+
+
+def flower(module: str) -> Any:
+    """Import one of Flower's public modules.
+
+    Args:
+        module: "app", "clientapp" or "serverapp".
+
+    Raises:
+        MissingFlower: it cannot be imported.
+    """
+    try:
+        found = importlib.import_module(f"flwr.{module}")
+    except ImportError as error:
+        raise MissingFlower(
+            f'runs on Flower need flwr 1.41 or later ({error}): pip install "distillkit[flower]"'
+        ) from error
+    # Flower's heartbeat thread draws from Python's global generator. The check of private networks watches that
+    # generator, and would take these draws for the network's.
+    heartbeat = sys.modules.get("flwr.supercore.heartbeat")
+    if getattr(heartbeat, "random", None) is random:
+        heartbeat.random = random.Random()  # type: ignore[union-attr]
+    return found
+
+
+def to_records(parts: Parts) -> Any:
+    """Convert the parts of a message (`fl._codec.to_parts`) to a `flwr.app.RecordDict`.
+
+    Raises:
+        MissingFlower: Flower is not installed.
+        RuntimeError: this machine is big-endian, which is not supported.
+    """
+    if sys.byteorder != "little":
+        raise RuntimeError("tensors are sent in little-endian order, and this machine is big-endian")
+    app, (tensors, strings) = flower("app"), parts
+    arrays = {
+        name: app.Array(
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            _RAW,
+            tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"",
+        )
+        for name, tensor in tensors.items()
+    }
+    return app.RecordDict({"tensors": app.ArrayRecord(arrays), "strings": app.ConfigRecord(dict(strings))})
+
+
+def from_records(content: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Parts:
+    """Convert the untrusted content of a Flower message to the parts of a message.
+
+    `fl._codec.from_parts` checks whether the parts form a message.
+
+    Args:
+        content: a `flwr.app.RecordDict`.
+        max_bytes: size limit of names, strings and tensors together.
+
+    Raises:
+        ValueError: the content is too large, or was not written by `to_records`; the message says why.
+    """
+    if set(content) != {"tensors", "strings"}:
+        raise ValueError(f"not a message of distillkit: its records are {sorted(content)[:5]}")
+    strings = dict(content["strings"])
+    if not all(isinstance(value, str) for value in strings.values()):
+        raise ValueError("not a message of distillkit: its record of strings holds other values")
+    size = sum(len(name) + len(value) for name, value in strings.items())
+    size += sum(len(name) + len(array.data) for name, array in content["tensors"].items())
+    if size > max_bytes:
+        raise ValueError(f"its message has {size} bytes, more than max_message_bytes={max_bytes}, and was not read")
+    return {name: _read_tensor(name, array) for name, array in content["tensors"].items()}, strings
+
+
+def _read_tensor(name: str, array: Any) -> torch.Tensor:
+    dtype = _DTYPES.get(array.dtype)
+    if array.stype != _RAW or dtype is None:
+        raise ValueError(f"its tensor {name!r} has the unsupported type {array.dtype!r}, format {array.stype!r}")
+    shape = tuple(array.shape)
+    if not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError(f"its tensor {name!r} has the shape {shape}")
+    expected = math.prod(shape) * dtype.itemsize
+    if len(array.data) != expected:
+        raise ValueError(f"its tensor {name!r} has {len(array.data)} bytes; {dtype} of shape {shape} takes {expected}")
+    if not expected:
+        try:
+            return torch.empty(shape, dtype=dtype)
+        except (RuntimeError, TypeError) as error:  # one side is 0, and the product of the others exceeds 64 bits
+            raise ValueError(f"its tensor {name!r} has the shape {shape}") from error
+    raw = torch.frombuffer(bytearray(array.data), dtype=torch.uint8)
+    if dtype is torch.bool and bool((raw > 1).any()):
+        raise ValueError(f"its tensor {name!r} holds bytes that are neither true nor false")
+    return raw.view(dtype).reshape(shape)
+
+
+class GridConnection:
+    """Connection to the nodes over Flower's grid, with the messages that await a reply.
+
+    Args:
+        grid: Flower's grid.
+        poll_interval: seconds between two polls for replies.
+        max_bytes: size limit of a reply.
+    """
+
+    def __init__(self, grid: Any, poll_interval: float, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self.grid, self.poll_interval, self._max_bytes = grid, poll_interval, max_bytes
+        self._pending: dict[str, tuple[int, float]] = {}
+
+    def send(self, kind: str, messages: Mapping[int, tuple[int, Parts]], group: str, seconds: float) -> list[int]:
+        """Send messages, and return the recipients whose message Flower did not accept.
+
+        Args:
+            kind: Flower's message type.
+            messages: recipient (a client, or a node in the handshake) -> its node and the parts of its message.
+            group: Flower's group of the messages.
+            seconds: time to wait for a reply.
+        """
+        message = flower("app").Message
+        sent = [
+            message(to_records(parts), node, kind, ttl=seconds, group_id=group) for node, parts in messages.values()
+        ]
+        names = list(self.grid.push_messages(sent))
+        refused = []
+        for recipient, name in zip(messages, [*names, *[""] * (len(sent) - len(names))]):
+            if name:
+                self._pending[name] = (recipient, time.monotonic() + seconds)
+            else:
+                refused.append(recipient)
+        return refused
+
+    def collect(self) -> list[tuple[int, Any]]:
+        """Return new replies as (recipient, message), with None for a reply that is overdue.
+
+        Waits for one poll interval if there are none. Unexpected replies, such as a second one, are dropped.
+        """
+        found: list[tuple[int, Any]] = []
+        for message in self.grid.pull_messages(list(self._pending)):
+            recipient, _ = self._pending.pop(message.metadata.reply_to_message_id, (None, 0.0))
+            if recipient is not None:
+                found.append((recipient, message))
+        for name, (recipient, end) in list(self._pending.items()):
+            if time.monotonic() > end:
+                del self._pending[name]
+                found.append((recipient, None))
+        if not found:
+            time.sleep(self.poll_interval)
+        return found
+
+    def read(self, message: Any) -> Parts:
+        """Return the parts of a reply.
+
+        Args:
+            message: a reply that is not an error.
+
+        Raises:
+            ValueError: it is too large or malformed, see `from_records`.
+        """
+        return from_records(message.content, self._max_bytes)
+
+    def clear(self) -> None:
+        """Stop waiting for all replies."""
+        self._pending.clear()
+
+
+def loss_reason(message: Any, seconds: float) -> str:
+    """Return the reason of a lost reply: `message` is Flower's error, or None after a wait of `seconds`."""
+    if message is None:
+        return f"lost: no answer in {seconds:g} seconds"
+    return f"lost: Flower says {message.error.reason or 'nothing'} (code {message.error.code})"

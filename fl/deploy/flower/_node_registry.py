@@ -1,0 +1,180 @@
+"""The server's registry of nodes: their discovery, and the checks that they fit together."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+
+import distillkit
+from distillkit.fingerprint import tensor_fingerprint
+from distillkit.sets import LabeledImages
+from fl._codec import to_parts
+from fl.deploy.flower._handshake import IncompatibleNode, NodeInfo, identity_of
+from fl.deploy.flower._messages import GridConnection, loss_reason
+from fl.engine._clients import grown, require_like
+from fl.message import Message
+from fl.method import Method, NoUsableReply
+from fl.task import LabelTask
+
+__all__ = ["NodeRegistry"]
+
+
+class NodeRegistry:
+    """The nodes of a run, by client.
+
+    Args:
+        method, task: the server's method and task.
+
+    Attributes:
+        nodes: client -> the description of its node.
+    """
+
+    def __init__(self, method: Method, task: LabelTask | None) -> None:
+        self._expected = {"method": identity_of(method), "task": identity_of(task), "version": distillkit.__version__}
+        self.nodes: dict[int, NodeInfo] = {}
+        self._contacted: set[int] = set()
+        self._unreachable: dict[int, str] = {}
+
+    def wait_for_all(self, connection: GridConnection, clients: int | None, seconds: float) -> None:
+        """Wait until every client's node is registered.
+
+        Args:
+            connection: to the nodes.
+            clients: number of clients; None: as many as the nodes name (`num-partitions`).
+            seconds: time limit.
+
+        Raises:
+            IncompatibleNode: a node does not fit, or the nodes name another number of clients.
+            NoUsableReply: nodes are missing at the time limit.
+        """
+        end, pause = time.monotonic() + seconds, connection.poll_interval
+        while True:
+            errors = self.discover(connection, max(end - time.monotonic(), 1.0))
+            if errors:
+                raise errors[0]
+            count = next(iter(self.nodes.values())).partitions if self.nodes else None
+            if count is not None and clients is not None and count != clients:
+                raise IncompatibleNode(f"clients={clients}, but the nodes have num-partitions={count}: make them equal")
+            missing = sorted(set(range(count or clients or 1)) - set(self.nodes))
+            if count is not None and not missing:
+                return
+            if time.monotonic() > end:
+                reasons = "".join(f"; node {node}: {why}" for node, why in list(self._unreachable.items())[:3])
+                raise NoUsableReply(
+                    f"the nodes of partitions {missing[:10]} did not connect in {seconds:g} seconds (connected: "
+                    f"{sorted(self.nodes)[:10]}{reasons}): start them, or increase connect_timeout"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+    def discover(self, connection: GridConnection, seconds: float) -> list[IncompatibleNode]:
+        """Send the handshake to new nodes, register those that fit, and return the errors of the others.
+
+        Args:
+            connection: to the nodes.
+            seconds: time to wait for a reply; a node without one is contacted again the next time.
+        """
+        new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
+        if not new:
+            return []
+        messages = {node: (node, to_parts(Message(), {"hello": "who are you"})) for node in new}
+        waiting = set(new) - set(connection.send("query.hello", messages, "hello", seconds))
+        found: list[NodeInfo] = []
+        errors: list[IncompatibleNode] = []
+        while waiting:
+            for node, message in connection.collect():
+                waiting.discard(node)
+                if message is None or message.has_error():
+                    self._unreachable[node] = loss_reason(message, seconds)
+                    continue
+                self._contacted.add(node)
+                self._unreachable.pop(node, None)
+                try:
+                    found.append(NodeInfo.read(connection.read(message), node))
+                except ValueError as error:
+                    errors.append(IncompatibleNode(f"node {node} cannot take part: {error}"))
+        found.sort(key=lambda info: (info.partition, info.node))
+        for one, other in itertools.pairwise(found):
+            if one.partition == other.partition:
+                errors.append(
+                    IncompatibleNode(
+                        f"nodes {one.node} and {other.node} both have partition {one.partition}: give each node its "
+                        "own partition-id"
+                    )
+                )
+        for info in found:
+            try:
+                self.register(info)
+            except IncompatibleNode as error:
+                errors.append(error)
+        return errors
+
+    def register(self, info: NodeInfo) -> None:
+        """Register a node; a restarted one replaces its previous entry.
+
+        Args:
+            info: the node's description.
+
+        Raises:
+            IncompatibleNode: it runs something other than the server, or has another client's partition, or other data
+                than before.
+        """
+        name = f"node {info.node} (partition {info.partition})"
+        for field, expected in self._expected.items():
+            found = getattr(info, field)
+            if found != expected:
+                raise IncompatibleNode(
+                    f"{name} has another {field} than the server: {found or 'none'!r}, not {expected!r}"
+                )
+        for other in self.nodes.values():
+            if other.partitions != info.partitions:
+                raise IncompatibleNode(
+                    f"{name} has {info.partitions} partitions, partition {other.partition} has {other.partitions}: "
+                    "start all nodes with the same num-partitions"
+                )
+            if other.classes and info.classes and other.classes != info.classes:
+                raise IncompatibleNode(
+                    f"{name} has the classes {info.classes}, partition {other.partition} has {other.classes}: labels "
+                    "must mean the same on all nodes; number the classes alike in load_client, and return a "
+                    "LabeledImages"
+                )
+        before = self.nodes.get(info.partition)
+        if before is not None and before.fingerprint != info.fingerprint:
+            raise IncompatibleNode(
+                f"{name} has other data, or another key, than node {before.node}, which had that partition before: "
+                "give each node its own partition-id, and leave its data and its folder unchanged"
+            )
+        self.nodes[info.partition] = info
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: as stated by a node, or else the largest number seen on any."""
+        spaces = [self.nodes[n].space for n in sorted(self.nodes)]
+        stated = [space.num_classes for space in spaces if space.classes_given]
+        return stated[0] if stated else max(space.num_classes for space in spaces)
+
+    def common_space(self, task: LabelTask | None) -> LabeledImages:
+        """Return an empty set like the images of client 0, which all nodes must match.
+
+        Args:
+            task: task of the run, if given.
+
+        Raises:
+            IncompatibleNode: another node's images differ in shape, normalization, classes, dtype or kind of labels.
+        """
+        classes = task.num_classes if task is not None else self.num_classes
+        given = task is not None or any(info.space.classes_given for info in self.nodes.values())
+        spaces = {n: grown(self.nodes[n].space, classes, given) for n in sorted(self.nodes)}
+        first = spaces[min(spaces)]
+        for number, space in spaces.items():
+            try:
+                require_like(first, space, f"node {self.nodes[number].node} (partition {number})")
+            except ValueError as error:
+                raise IncompatibleNode(str(error).replace("clients[0]", f"partition {min(spaces)}")) from error
+        return first
+
+    def fingerprint(self, key: bytes) -> str:
+        """Return a fingerprint of all nodes' data under a `key`."""
+        rows = [[n, self.nodes[n].fingerprint, self.nodes[n].untested] for n in sorted(self.nodes)]
+        return tensor_fingerprint([json.dumps(rows)], key=key)

@@ -1,0 +1,210 @@
+"""The policy of a node's owner: a file on the node, checked for every request, whatever the server's app asks for.
+
+    epsilon = 8.0              # limit for all runs together, for any record; inf: no limit
+    delta = 1e-5
+    smallest_sigma = 1.0       # of a release: noise standard deviation / sensitivity
+    largest_rate = 1.0         # sampling rate of a record in a release
+    largest_clip = 1.0         # of a record's gradient or vector; inf: any
+    methods = ["PrivateFedDM", "FedAvg(DPSGD)"]
+    evaluation = false         # whether exact accuracies on the node's own test images may be sent
+    app = "sha256:..."         # hash of the app's code (`app_hash`); "any": not checked
+
+**Protection.** The policy protects against a server that asks for more than was agreed: with another setting, a further
+run, a seed for the noise, or a changed app. Only replies that the file allows leave the node. Charges are in the node's
+ledger before noise is drawn, and a refusal reveals nothing about the data. With a finite epsilon, a reply leaves only
+if it was charged, and errors leave with their type only.
+
+**Limits.** The policy does not protect against code that bypasses it. It is enforced by the distillkit installed on the
+node, when the app's `client_app` is called. An app that reads the images itself, or omits `policy`, is not stopped, and
+whether a mechanism adds the noise that it charges depends on the method's code. So owners must control the code on
+their nodes: an app that they have read, installed there or signed by a key that the SuperNode trusts
+(`flower-supernode --trusted-entities`). The `app` key then detects a different version. Not covered either:
+participation, when a node answers and how long it takes, copies of the node's files, and two nodes with the same
+records, which have separate ledgers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import os
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from distillkit._utils import check
+from distillkit.privacy import Event
+from fl.method import Method
+
+__all__ = ["Policy", "PolicyRefusal", "app_hash", "read_policy"]
+
+ANY = "any"
+"""Value of `app` for which the code is not checked."""
+
+
+class PolicyRefusal(RuntimeError):
+    """A request that the node's policy does not allow; the message names the key of the policy file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Policy of a node's owner; each field is a key of the file, see this module's docstring.
+
+    Attributes:
+        epsilon, delta: privacy budget of any record for all runs together.
+        smallest_sigma, largest_rate, largest_clip: limits for every release.
+        methods: allowed methods with their add-ons and filters, such as `FedAvg(DPSGD)`.
+        evaluation: whether accuracies on the node's test images may be sent.
+        app: hash of the app's code, or "any".
+    """
+
+    epsilon: float
+    delta: float
+    smallest_sigma: float
+    largest_rate: float
+    largest_clip: float
+    methods: tuple[str, ...]
+    evaluation: bool
+    app: str
+
+    def __post_init__(self) -> None:
+        if self.epsilon != math.inf:
+            check.real_number(self.epsilon, "epsilon", above=0.0)
+        check.real_number(self.delta, "delta", above=0.0, below=1.0)
+        check.real_number(self.smallest_sigma, "smallest_sigma", above=0.0)
+        check.real_number(self.largest_rate, "largest_rate", above=0.0, most=1.0)
+        if self.largest_clip != math.inf:
+            check.real_number(self.largest_clip, "largest_clip", above=0.0)
+        names = check.sequence(self.methods, "methods", "names such as 'FedAvg(DPSGD)'")
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"methods must hold at least one name such as 'FedAvg(DPSGD)'; got {list(names)!r}")
+        object.__setattr__(self, "methods", tuple(names))
+        check.boolean(self.evaluation, "evaluation")
+        digits = self.app.removeprefix("sha256:") if isinstance(self.app, str) else ""
+        if self.app != ANY and (digits == self.app or len(digits) != 64 or set(digits) - set("0123456789abcdef")):
+            raise ValueError(
+                f"app must be 'any' or a result of app_hash(folder), 'sha256:' and 64 digits; got {self.app!r}"
+            )
+
+    @property
+    def budget(self) -> float | None:
+        """Epsilon, or None for no limit."""
+        return None if self.epsilon == math.inf else self.epsilon
+
+    def require_request(self, method: Method, verb: str, app: str | None) -> None:
+        """Refuse a request that is not allowed, before the client computes anything.
+
+        Args:
+            method: the node's method.
+            verb: the requested verb.
+            app: hash of the app's code, None if unknown.
+
+        Raises:
+            PolicyRefusal: naming the key of the file.
+        """
+        name = policy_name(method)
+        if self.app not in (ANY, app):
+            raise PolicyRefusal(f"its policy allows the app {self.app}, and this one is {app or 'unknown'}")
+        if name not in self.methods:
+            raise PolicyRefusal(f"its policy allows the methods {', '.join(self.methods)}, and this is {name}")
+        if verb == "evaluate" and not self.evaluation:
+            raise PolicyRefusal("its policy says evaluation = false: accuracies on its test images are not sent")
+        if self.budget is not None and not method.private:
+            raise PolicyRefusal(f"its policy has epsilon = {self.epsilon:g}, and {name} is not private")
+        if self.largest_clip == math.inf:
+            return
+        for part in method.parts:
+            if getattr(part, "private", False) and hasattr(part, "clip"):
+                clip = getattr(part, "clip_bound", part.clip)
+                if not isinstance(clip, int | float) or not clip <= self.largest_clip:
+                    raise PolicyRefusal(
+                        f"its policy says largest_clip = {self.largest_clip:g}, and {type(part).__name__} has {clip}"
+                    )
+
+    def require_events(self, events: Sequence[Event]) -> None:
+        """Refuse releases with too little noise or too high a sampling rate.
+
+        Args:
+            events: releases about to be charged.
+
+        Raises:
+            PolicyRefusal: naming the key of the file.
+        """
+        for event in events:
+            if event.seeded:
+                raise PolicyRefusal(
+                    f"its policy allows no noise that the server knows, and the noise of {event.mechanism} was seeded"
+                )
+            if event.sigma < self.smallest_sigma:
+                limit = f"smallest_sigma = {self.smallest_sigma:g}, and {event.mechanism} has {event.sigma:g}"
+                raise PolicyRefusal(f"its policy says {limit}")
+            if event.rate > self.largest_rate:
+                limit = f"largest_rate = {self.largest_rate:g}, and {event.mechanism} has {event.rate:g}"
+                raise PolicyRefusal(f"its policy says {limit}")
+
+
+def read_policy(path: str | os.PathLike[str]) -> Policy:
+    """Read a policy file. Check yours with this function: a node with an unusable file refuses everything.
+
+    Args:
+        path: TOML file.
+
+    Raises:
+        ValueError: it cannot be read, a key is missing or unknown, or a value is out of range; the file is named.
+    """
+    try:
+        found: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the policy {path} cannot be read: {error}") from error
+    known = [f.name for f in fields(Policy)]
+    for key in found:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise ValueError(
+                f"the policy {path} has the unknown key {key}{f'; did you mean {near[0]}?' if near else ''}"
+            )
+    missing = [key for key in known if key not in found]
+    if missing:
+        raise ValueError(f"the policy {path} lacks {', '.join(missing)}: every key is required")
+    try:
+        return Policy(**found)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"the policy {path}: {error}") from error
+
+
+def app_hash(folder: str | os.PathLike[str]) -> str:
+    """Return the hash of an app's code, for the `app` key of a policy.
+
+    It covers the names and bytes of all files in the folder. Byte code and names that begin with a dot are ignored.
+
+    Args:
+        folder: folder of the app's code, `Path(__file__).parent` within the app.
+
+    Raises:
+        FileNotFoundError: no such folder, or an empty one.
+    """
+    top = Path(folder).expanduser()
+    paths = sorted((p.relative_to(top).as_posix(), p) for p in top.rglob("*") if p.is_file())
+    files = [(n, p) for n, p in paths if not any(x == "__pycache__" or x.startswith(".") for x in n.split("/"))]
+    if not files:
+        raise FileNotFoundError(f"{top} is not a folder with the code of an app")
+    state = hashlib.sha256()
+    for name, path in files:
+        data = path.read_bytes()
+        state.update(f"{len(name.encode())} {name} {len(data)} ".encode() + data)
+    return f"sha256:{state.hexdigest()}"
+
+
+def policy_name(method: Method) -> str:
+    """Return a method's name in a policy: its class with its add-ons, and the filters around it.
+
+    For example `FedAvg(DPSGD)`, or `Filtered(FedAvg(DPSGD), ClientDP)`.
+    """
+    inner = method.inner
+    addons = [type(part).__name__ for part in inner.parts if part is not inner]
+    name = f"{type(inner).__name__}({', '.join(addons)})" if addons else type(inner).__name__
+    filters = [type(part).__name__ for part in method.parts if all(part is not p for p in inner.parts)]
+    return f"{type(method).__name__}({', '.join([name, *filters])})" if filters else name
