@@ -14,7 +14,7 @@ from distillkit import LabeledImages, Normalization, plot
 from distillkit._utils.files import write_atomically
 from distillkit.data import Split, as_domains, load, mnist_m_like, partition, synth_digits_like
 from distillkit.networks import split
-from distillkit.plot.figure import panels
+from distillkit.plot.figure import subplots
 from distillkit.study import Record, Records, Table, Task, mean_std
 from fl.addons import Anchors, Condensed
 from fl.engine.store import Store, read_message
@@ -119,7 +119,7 @@ def draw(records: Records, task: Task, images: Split, out: Path) -> None:
     _grids({**sets, "anchors": anchors} if anchors else sets, len(own), out / "sets.png")
     some = {name: client[torch.arange(0, len(client), -(-len(client) // 60))] for name, client in own.items()}
     ways = [way for way in ("FedAvg", "FedLGD, weight 0", "FedLGD") if way in folders]
-    figure, axes = panels(None, len(ways), 5.6, 4.2)
+    figure, axes = subplots(None, len(ways), 5.6, 4.2)
     for ax, way in zip(axes, ways):
         plot.tsne(_embedded(folders[way], some), {n: c.labels for n, c in some.items()}, classes=images.classes, ax=ax)
         ax.set_title(f"{way}: embeddings of the clients' images", fontsize=9)
@@ -131,7 +131,7 @@ def draw(records: Records, task: Task, images: Split, out: Path) -> None:
 
 
 def _grids(sets: Mapping[str, LabeledImages], across: int, path: Path) -> None:
-    figure, axes = panels(None, len(sets), 2.2, 4.6, across=across)
+    figure, axes = subplots(None, len(sets), 2.2, 4.6, columns=across)
     for ax, (name, one) in zip(axes, sets.items()):
         plot.grid(one, per_class=3, ax=ax)
         ax.set_title(name, fontsize=8)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit import LabeledImages, plot
-from distillkit.plot.figure import panels
+from distillkit.plot.figure import subplots
 from distillkit.study import Candidate, Record, Records, Table, curves
 from fl import Entry
 from fl.engine.store import Store
@@ -77,7 +77,7 @@ def sets_sent(records: Sequence[Any], entry: Entry[LabeledImages], path: Path, *
             found[name] = held[(held.labels < 10).nonzero().flatten()].replace(num_classes=min(10, held.num_classes))
     if not found:
         return
-    figure, axes = panels(None, len(found), 0.5 * per_class + 1.6, 5.6)
+    figure, axes = subplots(None, len(found), 0.5 * per_class + 1.6, 5.6)
     for ax, (name, one) in zip(axes, found.items()):
         plot.grid(one, per_class=per_class, ax=ax)
         ax.set_title(name, fontsize=8)

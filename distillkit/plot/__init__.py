@@ -1,4 +1,4 @@
-"""Pictures of sets, embeddings, partitions and runs. Each function returns a matplotlib figure and needs no display."""
+"""Figures of sets, embeddings, partitions and runs. Each function returns a matplotlib figure and needs no display."""
 
 from distillkit.plot.embeddings import mmd_table, pairwise_mmd, tsne
 from distillkit.plot.federation import curves, partition

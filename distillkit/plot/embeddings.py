@@ -1,4 +1,4 @@
-"""Pictures of embeddings: t-SNE by client and class, and how far apart the clients are."""
+"""Figures of embeddings: t-SNE by client and class, and distances between clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.plot.figure import MARKERS, class_colours, class_names, panels, require_mapping
+from distillkit.plot.figure import MARKERS, class_colours, class_names, require_mapping, subplots
 from distillkit.rng import as_generator
 
 if TYPE_CHECKING:
@@ -27,22 +27,25 @@ def tsne(
     generator: int | torch.Generator = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw where the clients' embeddings lie, in one t-SNE map: a marker a client, a colour a class (FedLGD's Fig. 1).
+    """Draw the embeddings of several clients in one t-SNE map, with a marker per client and a colour per class.
+
+    FedLGD's Fig. 1 is such a map.
 
     Args:
         embeddings: client's name -> float [N_i, d]; at least 5 rows in all.
         labels: the same names -> class indices int [N_i].
-        perplexity: t-SNE's neighbourhood size; lowered to a third of the rows where there are few.
-        classes: names of the classes, default their numbers.
+        perplexity: t-SNE's neighbourhood size, at most a third of the number of rows.
+        classes: class names, default their numbers.
         generator: seeds t-SNE.
         ax: the axes to draw into, default those of a new figure.
 
     Returns:
-        The matplotlib figure. A map's axes have no unit, and two maps have no common one: compare how much the
-        clients overlap, not where they lie.
+        The matplotlib figure. The axes have no unit, and two maps have no common scale: compare how much the clients
+        overlap, not their positions.
 
     Raises:
-        TypeError, ValueError: differing names or widths, bad rows or labels, too few rows, not one name a class.
+        TypeError, ValueError: different names or widths, bad rows or labels, too few rows, or a wrong number of class
+            names.
 
     Source: van der Maaten & Hinton, "Visualizing data using t-SNE" (2008), in scikit-learn's Barnes-Hut form.
     """
@@ -52,12 +55,12 @@ def tsne(
     require_mapping(labels, "labels", "class indices [N]")
     if not embeddings or set(embeddings) != set(labels):
         raise ValueError(f"labels must have the clients of embeddings, {sorted(embeddings)}, got {sorted(labels)}")
-    points = _joined(embeddings)
+    points = _join(embeddings)
     sizes = [len(rows) for rows in embeddings.values()]
     marks = [check.class_labels(labels[name], len(rows), None).cpu() for name, rows in embeddings.items()]
     count = int(torch.cat(marks).max()) + 1 if classes is None else len(classes)
     names, colours = class_names(classes, count), class_colours(count)
-    figure, (ax,) = panels(ax, 1, 5.6, 4.2)
+    figure, (ax,) = subplots(ax, 1, 5.6, 4.2)
     positions = _tsne(points, perplexity, as_generator(generator)).split(sizes)
     for i, (position, mark) in enumerate(zip(positions, marks, strict=True)):
         check.class_labels(mark, None, count)
@@ -84,22 +87,22 @@ def tsne(
 
 
 def pairwise_mmd(embeddings: Mapping[str, Tensor], *, unbiased: bool = True) -> Tensor:
-    """How far each two clients' embeddings are apart: the squared RBF MMD, float64 [n, n], symmetric, zero diagonal.
-
-    Args:
-        embeddings: client's name -> float [N_i, d].
-        unbiased: the estimate whose expectation does not depend on the N_i, and which may fall below 0. The biased
-            one (FedLGD's) grows as the sets shrink, so it finds distilled sets further apart than real ones even where
-            nothing but their size changed.
+    """Return the squared RBF MMD between all pairs of clients, float64 [n, n], symmetric with zero diagonal.
 
     The bandwidths are those of `distillkit.losses.rbf_mmd` for each pair of clients.
 
+    Args:
+        embeddings: client's name -> float [N_i, d].
+        unbiased: whether to use the unbiased estimate, whose expectation does not depend on the N_i and which may be
+            negative. The biased one (FedLGD's) grows as the sets shrink, so small distilled sets appear further apart
+            than real ones.
+
     Raises:
-        TypeError, ValueError: fewer than two clients, bad rows, differing widths.
+        TypeError, ValueError: fewer than two clients, bad rows, or different widths.
     """
     from distillkit.losses.matching import rbf_mmd
 
-    _joined(embeddings)
+    _join(embeddings)
     check.boolean(unbiased, "unbiased")
     if len(embeddings) < 2:
         raise ValueError(f"embeddings must hold at least 2 clients to compare, got {len(embeddings)}")
@@ -118,30 +121,30 @@ def mmd_table(
     unbiased: bool = True,
     axes: Sequence[Axes] | Axes | None = None,
 ) -> Figure:
-    """Draw how far the clients are apart, before and (if given) after distillation: the squared RBF MMD of each two.
+    """Draw the squared RBF MMD between all pairs of clients, before and optionally after distillation.
 
     Args:
-        before: client's name -> embeddings float [N_i, d], in the order to draw.
+        before: client's name -> embeddings float [N_i, d], in drawing order.
         after: the same clients' embeddings of their distilled sets, from the same network.
         unbiased: as in `pairwise_mmd`.
         axes: one, or two if `after` is given; default those of a new figure.
 
     Returns:
-        The matplotlib figure. Both tables have one colour scale and one format of numbers; the titles have the means
-        over all pairs and the change (FedLGD found +37 % on its digits).
+        The matplotlib figure. Both tables share colour scale and number format; the titles have the means over all
+        pairs and the relative change.
 
     Raises:
-        TypeError, ValueError: as `pairwise_mmd`; other clients after than before.
+        TypeError, ValueError: see `pairwise_mmd`; also different clients in `after`.
     """
     for name, one in (("before", before), ("after", after)):
         if one is not None or name == "before":
             require_mapping(one, name, "rows [N, d]")
     if after is not None and list(after) != list(before):
-        raise ValueError(f"after must have the clients of before in their order, {list(before)}, got {list(after)}")
+        raise ValueError(f"after must have the clients of before in the same order, {list(before)}, got {list(after)}")
     tables = [pairwise_mmd(one, unbiased=unbiased) for one in (before, after) if one is not None]
     n = len(before)
-    figure, drawn = panels(axes, len(tables), 0.62 * n + 1.6, 0.55 * n + 1.1)
-    power, decimals = _one_format(max(float(table.abs().max()) for table in tables))
+    figure, drawn = subplots(axes, len(tables), 0.62 * n + 1.6, 0.55 * n + 1.1)
+    power, decimals = _number_format(max(float(table.abs().max()) for table in tables))
     tables = [table / 10.0**power for table in tables]
     means = [float(table.sum()) / (n * (n - 1)) for table in tables]
     titles = [f"mean {means[0]:.{decimals + 1}f}"]
@@ -166,14 +169,14 @@ def mmd_table(
     return figure
 
 
-def _one_format(most: float) -> tuple[int, int]:
-    """The power of ten (0 where that reads well) and the decimals that show two digits of the largest number."""
+def _number_format(most: float) -> tuple[int, int]:
+    """Return the power of ten (0 for readable numbers) and the decimals that show two digits of the largest number."""
     exponent = math.floor(math.log10(most)) if most > 0 else 0
     power = 0 if -3 <= exponent <= 3 else exponent
     return power, max(0, 1 - exponent + power)
 
 
-def _joined(embeddings: Mapping[str, Tensor]) -> Tensor:
+def _join(embeddings: Mapping[str, Tensor]) -> Tensor:
     require_mapping(embeddings, "embeddings", "rows [N, d]")
     rows = [check.matrix(r, f"embeddings[{name!r}]") for name, r in embeddings.items()]
     widths = {r.shape[1] for r in rows}

@@ -1,4 +1,4 @@
-"""Pictures of federated runs: who holds what, and what accuracy costs."""
+"""Figures of federated runs: partitions and learning curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.conversion import as_tensor
 from distillkit.data.partition import summary
-from distillkit.plot.figure import LINES, MARKERS, STYLES, class_names, panels
+from distillkit.plot.figure import LINE_COLOURS, LINE_STYLES, MARKERS, class_names, subplots
 from distillkit.sets import Labels
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ Run = Sequence[Mapping[str, Any]]
 
 
 class HasRows(Protocol):
-    """What `curves` takes beside plain rows: a run that keeps its rows as an attribute (`fl.Run`)."""
+    """A run with its rows as an attribute (`fl.Run`), accepted by `curves`."""
 
     @property
     def rows(self) -> Run:
-        """The history: one mapping of column to value a round."""
+        """The history: one mapping from column to value per round."""
         ...
 
 
@@ -49,24 +49,24 @@ def partition(
     classes: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw who holds what: a column a client, a row a class, a bubble whose area is the number of images.
+    """Draw the images of each client and class as bubbles: one column per client, one row per class.
 
     Args:
-        labels: class indices int [N] of the whole data set; a tensor, an array or a list.
-        parts: for each client the indices of its images into `labels`, as the partitioners return them.
+        labels: class indices int [N] of the whole dataset; a tensor, an array or a list.
+        parts: for each client the indices of its images, as the partitioners return them.
         num_classes: K, default the largest label + 1.
-        classes: names of the classes, default their numbers.
+        classes: class names, default their numbers.
         ax: the axes to draw into, default those of a new figure.
 
     Returns:
-        The matplotlib figure; a client's total stands above its column, counts in the bubbles where they fit, and the
-        number of images that no client holds in the title.
+        The matplotlib figure. The area of a bubble is the number of images, also printed inside if it fits. Each
+        client's total is above its column; the title has the number of images that belong to no client.
 
     Raises:
-        TypeError, ValueError: no clients, indices or labels out of range, not one name a class.
+        TypeError, ValueError: no clients, indices or labels out of range, or a wrong number of class names.
     """
     marks = check.class_labels(as_tensor(labels, "labels", lists=True), None, num_classes).cpu()
-    if not len(check.sequence(parts, "parts", "index tensors, one a client")):
+    if not len(check.sequence(parts, "parts", "index tensors, one per client")):
         raise ValueError("parts must hold at least one client, got none")
     if num_classes is None:
         num_classes = int(marks.max()) + 1 if len(marks) else 1
@@ -75,14 +75,14 @@ def partition(
     counts = summary(marks, indices, num_classes)
     clients = len(parts)
     cell = 0.5 if clients <= 20 else 0.22
-    figure, (ax,) = panels(ax, 1, cell * clients + 1.4, max(0.42 * num_classes if clients <= 20 else 3.5, 1.5) + 1.2)
-    client, held = counts.nonzero(as_tuple=True)
-    sizes = counts[client, held].double()
+    figure, (ax,) = subplots(ax, 1, cell * clients + 1.4, max(0.42 * num_classes if clients <= 20 else 3.5, 1.5) + 1.2)
+    client, label = counts.nonzero(as_tuple=True)
+    sizes = counts[client, label].double()
     largest = float(sizes.max()) if len(sizes) else 1.0
     points = 72 * 0.9 * min(cell, 0.42)
-    ax.scatter(client, held, s=sizes / largest * points**2, color="#56B4E9", linewidths=0)
+    ax.scatter(client, label, s=sizes / largest * points**2, color="#56B4E9", linewidths=0)
     if clients <= 20:
-        for x, y, size in zip(client.tolist(), held.tolist(), sizes.tolist(), strict=True):
+        for x, y, size in zip(client.tolist(), label.tolist(), sizes.tolist(), strict=True):
             ax.text(x, y, f"{size:.0f}", ha="center", va="center", fontsize=7)
     small: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "fontsize": 7}
     above = {**small, "ha": "center", "rotation": 0 if clients <= 20 else 90}
@@ -96,8 +96,8 @@ def partition(
     ax.set_axisbelow(True)
     ax.grid(color="#eeeeee")
     ax.tick_params(length=0)
-    held_at_all = len(torch.cat(indices).unique())
-    left = f", {len(marks) - held_at_all:,} with no client" if held_at_all < len(marks) else ""
+    assigned = len(torch.cat(indices).unique())
+    left = f", {len(marks) - assigned:,} with no client" if assigned < len(marks) else ""
     ax.set_title(f"images per client and class (of {len(marks):,}{left})", fontsize=9, pad=18 if clients <= 20 else 30)
     return figure
 
@@ -109,27 +109,27 @@ def _indices(part: Any, count: int, name: str) -> Tensor:
 def curves(
     histories: Mapping[str, Any] | Run | HasRows, *, x: str = "round", y: str = "accuracy", ax: Axes | None = None
 ) -> Figure:
-    """Draw learning curves: a line a name, the mean over its runs, in a band of one standard deviation either side.
+    """Draw learning curves: for each name the mean over its runs, with a band of one standard deviation.
 
     Args:
-        histories: name -> runs (one a seed), or one run alone. A run is the rows of its history, one a round: mappings
-            with `round`, `y`, and `x`; or whatever has such `rows` (`fl.Run`). For what has no rounds, name -> the
-            numbers themselves, one a run: a broken level line.
-        x: "round", or what each round cost, summed up over the rounds so far: "bytes" (the rows' `bytes`, else
+        histories: name -> runs (one per seed), or a single run. A run is a list of rows, one per round: mappings with
+            `round`, `y` and `x`; or an object with such `rows` (`fl.Run`). For a method without rounds, name ->
+            numbers, one per run, drawn as a dashed horizontal line.
+        x: "round", or a cost, accumulated over the rounds: "bytes" (the rows' `bytes`, else
             `bytes_up + bytes_down`), "bytes_up", "bytes_down" (all in MB of 10^6), "client_seconds", "seconds", or
             any other column.
-        y: the column to draw; one whose name begins with "accuracy" is a fraction and drawn in per cent. Rounds where
-            it is absent or None are passed over (what they cost still counts).
+        y: the column to draw; a name that begins with "accuracy" is a fraction and drawn in per cent. Rounds without
+            `y` are skipped, but their cost counts.
         ax: the axes to draw into, default those of a new figure.
 
     Returns:
-        The matplotlib figure. A point is the mean of x and of y over the runs at one round; rounds that some run of a
-        name lacks are not drawn. The band is the sample standard deviation; there is none for a single run.
+        The matplotlib figure. A point is the mean of x and of y over the runs at one round; only rounds that all runs
+        of a name have are drawn. The band is the sample standard deviation, omitted for a single run.
 
     Raises:
-        TypeError: something else than runs.
-        ValueError: no histories, a name without runs, no name with rounds, a row without `round` or `x`, or no round
-            with `y` in common.
+        TypeError: not runs.
+        ValueError: no histories, a name without runs, no name with rounds, a row without `round` or `x`, or no common
+            round with `y`.
     """
     named = histories if isinstance(histories, Mapping) else {"": histories}
     levels: dict[str, Tensor] = {name: _level(given, y) for name, given in named.items() if _is_level(given)}
@@ -137,17 +137,21 @@ def curves(
              for name, given in named.items()}  # fmt: skip
     if len(lines) == len(levels):
         raise ValueError("histories must hold at least one name, and each at least one run (of rounds)")
-    figure, (ax,) = panels(ax, 1, 5.2, 3.6)
+    figure, (ax,) = subplots(ax, 1, 5.2, 3.6)
     for i, (name, points) in enumerate(lines.items()):
         mean = points.mean(0)
-        colour, marker = LINES[i % len(LINES)], MARKERS[i % len(MARKERS)]
+        colour, marker = LINE_COLOURS[i % len(LINE_COLOURS)], MARKERS[i % len(MARKERS)]
         label = name or y.replace("_", " ")
         if name in levels:
             ax.axhline(float(mean), label=label, color=colour, linestyle="--", linewidth=1.5)
             if len(points) > 1:
                 ax.axhspan(float(mean - points.std()), float(mean + points.std()), color=colour, alpha=0.1, linewidth=0)
             continue
-        look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": STYLES[i // len(LINES) % len(STYLES)]}
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": marker,
+            "linestyle": LINE_STYLES[i // len(LINE_COLOURS) % len(LINE_STYLES)],
+        }
         every = -(-points.shape[1] // 25)
         ax.plot(*mean.T.tolist(), label=label, markersize=4, linewidth=1.5, markevery=every, **look)
         if len(points) > 1:
@@ -172,23 +176,23 @@ def curves(
 
 
 def _is_level(given: Any) -> bool:
-    """Whether these are the numbers of runs without rounds."""
+    """Return whether these are the numbers of runs without rounds."""
     several = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     return several and all(isinstance(v, Real) and not isinstance(v, bool) for v in given)
 
 
 def _level(given: Any, y: str) -> Tensor:
-    """The numbers [runs], in the unit in which they are drawn."""
+    """Return the numbers [runs] in the unit of the axis."""
     return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 
 def _runs(name: str, given: Any) -> list[Run]:
-    """One run or several, each as its rows."""
+    """Return the rows of one run or several."""
     given = getattr(given, "rows", given)
     if not isinstance(given, Sequence) or isinstance(given, str):
-        said = f" of {name!r}" if name else ""
+        of_name = f" of {name!r}" if name else ""
         raise TypeError(
-            f"histories must be a run (its rows) or name -> runs; the runs{said} are {type(given).__name__}"
+            f"histories must be a run (its rows) or name -> runs; the runs{of_name} are {type(given).__name__}"
         )
     if not given:
         raise ValueError("histories must hold at least one name, and each at least one run")
@@ -198,7 +202,7 @@ def _runs(name: str, given: Any) -> list[Run]:
 
 
 def _points(name: str, runs: Sequence[Run], x: str, y: str) -> Tensor:
-    """(x, y) at the rounds that all runs have, float64 [runs, rounds, 2]."""
+    """Return (x, y) at the rounds that all runs have, float64 [runs, rounds, 2]."""
     by_round: list[dict[int, tuple[float, float]]] = []
     for run in runs:
         spent, found = 0.0, {}

@@ -1,4 +1,4 @@
-"""What all plots share: figures without global state, and colours that colour-blind readers can tell apart."""
+"""Common parts of all plots: figures without global state, and colours for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -11,106 +11,106 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CLASSES", "LINES", "MARKERS", "STYLES", "class_colours", "class_names", "panels", "require_mapping"]
+__all__ = ["subplots"]
 
 # Okabe & Ito's palette (without yellow, too pale for lines) and Tol's "muted" scheme.
-LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-CLASSES = (
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+CLASS_COLOURS = (
     *("#332288", "#CC6677", "#117733", "#DDCC77", "#88CCEE"),
     *("#882255", "#44AA99", "#999933", "#AA4499", "#777777"),
 )
-STYLES = ("-", ":", "-.")  # the second time that a colour is used, and the third
+LINE_STYLES = ("-", ":", "-.")  # for the first, second and third use of a colour
 MARKERS = ("o", "X", "^", "s", "D", "v", "P", "*", "<", ">")
 
 
 @functools.cache
-def _shown() -> type[Figure]:
-    """Figures that a notebook shows as a picture, also where no pyplot has told it how."""
+def _notebook_figure() -> type[Figure]:
+    """Return a figure class that notebooks display without pyplot."""
     from matplotlib.figure import Figure
 
-    class ShownFigure(Figure):
-        """A matplotlib figure with the picture that IPython asks for."""
+    class NotebookFigure(Figure):
+        """Matplotlib figure with IPython's PNG representation."""
 
         def _repr_png_(self) -> bytes:
             buffer = io.BytesIO()
             self.savefig(buffer, format="png")
             return buffer.getvalue()
 
-    return ShownFigure
+    return NotebookFigure
 
 
-def panels(given: Any, count: int, width: float, height: float, across: int = 4) -> tuple[Figure, list[Axes]]:
-    """The `count` axes to draw into and their figure: those given, or new ones of `width` x `height` inches each.
-
-    A new figure belongs to no window and to no pyplot state.
+def subplots(axes: Any, count: int, width: float, height: float, columns: int = 4) -> tuple[Figure, list[Axes]]:
+    """Return a figure and `count` axes: the given axes, or those of a new figure without window and pyplot state.
 
     Args:
-        given: axes, one alone or a list of them; None for a new figure.
-        count: how many there must be.
-        width, height: of each, in inches.
-        across: how many stand beside each other before a new row begins.
+        axes: one axes or a list of them; None for a new figure.
+        count: number of axes.
+        width, height: size of each axes, in inches.
+        columns: largest number of axes in a row.
 
     Raises:
-        ValueError: another number of axes is given.
+        ValueError: another number of axes.
     """
-    if given is None:
+    if axes is None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        across = min(count, across)
-        down = -(-count // across)
-        figure = _shown()(figsize=(width * across, height * down), layout="constrained", dpi=120)
+        columns = min(count, columns)
+        rows = -(-count // columns)
+        figure = _notebook_figure()(figsize=(width * columns, height * rows), layout="constrained", dpi=120)
         FigureCanvasAgg(figure)
-        grid = figure.subplots(down, across, squeeze=False)
-        axes = list(grid.flat)
-        for unused in axes[count:]:
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for unused in grid[count:]:
             unused.remove()
-        return figure, axes[:count]
-    axes = list(given) if hasattr(given, "__iter__") else [given]
-    if len(axes) != count:
-        raise ValueError(f"this picture needs {count} axes, got {len(axes)}")
-    return axes[0].get_figure(root=True), axes
+        return figure, grid[:count]
+    given = list(axes) if hasattr(axes, "__iter__") else [axes]
+    if len(given) != count:
+        raise ValueError(f"this figure needs {count} axes, got {len(given)}")
+    return given[0].get_figure(root=True), given
 
 
 def class_colours(count: int) -> list[Any]:
-    """One colour a class: ten distinct ones, or a perceptually even scale for more.
+    """Return one colour per class: up to ten distinct ones, or a perceptually uniform scale for more.
 
     Args:
-        count: of the classes.
+        count: number of classes.
     """
-    if count <= len(CLASSES):
-        return list(CLASSES[:count])
+    if count <= len(CLASS_COLOURS):
+        return list(CLASS_COLOURS[:count])
     from matplotlib import colormaps
 
     return [colormaps["viridis"](i / (count - 1)) for i in range(count)]
 
 
 def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
-    """The given names, or the class numbers.
+    """Return the given class names, or the class numbers.
 
     Args:
-        classes: the names; None for none.
-        count: how many classes there are.
+        classes: the names, or None.
+        count: number of classes.
 
     Raises:
-        ValueError: not one name a class.
+        ValueError: another number of names.
     """
     if classes is None:
         return [str(c) for c in range(count)]
     if len(classes) != count:
-        raise ValueError(f"classes must have one name a class, got {len(classes)} names for {count} classes")
+        raise ValueError(f"classes must have one name per class, got {len(classes)} names for {count} classes")
     return list(classes)
 
 
-def require_mapping(values: Any, name: str, wanted: str) -> None:
-    """Raise a TypeError unless `values` are a mapping from names, which the plot needs to tell them apart.
+def require_mapping(values: Any, name: str, expected: str) -> None:
+    """Check that `values` is a mapping from names.
 
     Args:
-        values: what was given.
+        values: the argument.
         name: of the argument, for the message.
-        wanted: what each name stands for, for the message.
+        expected: type of the mapping's values, for the message.
+
+    Raises:
+        TypeError: not a mapping.
     """
     if not isinstance(values, Mapping):
         example = f'{{"all": {name}}}'
         raise TypeError(
-            f"{name} must be a mapping, name -> {wanted}, got {type(values).__name__}; for a single one give {example}"
+            f"{name} must be a mapping, name -> {expected}, got {type(values).__name__}; for a single one use {example}"
         )

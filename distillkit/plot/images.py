@@ -1,4 +1,4 @@
-"""Pictures of images: by class, real beside synthetic, selected beside rejected, and their pixel values."""
+"""Figures of images: by class, real and synthetic, selected and rejected, and their pixel values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.normalization import IDENTITY
-from distillkit.plot.figure import LINES, class_names, panels, require_mapping
+from distillkit.plot.figure import LINE_COLOURS, class_names, require_mapping, subplots
 from distillkit.rng import as_generator
 from distillkit.sets import Images, LabeledImages, Labels, as_set
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CELL = 0.5  # inches
-_FRAME = 0.85  # the grey around an image, so that a white one is seen
+_FRAME = 0.85  # grey frame, so that white images are visible
 
 
 def grid(
@@ -30,21 +30,21 @@ def grid(
     classes: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the first images of each class, a class a row, in pixel units: the look at a set.
+    """Draw the first images of each class, one row per class, in pixel units.
 
     Args:
-        images, labels: float [N, C, H, W] in [0, 1] and labels, or a `LabeledImages` alone (in any normalisation).
+        images, labels: float [N, C, H, W] in [0, 1] and labels, or a `LabeledImages` alone (in any normalization).
             One channel is drawn in grey, three as RGB, any other number as the grey mean of the channels. Label rows
             (soft, multi-label) count as their largest entry.
-        per_class: the most images a row.
-        classes: names of the classes, default their numbers.
+        per_class: largest number of images per row.
+        classes: class names, default their numbers.
         ax: the axes to draw into, default those of a new figure.
 
     Returns:
         The matplotlib figure (`figure.savefig("grid.png")`).
 
     Raises:
-        TypeError, ValueError: bad images or labels, an empty set, or not one name a class.
+        TypeError, ValueError: bad images or labels, an empty set, or a wrong number of class names.
     """
     data = as_set(images, labels)
     check.positive_int(per_class, "per_class")
@@ -60,18 +60,18 @@ def real_and_synthetic(
     classes: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the first real images of each class beside the first synthetic ones, a class a row, in pixel units.
+    """Draw the first real images of each class beside the first synthetic ones, one row per class, in pixel units.
 
     Args:
-        real, synthetic: sets of the same image shape and number of classes; their normalisations may differ.
-        per_class: the most images a row on either side.
+        real, synthetic: sets of the same image shape and number of classes; their normalizations may differ.
+        per_class: largest number of images per row on each side.
         classes, ax: as in `grid`.
 
     Returns:
         The matplotlib figure.
 
     Raises:
-        ValueError: the shapes or class counts differ, an empty set, or not one name a class.
+        ValueError: different shapes or class counts, an empty set, or a wrong number of class names.
     """
     check.positive_int(per_class, "per_class")
     real, synthetic = as_set(real, name="real"), as_set(synthetic, name="synthetic")
@@ -89,20 +89,20 @@ def selection(
     generator: int | torch.Generator = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw what a selection took beside what it left: a random sample of either.
+    """Draw a random sample of the selected images beside one of the rejected images.
 
     Args:
         images: float [N, C, H, W] in [0, 1], or a `LabeledImages`.
         selected: indices int [M] into `images`, as `distillkit.select` returns them.
-        rows, columns: of either sample, if there are as many images.
+        rows, columns: size of each sample, if there are enough images.
         generator: draws the samples.
         ax: the axes to draw into, default those of a new figure.
 
     Returns:
-        The matplotlib figure; the counts of both parts are in it.
+        The matplotlib figure, with the number of selected and rejected images.
 
     Raises:
-        TypeError, ValueError: bad images, or indices out of range or given twice.
+        TypeError, ValueError: bad images, or indices out of range or repeated.
     """
     generator = as_generator(generator)
     check.positive_int(rows, "rows")
@@ -119,7 +119,7 @@ def selection(
         drawn = members[torch.randperm(len(members), generator=generator)[:size]].to(images.device)
         pixels = _drawable(normalization.decode(images.index_select(0, drawn)))
         blocks.append((f"{name}: {len(members):,}", [pixels[i * columns : (i + 1) * columns] for i in range(rows)]))
-    figure, (ax,) = panels(ax, 1, 2 * columns * _CELL + 0.6, rows * _CELL + 0.4)
+    figure, (ax,) = subplots(ax, 1, 2 * columns * _CELL + 0.6, rows * _CELL + 0.4)
     _draw(ax, blocks, columns)
     ax.set_yticks([])
     return figure
@@ -128,13 +128,13 @@ def selection(
 def pixel_histogram(
     sets: Mapping[str, LabeledImages], *, bins: int = 64, axes: Sequence[Axes] | Axes | None = None
 ) -> Figure:
-    """Draw how often each pixel value occurs, to compare sets' colours: a panel a set, a line a channel.
+    """Draw histograms of the pixel values to compare the colours of sets, as in FedLGD's Fig. 18-20.
 
-    FedLGD's Fig. 18-20 are such.
+    Each set has its axes and each channel a line.
 
     Args:
-        sets: name -> set, for example a client's; drawn in pixel units, whatever their normalisations.
-        bins: equal parts of [0, 1]. Values outside are left out and their share is said in the panel's title.
+        sets: name -> set, for example of each client; drawn in pixel units.
+        bins: number of equal bins of [0, 1]. Values outside are omitted, and their share is in the title.
         axes: one for each set, default those of a new figure.
 
     Returns:
@@ -149,8 +149,8 @@ def pixel_histogram(
     require_mapping(sets, "sets", "LabeledImages")
     sets = {name: as_set(one, name=f"sets[{name!r}]") for name, one in sets.items()}
     if not sets or not all(len(s) for s in sets.values()):
-        raise ValueError("sets must hold at least one set, and none may be empty: leave empty ones out")
-    figure, drawn = panels(axes, len(sets), 3.2, 2.6, across=3)
+        raise ValueError("sets must hold at least one set, and none may be empty; omit empty ones")
+    figure, drawn = subplots(axes, len(sets), 3.2, 2.6, columns=3)
     edges, low, high = torch.linspace(0, 1, bins + 1), 100.0, 0.0
     for ax, (name, one) in zip(drawn, sets.items(), strict=True):
         channels = one.normalization.decode(one.images).detach().cpu().float().transpose(0, 1).flatten(1)
@@ -178,8 +178,8 @@ def _channel_styles(count: int) -> list[tuple[str, str]]:
     if count == 1:
         return [("grey", "#000000")]
     if count == 3:
-        return [("red", LINES[1]), ("green", LINES[2]), ("blue", LINES[0])]
-    return [(f"channel {c}", LINES[c % len(LINES)]) for c in range(count)]
+        return [("red", LINE_COLOURS[1]), ("green", LINE_COLOURS[2]), ("blue", LINE_COLOURS[0])]
+    return [(f"channel {c}", LINE_COLOURS[c % len(LINE_COLOURS)]) for c in range(count)]
 
 
 def _drawable(pixels: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def _rows_of_classes(
     columns = max(len(row) for _, rows in blocks for row in rows)
     height, width = data.shape[1:]
     cell = _CELL * width / max(height, width), _CELL * height / max(height, width)
-    figure, (ax,) = panels(ax, 1, len(blocks) * columns * cell[0] + 1.0, len(names) * cell[1] + 0.5)
+    figure, (ax,) = subplots(ax, 1, len(blocks) * columns * cell[0] + 1.0, len(names) * cell[1] + 0.5)
     _draw(ax, blocks, columns)
     ax.set_yticks([(i + 0.5) * (height + 2) for i in range(len(names))], names)
     ax.set_ylabel("class")
@@ -212,7 +212,7 @@ def _rows_of_classes(
 
 
 def _draw(ax: Any, blocks: list[tuple[str, list[Tensor]]], columns: int) -> None:
-    """Draw blocks of rows of images [n, H, W, 3] beside each other, white where a row is short, each with its title."""
+    """Draw blocks of rows of images [n, H, W, 3] side by side, each with its title; short rows end in white."""
     _, height, width, _ = blocks[0][1][0].shape
     gap = 2
     block = columns * (width + gap)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from distillkit import plot
 from distillkit._utils import check
-from distillkit.plot.figure import panels
+from distillkit.plot.figure import subplots
 from distillkit.sets import LabeledImages
 from distillkit.study._groups import Given, Group, groups
 
@@ -41,7 +41,7 @@ def curves(records: Given, *, by: str = "round", task: str | None = None, column
         raise TypeError(f"column must be the name of a column of the rounds, got {type(column).__name__}")
     found = _of(task, groups(records))
     tasks = list(dict.fromkeys(g.task for g in found))
-    figure, axes = panels(None, len(tasks), 5.2, 3.6, across=2)
+    figure, axes = subplots(None, len(tasks), 5.2, 3.6, columns=2)
     for ax, name in zip(axes, tasks):
         own = [g for g in found if g.task == name]
         drawn = {_label(g): values for g in own if (values := _values(g, column))}
@@ -78,7 +78,7 @@ def pictures(records: Given, *, task: str | None = None, per_class: int = 3, cla
         raise ValueError("records must hold a run whose folder has a set.safetensors; none has")
     sets = {name: _first_classes(LabeledImages.load(path), classes) for name, path in made.items()}
     most = max(one.num_classes for one in sets.values())
-    figure, axes = panels(None, len(sets), 0.5 * per_class + 0.8, 0.5 * most + 0.6)
+    figure, axes = subplots(None, len(sets), 0.5 * per_class + 0.8, 0.5 * most + 0.6)
     for ax, (name, one) in zip(axes, sets.items()):
         plot.grid(one, per_class=per_class, ax=ax)
         ax.set_title(name, fontsize=9)

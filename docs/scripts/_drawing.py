@@ -13,13 +13,25 @@ from torch.nn.functional import cross_entropy
 
 from distillkit import LabeledImages
 from distillkit.networks import ConvNet, build
-from distillkit.plot.figure import LINES, panels
+from distillkit.plot.figure import LINE_COLOURS, subplots
 from distillkit.rng import derive
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["GREY", "LINES", "OUT", "bare", "below", "images", "panels", "pictured", "plain", "trained", "write"]
+__all__ = [
+    "GREY",
+    "LINE_COLOURS",
+    "OUT",
+    "bare",
+    "below",
+    "images",
+    "pictured",
+    "plain",
+    "subplots",
+    "trained",
+    "write",
+]
 
 OUT = Path(__file__).parents[1] / "pictures"
 GREY = "#777777"

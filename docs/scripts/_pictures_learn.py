@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from _drawing import GREY, LINES, bare, below, images, panels, plain, trained, write
+from _drawing import GREY, LINE_COLOURS, bare, below, images, plain, subplots, trained, write
 from matplotlib.patches import Polygon, Rectangle
 from sklearn.datasets import load_sample_image
 from torch import Tensor
@@ -37,7 +37,7 @@ def photographs() -> Tensor:
 def augment() -> None:
     """Three draws of each family beside the image, and a batch under one draw and under a draw each."""
     crops = photographs()
-    figure, (left, right) = panels(None, 2, 5.2, 2.6)
+    figure, (left, right) = subplots(None, 2, 5.2, 2.6)
     rows = []
     for number in range(3):
         drawn = [DSA(family)(crops[:1] - 0.5, derive(number, family)) + 0.5 for family in FAMILIES]
@@ -65,11 +65,11 @@ def coresets() -> None:
         all_, chosen = network.features(own.images), {n: network.features(s.images) for n, s in ways.items()}
     mean = all_.mean(0)
     plane = torch.linalg.svd(all_ - mean, full_matrices=False)[2][:2].T
-    figure, axes = panels(None, 4, 2.9, 3.0)
+    figure, axes = subplots(None, 4, 2.9, 3.0)
     rows = [s.pixels()[5 * i : 5 * i + 5] for s in ways.values() for i in (0, 1)]
     images(axes[0], rows, [name for way in ways for name in (way, "")])
     axes[0].set_title("ten threes each", fontsize=10)
-    for ax, colour, (name, embeddings) in zip(axes[1:], LINES, chosen.items(), strict=False):
+    for ax, colour, (name, embeddings) in zip(axes[1:], LINE_COLOURS, chosen.items(), strict=False):
         ax.scatter(*((all_ - mean) @ plane).T, s=6, color="#BBBBBB", label="class 3")
         ax.scatter(*((embeddings - mean) @ plane).T, s=28, color=colour, edgecolor="white", label="chosen")
         ax.scatter(0, 0, marker="P", s=60, color="black", edgecolor="white", label="class mean")
@@ -103,14 +103,14 @@ def matched() -> None:
         callback=keep,
         progress=False,
     )
-    figure, (left, right) = panels(None, 2, 4.8, 2.6)
+    figure, (left, right) = subplots(None, 2, 4.8, 2.6)
     rows = [made.normalization.decode(x) for x in (start, *seen.values())]
     images(left, rows, ["start: noise", *(f"step {n}" for n in seen)], [str(k) for k in range(10)])
     right.plot(
         range(1, len(distances) + 1), distances, color="#BBBBBB", linewidth=0.8, label="a step, on a new network"
     )
     mean = torch.tensor(distances).unfold(0, 20, 1).mean(1)
-    right.plot(range(11, len(distances) - 8), mean, color=LINES[0], label="mean of twenty steps around it")
+    right.plot(range(11, len(distances) - 8), mean, color=LINE_COLOURS[0], label="mean of twenty steps around it")
     right.set(xlabel="step", ylabel="distance of gradients", ylim=(0, None))
     plain(right)
     below(right)
@@ -127,18 +127,18 @@ def networks() -> None:
     size = network.features(torch.zeros(1, *shapes[0])).shape[1]
     weights = [p.numel() for p in network.parameters()]
     blocks = [sum(weights[i : i + 4]) for i in range(0, len(weights) - 2, 4)]
-    figure, (ax,) = panels(None, 1, 10, 3.1)
+    figure, (ax,) = subplots(None, 1, 10, 3.1)
     left = 0.0
     for number, (channels, height, width) in enumerate(shapes):
         deep, side = 0.12 + channels / 110, 0.5 + height / 16
-        box(ax, left, side, deep, LINES[4] if number == 0 else LINES[0])
+        box(ax, left, side, deep, LINE_COLOURS[4] if number == 0 else LINE_COLOURS[0])
         ax.text(left + deep / 2 + side / 5, -1.55, f"{channels} x {height} x {width}", ha="center", fontsize=9)
         left += deep + 0.4 * side + 0.15
         words = f"3x3 convolution\n{network_words(network)}\n2x2 mean\n" if number < len(blocks) else "flatten\n\n\n"
         said = f"{blocks[number]:,} weights" if number < len(blocks) else ""
         arrow(ax, left, words, said)
         left += 1.75
-    for count, side, name, colour in ((size, 2.3, "features", LINES[2]), (10, 0.9, "logits", LINES[1])):
+    for count, side, name, colour in ((size, 2.3, "features", LINE_COLOURS[2]), (10, 0.9, "logits", LINE_COLOURS[1])):
         ax.add_patch(Rectangle((left, -side / 2), 0.16, side, facecolor=colour, edgecolor="white"))
         ax.text(left + 0.08, -1.55, f"{name}\n{count:,}", ha="center", va="center", fontsize=9)
         left += 0.4
@@ -178,9 +178,9 @@ def arrow(ax: Axes, left: float, above: str, under: str) -> None:
 @torch.no_grad()
 def loss_curves() -> None:
     """Four losses over what they measure."""
-    figure, (pull, shift, apart, clip) = panels(None, 4, 3.0, 3.0)
+    figure, (pull, shift, apart, clip) = subplots(None, 4, 3.0, 3.0)
     turn = torch.linspace(0, torch.pi, 181)
-    for colour, t in zip(LINES, (0.07, 0.2, 0.5), strict=False):
+    for colour, t in zip(LINE_COLOURS, (0.07, 0.2, 0.5), strict=False):
         values = [contrast(a, t) for a in turn]
         pull.plot(turn.cos(), values, color=colour, label=f"temperature {t}")
     pull.set(xlabel="cosine to the image of its class", ylabel="loss", title="supervised_contrastive")
@@ -189,8 +189,8 @@ def loss_curves() -> None:
     moved = [cloud + torch.eye(8)[0] * s for s in steps]
     linear = [float(losses.mean_embedding_distance(cloud, m)) for m in moved]
     kernel = [float(losses.rbf_mmd(cloud, m)) for m in moved]
-    shift.plot(steps, linear, color=LINES[0], label="mean_embedding_distance")
-    shift.plot(steps, kernel, color=LINES[1], label="rbf_mmd")
+    shift.plot(steps, linear, color=LINE_COLOURS[0], label="mean_embedding_distance")
+    shift.plot(steps, kernel, color=LINE_COLOURS[1], label="rbf_mmd")
     shift.set(xlabel="shift (standard deviations)", ylabel="loss", ylim=(0, 4), title="two sets, one shifted")
     logit = torch.linspace(0, 8, 161)
     pairs = torch.stack([logit, torch.zeros_like(logit)], 1), torch.stack([-logit, torch.zeros_like(logit)], 1)
@@ -199,13 +199,13 @@ def loss_curves() -> None:
         "clamped_disagreement": losses.clamped_disagreement(*pairs, reduction="none"),
         "clamp_result=False": losses.clamped_disagreement(*pairs, reduction="none", clamp_result=False),
     }
-    for colour, style, (name, values) in zip(LINES, ("-", "-", ":"), kinds.items(), strict=False):
+    for colour, style, (name, values) in zip(LINE_COLOURS, ("-", "-", ":"), kinds.items(), strict=False):
         apart.plot(logit, values, color=colour, linestyle=style, label=name, zorder=3 if style == ":" else 2)
     apart.set(xlabel="logit z of one network, -z of the other", ylabel="disagreement")
     apart.set_title("two networks, two classes")
     norms = torch.linspace(0.01, 5, 500)
     row = torch.stack([norms, torch.zeros_like(norms)], 1)
-    for colour, exact in zip(LINES, (False, True), strict=False):
+    for colour, exact in zip(LINE_COLOURS, (False, True), strict=False):
         out = losses.clip_logit_norm(row, continuous=exact).norm(dim=1)
         clip.plot(norms, out, color=colour, label=f"continuous={exact}")
     clip.set(xlabel="norm of a row of logits", ylabel="its norm afterwards", title="clip_logit_norm")

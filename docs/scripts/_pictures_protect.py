@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import torch
-from _drawing import GREY, LINES, OUT, below, panels, plain, write
+from _drawing import GREY, LINE_COLOURS, OUT, below, plain, subplots, write
 from torch import Tensor, nn
 
 from attacks import roc
@@ -51,15 +51,18 @@ def membership() -> None:
         scores["LiRA online"].append(lira(target.scores, target.inside, target.shadows, online=True))
     member = torch.cat(truth)
     joined = {name: torch.cat(values) for name, values in scores.items()}
-    figure, axes = panels(None, 3, 3.4, 3.1)
+    figure, axes = subplots(None, 3, 3.4, 3.1)
     for ax, name in zip(axes, ("threshold", "LiRA online"), strict=False):
         values = joined[name]
         low, high = values.quantile(torch.tensor([0.001, 0.999], dtype=values.dtype)).tolist()
         bins = torch.linspace(low, high, 61).tolist()
-        for colour, kind, rows in ((LINES[1], "trained on", member), (LINES[0], "not trained on", ~member)):
+        for colour, kind, rows in (
+            (LINE_COLOURS[1], "trained on", member),
+            (LINE_COLOURS[0], "not trained on", ~member),
+        ):
             ax.hist(values[rows].tolist(), bins, color=colour, alpha=0.55, label=kind, density=True)
         ax.set(xlabel="score of a record", ylabel="density", title=f"{name}: scores")
-    for colour, (name, values) in zip(LINES[2:], joined.items(), strict=False):
+    for colour, (name, values) in zip(LINE_COLOURS[2:], joined.items(), strict=False):
         curve = roc(values, member)
         axes[2].plot(curve.fpr[1:], curve.tpr[1:], color=colour, label=f"{name}, AUC {curve.auc:.2f}")
     axes[2].plot([1e-4, 1], [1e-4, 1], color=GREY, linestyle="--", label="guessing")
@@ -75,10 +78,10 @@ def membership() -> None:
 
 def audit() -> None:
     """What a lower bound reaches, and which planted mistakes an audit sees."""
-    figure, (left, right) = panels(None, 2, 4.9, 3.8)
+    figure, (left, right) = subplots(None, 2, 4.9, 3.8)
     claims = [0.5, 1, 2, 3, 4, 6, 8]
     noise = torch.randn(2, 10_000, generator=derive(0), dtype=torch.float64)
-    for runs, colour in ((500, LINES[0]), (10_000, LINES[1])):
+    for runs, colour in ((500, LINE_COLOURS[0]), (10_000, LINE_COLOURS[1])):
         found = []
         for claim in claims:
             sigma = gaussian_sigma(claim, 1e-5)
@@ -110,7 +113,7 @@ def mistakes(ax: Axes) -> None:
         spans = [[100 * end for end in clopper_pearson(c[place], c[2])] for c in counts.values()]
         errors = [[s - low for s, (low, _) in zip(share, spans)], [high - s for s, (_, high) in zip(share, spans)]]
         mark = "o" if place == 0 else "s"
-        ax.errorbar(share, places + shift, xerr=errors, fmt=mark, color=LINES[2 + place], capsize=2, label=name)
+        ax.errorbar(share, places + shift, xerr=errors, fmt=mark, color=LINE_COLOURS[2 + place], capsize=2, label=name)
     ax.set_yticks(places.tolist(), list(counts), fontsize=8)
     ax.invert_yaxis()
     ax.set(xlabel="audits that refute the claim (%)", xlim=(-4, 104), title="planted mistakes")
