@@ -152,7 +152,7 @@ def test_a_target_that_is_missed_is_marked_with_what_takes_the_time() -> None:
     assert said[2] == "| a | CPU | 2 | 2 | 0.50 | 0.40 to 0.60 | 0.50 | 70 % | – / 10 | 1 / 12 |"
     assert "**0.50, missed**" in said[3]
     assert "**70 %, missed**" in said[4]
-    assert said[-1] == "b misses its target; the most time of a step of ours is in `aten::mm` 61 %."
+    assert said[-1] == "b misses its target; our step spends most of its time in `aten::mm` 61 %."
     other = show.rows([line(difference=0.023)]).splitlines()
     assert other[-1] == "a: both sides are 2.3e-02 apart in float32, more than 1e-02, but 1e-12 in float64."
     more = {"growth": "d", "sizes": [10, 1000], "base": 10, "ratios": [1.0, 1.2], "seconds": {"cpu": [[1.0], [1.2]]}}

@@ -70,7 +70,7 @@ def tried(way: Way, rounds: int, cohort: int) -> tuple[peers.Rounds, str]:
 def table(record: dict[str, Any]) -> str:
     """What a record says, in Markdown; the ratios are of medians over all rounds."""
     said = [
-        "| way | version | rounds | replies | wall, s a round | least to most | of the plain loop | CPU of its |",
+        "| engine | version | rounds | replies | wall s per round | range | ratio to plain loop | CPU ratio |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     rows = {name: [row for row in record["rows"] if row["way"] == name] for name in record["ways"]}
@@ -92,7 +92,7 @@ def table(record: dict[str, Any]) -> str:
     said += [""] * bool(record["failed"]) + [f"{name}: {why}." for name, why in record["failed"].items()]
     if record.get("parts"):
         of_it = ", ".join(f"{part} {ms:.1f}" for part, ms in record["parts"].items())
-        said += ["", f"CPU milliseconds a client of ours, each thread its own, in rounds that were watched: {of_it}."]
+        said += ["", f"CPU milliseconds per client of our engine, by thread, in profiled rounds: {of_it}."]
     where = f"{record['processor']}, {record['cores']} cores, PyTorch {record['versions']['torch']}"
     shape = f"{record['users']:,} users of {record['images']} images, {record['cohort']} in a round"
     of = f"`{record['command']}` at commit {record['commit']}, {record['when']}"

@@ -66,28 +66,28 @@ KINDS: dict[str, tuple[str, ...]] = {
 """By kind: parts of the names of its operations; the first kind that fits counts."""
 
 WHY = {
-    "norm": "reads and writes every activation several times and computes little: memory sets its time, in PyTorch's "
-    "kernels. Instance norm of small maps without a gradient is written out, and counts as arithmetic",
-    "pooling": "max pooling with a gradient, for which PyTorch's kernel looks up where each maximum was; doing so by "
-    "whole rows saved little. Without a gradient the larger of two rows, then columns, is taken; average pooling with "
-    "one is a matrix product",
-    "resizing": "each crop of the shared picture is made small by a filter that reads all of it, one crop at a time so "
-    "that its bits depend on nothing else. A run does so once for every crop, and this one has a single round",
-    "activation": "one pass over memory each way. In place without a gradient; with one it may not be, because add-ons "
-    "and hooks read what the layer before gave",
-    "loss": "of batches of few images and of few classes: what it costs to call it",
-    "optimiser": "passes over all weights, or all images, in every step, and what it costs to call it for each of them",
-    "copies": "batches are gathered from the client's images and shifted, crops are cut out, and a client's network is "
-    "made anew in every round",
-    "augmentation": "every batch is drawn anew: images are resampled, which PyTorch's kernel does pixel by pixel",
-    "drawing": "first weights, first images, noise and orders, from generators that follow from the seed alone",
-    "arithmetic": "number by number: norms that are written out, distances between means and gradients, gradients that "
-    "add up, momentum, the colours of crops",
-    "views": "no number is touched; it is what it costs to call so many small operations",
-    "Python": "between the operations: calling layers, copying a network for every use, and for each crop of a picture "
-    "the matrices of its motion. It does not grow with width and image size",
+    "norm": "reads and writes every activation several times and computes little, so memory limits it; the time is in "
+    "PyTorch's kernels. Instance norm of small maps without a gradient is written out and counts as arithmetic",
+    "pooling": "max pooling with a gradient, where PyTorch's kernel looks up the position of each maximum; a version by "
+    "whole rows saved little. Without a gradient, the larger of two rows, then columns, is taken; average pooling with a "
+    "gradient is a matrix product",
+    "resizing": "each crop of the shared image is downscaled by a filter that reads the whole crop, one crop at a time so "
+    "that its bits depend on nothing else. A run does this once per crop, and this run has a single round",
+    "activation": "one pass over memory each way. It runs in place without a gradient; with a gradient it cannot, because "
+    "add-ons and hooks read the previous layer's output",
+    "loss": "small batches with few classes; the time is the overhead of the call",
+    "optimiser": "passes over all weights or all images in every step, and the overhead of each call",
+    "copies": "gathering and shifting batches of the client's images, cutting out crops, and making a new network for each "
+    "client in every round",
+    "augmentation": "resampling the images of every batch, which PyTorch's kernel does pixel by pixel",
+    "drawing": "initial weights and images, noise and orders, from generators derived from the seed",
+    "arithmetic": "elementwise operations: norms that are written out, distances between means and gradients, gradient "
+    "accumulation, momentum, colours of crops",
+    "views": "the overhead of many small calls that touch no numbers",
+    "Python": "time between operations: calling layers, copying networks, and the transformation matrices of each "
+    "crop of an image. It does not grow with width or image size",
 }
-"""What a kind's time is spent on, where it is not removed."""
+"""Explanation of the time that each kind takes."""
 
 LIMIT = 0.05
 
@@ -179,7 +179,7 @@ def shared(seconds: Mapping[str, float], whole: float) -> dict[str, float]:
 def table(record: dict[str, Any]) -> str:
     """What a record says, in Markdown: convolutions and matrix products together, then each kind above a twentieth."""
     said = [
-        "| example, method | CPU s (watched) | convolution and matrix products | above 5 % | all else |",
+        "| example, method | CPU s (profiled) | convolution and matrix products | above 5 % | rest |",
         "|---|---:|---:|---|---:|",
     ]
     for row in record["rows"]:
@@ -197,7 +197,7 @@ def table(record: dict[str, Any]) -> str:
     commits = ", ".join(dict.fromkeys(str(row["commit"]) for row in record["rows"]))
     much = {n for row in record["rows"] for n, share in row["shares"].items() if share > LIMIT}
     said += ["", *(f"- {name}: {why}." for name, why in WHY.items() if name in much)]
-    said += [f"- {name}: not looked into." for name in sorted(much - {"convolution", "matrix product", *WHY})]
+    said += [f"- {name}: not examined." for name in sorted(much - {"convolution", "matrix product", *WHY})]
     return "\n".join([f"`{record['command']}` at commit {commits}, {record['when']}: {where}.", "", *said])
 
 

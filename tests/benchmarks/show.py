@@ -33,7 +33,7 @@ def _pair(both: dict[str, float | None], scale: float = 1.0) -> str:
 def rows(lines: Sequence[Line]) -> str:
     """The table of rows, each missed target in bold."""
     said = [
-        "| what | seconds | ours | straightforward | ratio | least to most | target | convolutions | memory, MB "
+        "| what | seconds | ours | straightforward | ratio | range | target | convolutions | memory, MB "
         "| faults, thousands |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -54,7 +54,7 @@ def rows(lines: Sequence[Line]) -> str:
     for line in lines:
         if line["bounded_by"]:
             ops = ", ".join(f"`{name}` {100 * share:.0f} %" for name, share in line["bounded_by"])
-            said += ["", f"{line['row']} misses its target; the most time of a step of ours is in {ops}."]
+            said += ["", f"{line['row']} misses its target; our step spends most of its time in {ops}."]
         if line["difference"] > line["within"]:
             apart = f"{line['difference']:.1e} apart in float32, more than {line['within']:.0e}"
             said += ["", f"{line['row']}: both sides are {apart}, but {line['difference_float64']:.0e} in float64."]
@@ -63,7 +63,7 @@ def rows(lines: Sequence[Line]) -> str:
 
 def grown(lines: Sequence[Line]) -> str:
     """The table of growth."""
-    said = ["| what grows | CPU seconds | of those of one size |", "|---|---|---|"]
+    said = ["| what grows | CPU seconds | ratio to one size |", "|---|---|---|"]
     for line in lines:
         medians = [_seconds(values) for values in line["seconds"]["cpu"]]
         seconds = ", ".join(f"{size:,}: {value}" for size, value in zip(line["sizes"], medians))
