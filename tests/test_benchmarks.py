@@ -204,7 +204,7 @@ def test_peers_stand_beside_the_plain_loop_with_their_versions_and_replies(tmp_p
         "| ours, workers 1 | – | 3 | 150 | 2.10 | 2.10 to 2.10 | **1.05 (target 1.03), missed** | 1.05 |",
         "| Flower | flwr 2, ray 3 | 3 | 150 | 5.00 | 5.00 to 5.00 | 2.50 | – |",
         "", "pfl-research: it is not installed.",
-        "", "CPU milliseconds a client of ours, each thread its own, in rounds that were watched: training 70.0, its "
+        "", "CPU milliseconds per client of our engine, by thread, in profiled rounds: training 70.0, its "
         "change 1.3.",
     ]  # fmt: skip
     (tmp_path / "peers.json").write_text(json.dumps(shapes(cohort=3)))
@@ -250,7 +250,7 @@ def test_operations_are_counted_by_kind_and_what_is_large_is_named() -> None:
     assert said[0] == "`r` at commit c, w: p, PyTorch 1."
     assert said[4] == "| `a`, M on t | 3.2 (3.5) | 70 % | norm 14 %, erfinv 6 % | 10 % |"
     assert said[7] == f"- norm: {bench_profiles.WHY['norm']}."
-    assert said[8:] == ["- erfinv: not looked into."]
+    assert said[8:] == ["- erfinv: not examined."]
     assert set(bench_profiles.WHY) | {"convolution", "matrix product"} == {*bench_profiles.KINDS, "Python"}
 
 

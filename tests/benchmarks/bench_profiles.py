@@ -66,23 +66,23 @@ KINDS: dict[str, tuple[str, ...]] = {
 """By kind: parts of the names of its operations; the first kind that fits counts."""
 
 WHY = {
-    "norm": "reads and writes every activation several times and computes little, so memory limits it; the time is in "
-    "PyTorch's kernels. Instance norm of small maps without a gradient is written out and counts as arithmetic",
-    "pooling": "max pooling with a gradient, where PyTorch's kernel looks up the position of each maximum; a version by "
-    "whole rows saved little. Without a gradient, the larger of two rows, then columns, is taken; average pooling with a "
-    "gradient is a matrix product",
-    "resizing": "each crop of the shared image is downscaled by a filter that reads the whole crop, one crop at a time so "
-    "that its bits depend on nothing else. A run does this once per crop, and this run has a single round",
-    "activation": "one pass over memory each way. It runs in place without a gradient; with a gradient it cannot, because "
-    "add-ons and hooks read the previous layer's output",
+    "norm": "reads and writes every activation several times and computes little, so memory limits it; the time is "
+    "in PyTorch's kernels. Instance norm of small maps without a gradient is written out and counts as arithmetic",
+    "pooling": "max pooling with a gradient, where PyTorch's kernel looks up the position of each maximum; a "
+    "version by whole rows saved little. Without a gradient, the larger of two rows, then columns, is taken; average "
+    "pooling with a gradient is a matrix product",
+    "resizing": "each crop of the shared image is downscaled by a filter that reads the whole crop, one crop at a "
+    "time so that its bits depend on nothing else. A run does this once per crop, and this run has a single round",
+    "activation": "one pass over memory each way. It runs in place without a gradient; with a gradient it cannot, "
+    "because add-ons and hooks read the previous layer's output",
     "loss": "small batches with few classes; the time is the overhead of the call",
     "optimiser": "passes over all weights or all images in every step, and the overhead of each call",
-    "copies": "gathering and shifting batches of the client's images, cutting out crops, and making a new network for each "
-    "client in every round",
+    "copies": "gathering and shifting batches of the client's images, cutting out crops, and making a new network "
+    "for each client in every round",
     "augmentation": "resampling the images of every batch, which PyTorch's kernel does pixel by pixel",
     "drawing": "initial weights and images, noise and orders, from generators derived from the seed",
-    "arithmetic": "elementwise operations: norms that are written out, distances between means and gradients, gradient "
-    "accumulation, momentum, colours of crops",
+    "arithmetic": "elementwise operations: norms that are written out, distances between means and gradients, "
+    "gradient accumulation, momentum, colours of crops",
     "views": "the overhead of many small calls that touch no numbers",
     "Python": "time between operations: calling layers, copying networks, and the transformation matrices of each "
     "crop of an image. It does not grow with width or image size",
