@@ -331,6 +331,8 @@ class _Decoder:
         for new, old in getattr(kind, "old_options", {}).items():
             if old in options and old not in known:
                 options[new] = options.pop(old)
+        if hasattr(kind, "upgrade_options"):
+            options = kind.upgrade_options(options)
         if not issubclass(kind, nn.Module):
             return kind(*args, **options)
         with torch.random.fork_rng(devices=[]):

@@ -10,7 +10,7 @@ from typing import Any
 from distillkit import Normalization
 from distillkit.augment import CropFlip
 from distillkit.study import Task, grid
-from fl import AddOn, FedAvg, Method
+from fl import AddOn, ClientOptimizer, FedAvg, Method
 from fl.addons import MOON, SCAFFOLD, Ditto, FedAvgM, FedCOG, FedProx, FineTune, LocalAccuracy
 from fl.study import Federated
 
@@ -75,7 +75,8 @@ def method(
         parts.append(FedCOG(**given))
     space = SPACES.get(task.name.split("-")[0]) if preset["augment"] else None
     return FedAvg(
-        *parts, factory=factory, lr=lr, momentum=0.9, weight_decay=1e-5, steps=preset["steps"], batch=preset["batch"],
+        *parts, factory=factory, lr=lr, momentum=0.9, optimizer=ClientOptimizer(weight_decay=1e-5),
+        steps=preset["steps"], batch=preset["batch"],
         augment=None if space is None else CropFlip(space), weights="uniform" if base == "SCAFFOLD" else "samples",
     )  # fmt: skip
 

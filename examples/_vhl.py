@@ -13,7 +13,7 @@ from distillkit.data import Split, load
 from distillkit.data.readers.torchvision import CIFAR10_NORMALIZATION
 from distillkit.rng import derive
 from distillkit.study import Task, grid
-from fl import AddOn, FedAvg
+from fl import AddOn, ClientOptimizer, FedAvg
 from fl.addons import SCAFFOLD, VFA, VFTL, VHL, FedNova, FedProx, NaiveVHL
 from fl.study import Federated
 
@@ -51,7 +51,8 @@ def ways(o: argparse.Namespace, last: str) -> dict[str, Federated]:
             weights = "uniform" if any(isinstance(a, SCAFFOLD) for a in added) else "samples"
             local = {"steps": o.steps * passes} if o.steps else {"epochs": passes}
             crops = CropFlip(CIFAR10_NORMALIZATION, pad=o.pixels // 8) if task.name == "cifar10" else None
-            given = {"momentum": 0.9, "weight_decay": 1e-4, "lr_decay": 0.992, "augment": crops, "weights": weights}
+            optimizer = ClientOptimizer(weight_decay=1e-4, lr_decay=0.992)
+            given = {"momentum": 0.9, "optimizer": optimizer, "augment": crops, "weights": weights}
             return FedAvg(*added, factory=factory, lr=lr, batch=o.batch, **{**local, **given, **fixed})
 
         return make

@@ -7,7 +7,17 @@ are in `fl.addons`, their methods in `fl.methods`.
 from distillkit._utils.lazy_loading import lazy_submodules
 from fl.addons.fedopt import ServerAdaptive
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
-from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Output, Settings, Step, require_full_models
+from fl.averaging import (
+    AddOn,
+    AveragingServer,
+    ClientOptimizer,
+    FedAvg,
+    Local,
+    Output,
+    Settings,
+    Step,
+    require_full_models,
+)
 from fl.batches import Batch, Phase, shuffled_indices
 from fl.deploy.loopback import Loopback
 from fl.engine import CheckpointError, ClientData, Run, history, simulate
@@ -31,6 +41,7 @@ __all__ = [
     "Client",
     "ClientDP",
     "ClientData",
+    "ClientOptimizer",
     "Entry",
     "EntrySpec",
     "Factory",

@@ -114,7 +114,7 @@ class Anchors(AddOn):
                 "Anchors needs one architecture that the server holds whole, whose gradient it matches; got "
                 f"personal={settings.personal}, {len(settings.networks.names)} architecture(s)"
             )
-        if settings.optimizer == "adam":
+        if settings.optimizer.name == "adam":
             raise ValueError(
                 "Anchors needs optimizer='sgd', got 'adam', with which the change of weights is no sum of gradients"
             )

@@ -17,8 +17,8 @@ from distillkit.networks import build
 from fl.addons._latent import Head, LatentGenerator, diversity
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
-from fl.averaging._optimizer_state import moments, resume
 from fl.averaging.addon import overrides
+from fl.averaging.optimizer import load_state, saved_state
 from fl.message import Entry, Message, Tensors
 
 __all__ = ["FedGen"]
@@ -190,7 +190,7 @@ class FedGen(AddOn):
         rate = self.lr * self.decay ** (server.round - 1)
         optimizer = torch.optim.Adam(net.parameters(), lr=rate, weight_decay=self.weight_decay, foreach=False)
         names = [n for n, _ in net.named_parameters()]
-        resume(optimizer, names, state[self.optimizer])
+        load_state(optimizer, names, state[self.optimizer])
         draws = server.generator("FedGen")
         for _ in range(self.steps):
             server.check_running()
@@ -205,5 +205,5 @@ class FedGen(AddOn):
             loss.backward()
             optimizer.step()
         state[self.generator] = server.copied(net)
-        state[self.optimizer], state[self.seen] = moments(optimizer, names), torch.maximum(state[self.seen], held)
+        state[self.optimizer], state[self.seen] = saved_state(optimizer, names), torch.maximum(state[self.seen], held)
         server.notes["generator_loss"] = float(loss.detach())

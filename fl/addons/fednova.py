@@ -40,9 +40,9 @@ class FedNova(AddOn):
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse momentum of earlier rounds: |a_i|_1 counts this round's gradients."""
-        if settings.optimizer_state == "client":
+        if settings.optimizer.state == "client":
             raise ValueError(
-                "FedNova needs optimizer_state='round', got 'client': old momentum holds earlier gradients"
+                "FedNova needs ClientOptimizer(state='round'), got 'client': old momentum holds earlier gradients"
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:

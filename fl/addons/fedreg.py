@@ -68,10 +68,10 @@ class FedReg(AddOn):
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse what would undo the projections, or needs an update that is a sum of gradients."""
-        if settings.optimizer != "sgd" or settings.momentum:
+        if settings.optimizer.name != "sgd" or settings.momentum:
             raise ValueError(
-                "FedReg's projections are defined for plain SGD, give optimizer='sgd' and momentum=0: a momentum would "
-                f"bring back what they remove, got optimizer={settings.optimizer!r}, momentum={settings.momentum:g}"
+                "FedReg's projections are defined for plain SGD, give optimizer='sgd' and momentum=0: momentum "
+                f"undoes them, got optimizer={settings.optimizer.name!r}, momentum={settings.momentum:g}"
             )
         for addon in addons:
             if overrides(addon, "correct_gradient") or overrides(addon, "scale_update"):

@@ -46,12 +46,14 @@ class SCAFFOLD(AddOn):
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse clients whose change of weights is no sum of gradients (option II reads their mean off it)."""
-        if settings.optimizer == "adam":
+        if settings.optimizer.name == "adam":
             raise ValueError(
                 "SCAFFOLD needs optimizer='sgd', got 'adam': its steps do not tell the size of the gradient"
             )
-        if settings.optimizer_state == "client":
-            raise ValueError("SCAFFOLD needs optimizer_state='round', got 'client': old momentum is in the change too")
+        if settings.optimizer.state == "client":
+            raise ValueError(
+                "SCAFFOLD needs ClientOptimizer(state='round'), got 'client': old momentum is in the change"
+            )
         if len(settings.networks.names) > 1:
             raise ValueError(
                 f"SCAFFOLD needs one architecture, got {list(settings.networks.names)}: c is all clients' mean"

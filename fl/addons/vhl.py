@@ -45,7 +45,7 @@ class VHL(AddOn):
     the detached second term does nothing. The release calibrates in the first five local epochs of a round only, which
     no published setting exceeds, drops the last short virtual batch of a pass, and counts outputs of virtual classes
     as answers (errors) in tests: give `predict="all"` for that. Its rate decays with each client's own participations,
-    here with the rounds, as in the paper; its momentum outlives the round: `FedAvg(optimizer_state="client")`. It crops
+    here with the rounds, as in the paper; its momentum outlives the round: `ClientOptimizer(state="client")`. It crops
     and flips the virtual images whatever is done to the real ones (`augment`).
 
     Args:

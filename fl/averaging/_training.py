@@ -1,4 +1,4 @@
-"""A local training and one step of it: the order in which the add-ons act."""
+"""A client's local training: phases, batches and optimiser steps, and the order in which add-ons act in a step."""
 
 from __future__ import annotations
 
@@ -7,53 +7,53 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from fl.averaging._entries import Entries
-from fl.averaging._optimizer_state import moments, resume
 from fl.averaging.addon import AddOn, overrides, slot_owner
 from fl.averaging.local import Local
+from fl.averaging.optimizer import load_state, saved_state
 from fl.averaging.step import Step
 from fl.batches import Batch
 from fl.message import Tensors
 
-__all__ = ["take", "train"]
+__all__ = ["train", "train_step"]
 
 
 def train(local: Local, addons: Sequence[AddOn]) -> None:
     """Run every phase of a training; `local.net` then holds the trained weights.
 
     Args:
-        local: a training that every add-on has begun.
-        addons: all that are installed, in the order in which they act.
+        local: a training for which every add-on has run `before_training`.
+        addons: the active add-ons, in the order in which they act.
     """
     offered = {a.key: a.extra_batches(local) for a in addons if overrides(a, "extra_batches")}
     streams: dict[str, Iterator[Batch]] = {key: stream for key, stream in offered.items() if stream is not None}
     settings, slot = local.settings, slot_owner(addons, "batches")
-    goes_on, kept = settings.optimizer_state == "client", dict[str, torch.Tensor]()
+    keeps_state, state = settings.optimizer.state == "client", dict[str, torch.Tensor]()
     for number, phase in enumerate(settings.phases):
         trained = local.trained_parameters(phase)
         optimizer, names = local.optimizer(list(trained.values())), [f"{number}/{n}" for n in trained]
-        if goes_on:
-            resume(optimizer, names, local.memory.get(Entries.moments) or {})
+        if keeps_state:
+            load_state(optimizer, names, local.memory.get(Entries.moments) or {})
         real = slot.batches(local, local.data, phase) if slot else local.batches(local.data, phase, f"batches{number}")
         local.net.train()
         before = local.steps
         for batch in real:
             local.client.check_running()
-            own = {key: next(stream) for key, stream in streams.items()}
-            take(Step(local, batch, own, trained), addons, optimizer)
+            extra = {key: next(stream) for key, stream in streams.items()}
+            train_step(Step(local, batch, extra, trained), addons, optimizer)
             local.steps += 1
         local.record_phase(trained, local.steps - before)
-        if goes_on:
-            kept |= moments(optimizer, names)
-    if kept:
-        local.memory[Entries.moments] = kept
+        if keeps_state:
+            state |= saved_state(optimizer, names)
+    if state:
+        local.memory[Entries.moments] = state
 
 
-def take(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) -> None:
-    """One step: the gradient of the loss (as an add-on may wrap it), corrections, the optimiser, what follows.
+def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) -> None:
+    """Take one step: compute the gradient, correct it, step the optimiser, and run the add-ons' `after_step`.
 
     Args:
-        step: the batches that it reads and the parameters that it moves.
-        addons: all that are installed, in the order in which they act.
+        step: its batches, and the parameters that it trains.
+        addons: the active add-ons, in the order in which they act.
         optimizer: of those parameters.
     """
     slot = slot_owner(addons, "gradient")
@@ -66,4 +66,4 @@ def take(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) 
     for addon in addons:
         addon.after_step(step)
     for param in step.trained.values():
-        param.grad = None  # else the next step's gradient is made beside this one, in memory that is new
+        param.grad = None  # otherwise the next gradient is allocated beside this one

@@ -1,4 +1,14 @@
-"""Weight averaging as a core with add-ons."""
+"""Federated averaging with add-ons.
+
+The algorithm is in three files. Read them in this order:
+
+1. `fl/averaging/fedavg.py` (this file): a round is `FedAvg.send` on the server, `FedAvg.local` on the clients and
+   `FedAvg.receive` on the server.
+2. `fl/averaging/_training.py`: `train` runs the phases, epochs and optimiser steps of `FedAvg.local`.
+3. `fl/averaging/step.py`: `Step` computes the loss of one batch and its gradient.
+
+`addon.py` lists the hooks that add-ons fill. The other modules check options, test models and hold state.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +25,13 @@ from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging._composition import active_addons, check_update, require_answer_schema, require_composable
 from fl.averaging._entries import Entries
 from fl.averaging._evaluation import evaluate_models, evaluated_models, global_models
-from fl.averaging._options import local_phases, patterns
 from fl.averaging._training import train
 from fl.averaging._validation import require_patterns, trial_trainings, try_augmentation, try_objective
 from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local
+from fl.averaging.optimizer import ClientOptimizer
 from fl.averaging.server import AveragingServer
-from fl.averaging.settings import Objective, Settings
+from fl.averaging.settings import Objective, Settings, as_patterns, as_phases
 from fl.batches import Phase
 from fl.message import Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, evaluation_spec
@@ -33,56 +43,50 @@ __all__ = ["FedAvg"]
 
 
 class FedAvg(Entries, Method):
-    """Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1), and the ground on which add-ons stand.
+    """Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1), the base of all add-ons.
 
     In each round every drawn client starts from the server's weights w, trains on its own data to w_k, and sends its
-    change w_k - w; the server adds the mean change, weighted by the clients' sample counts. (Sending the change instead
-    of the weights is the same average and is what server steps, clipping and secure sums need.) `fl.simulate` runs it.
+    change w_k - w. The server adds the mean change, weighted by the clients' sample counts. Sending the change instead
+    of the weights gives the same average; server steps, clipping and secure sums need it. Run it with `fl.simulate`.
 
     `FedAvg(FedProx(0.01), SCAFFOLD(), factory=..., lr=...)` adds other papers' ideas; see `fl.addons`.
 
     Args:
-        addons: other papers' ideas, from `fl.addons` or your own (`fl.AddOn`), in any order; one whose options turn it
-            off is left out.
-        factory: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
-        assign: with several architectures, who has which: client number -> architecture (a mapping or a function).
-        initial: weights to begin with (a state dict; names that it lacks are drawn); default: all are drawn from the
-            run's seed.
-        lr: eta, the clients' learning rate in round 1. By default 0.1 for SGD, without momentum as in Algorithm 1 of
-            McMahan et al.: with ten clients, Dirichlet(0.1), one local epoch and five rounds 0.01 ends at 68 % and 0.1
-            at 86 % on digits, at 54 and 66 % on 3,000 images of FashionMNIST (ConvNets, means of two seeds). For Adam
-            0.001, its authors'.
+        addons: other papers' ideas, from `fl.addons` or your own (`fl.AddOn`), in any order. Add-ons that their options
+            disable are left out.
+        factory: called with the number of outputs, returns the network; or a mapping architecture -> such a factory.
+        assign: with several architectures, client number -> architecture (a mapping or a function).
+        initial: initial weights (a state dict). Missing names, by default all, are drawn from the run's seed.
+        lr: eta, the clients' learning rate in round 1. Default: 0.1 for SGD, which has no momentum in Algorithm 1 of
+            McMahan et al., and 0.001 for Adam, its authors' value.
         momentum: of the clients' SGD, in [0, 1); 0 with Adam.
-        weight_decay: of the clients' optimiser: lambda w is added to the gradient.
-        optimizer: the clients' optimiser, "sgd" or "adam".
-        optimizer_state: the optimiser's momentum begins anew in each "round", or stays with the "client" from one
-            participation to the next, as in VHL's release (where the client's optimiser is never cleared).
-        lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
-        epochs: passes over the local data in a round (default 1). More cost clients' time and save rounds: 5 end at 92
-            and 71 % in the same comparison. Or:
+        optimizer: the clients' optimiser: "sgd", "adam", or a `ClientOptimizer` with weight decay, a decay of the rate,
+            or momentum that outlives the round.
+        epochs: passes over the local data in a round (default 1). More epochs cost client time and save rounds. Or:
         steps: an exact number of steps in a round.
-        phases: several parts of a local training, one after the other, instead of `epochs`/`steps` (FedRep).
-        batch: images a step; the last batch of a pass is short if they do not divide.
-        augment: changes the images of every batch of the client's own data, `augment(images, generator)`.
-        objective: the loss of a batch, `objective(logits, labels)`, one number; default: the task's loss.
+        phases: several phases of a local training, one after the other, instead of `epochs` or `steps` (FedRep).
+        batch: images per step. The last batch of a pass may be smaller.
+        augment: applied to every batch of the client's own data, as `augment(images, generator)`.
+        objective: the loss of a batch, `objective(logits, labels)`, one number. Default: the task's loss.
         weights: a client's weight in the mean: its "samples" (n_k), or "uniform" for 1.
-        max_samples: with "samples", the largest sample count that a client may claim; a reply that claims more is
-            refused. It is public, and bounds what one client can do to an average: give your largest client's count.
+        max_samples: with "samples", the largest sample count that a client may claim; replies that claim more are
+            refused. This public number limits one client's influence on an average. Give your largest client's count.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
-            at their initial values on the server ("drop", integers too). Else integer buffers take the maximum.
-            Those made with `persistent=False` are no part of this: each network has them as its factory makes them.
+            at their initial values on the server ("drop", integers too). Otherwise integer buffers take the maximum.
+            Buffers made with `persistent=False` never travel: each network has them as its factory makes them.
         personal: patterns of names of parameters that stay with the client and are never sent (FedRep: "classifier.*").
         predict: where add-ons have classes of their own (VHL), a test takes the largest output of the "real" classes or
             of "all".
 
     Attributes:
-        addons: those that are on, in the order in which they act.
-        networks: who has which architecture, and the first weights.
-        settings: the options, checked, as add-ons read them.
+        addons: the active add-ons, in the order in which they act.
+        networks: the architectures, and the initial weights.
+        settings: the checked options, as add-ons read them.
 
     Raises:
-        TypeError: an argument of another kind: an add-on's class, say, or a network instead of a factory.
-        ValueError: a bad option, two add-ons for one slot, an add-on given twice, or a combination that one refuses.
+        TypeError: an argument of another type, such as an add-on's class, or a network instead of a factory.
+        ValueError: an option out of range, two add-ons for one slot, an add-on given twice, or a combination that an
+            add-on refuses.
     """
 
     key = "FedAvg"
@@ -96,10 +100,7 @@ class FedAvg(Entries, Method):
         initial: Tensors | None = None,
         lr: float | None = None,
         momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        optimizer: Literal["sgd", "adam"] = "sgd",
-        optimizer_state: Literal["round", "client"] = "round",
-        lr_decay: float = 1.0,
+        optimizer: Literal["sgd", "adam"] | ClientOptimizer = "sgd",
         epochs: int | None = None,
         steps: int | None = None,
         phases: Sequence[Phase] | None = None,
@@ -120,55 +121,141 @@ class FedAvg(Entries, Method):
             extra += addon.extra_outputs
         self.networks = Networks(factory, assign, extra=extra, initial=initial)
         self.settings = Settings(
-            networks=self.networks, lr=lr, momentum=momentum, weight_decay=weight_decay, optimizer=optimizer,
-            optimizer_state=optimizer_state, lr_decay=lr_decay, phases=local_phases(epochs, steps, phases), batch=batch,
-            augment=augment, objective=objective, weights=weights, max_samples=max_samples, buffers=buffers,
-            personal=patterns(personal), predict=predict, first_outputs=first_outputs,
-            layers=tuple(name for a in self.addons for name in a.layers), damping=sum(a.damping for a in self.addons),
+            networks=self.networks, lr=lr, momentum=momentum, optimizer=ClientOptimizer.of(optimizer),
+            phases=as_phases(epochs, steps, phases), batch=batch, augment=augment, objective=objective,
+            weights=weights, max_samples=max_samples, buffers=buffers, personal=as_patterns(personal),
+            predict=predict, first_outputs=first_outputs, layers=tuple(name for a in self.addons for name in a.layers),
+            damping=sum(a.damping for a in self.addons),
         )  # fmt: skip
         for addon in self.addons:
             addon.check(self.settings, self.addons)
         require_answer_schema(self.addons)
         require_own_entries(self.parts)
 
-    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """What `repr` and the record of a run say: the add-ons and the options that are set; of `initial` a digest."""
-        held = self.settings
-        options = {
-            "lr": held.lr, "momentum": held.momentum, "weight_decay": held.weight_decay, "optimizer": held.optimizer,
-            "optimizer_state": None if held.optimizer_state == "round" else held.optimizer_state,
-            "lr_decay": held.lr_decay, "batch": held.batch, "phases": held.phases, "weights": held.weights,
-            "buffers": held.buffers, "personal": held.personal, "predict": held.predict,
-            "architectures": [n for n in self.networks.names if n], "objective": held.objective,
-            "augment": held.augment,
-            "initial": digest("initial", self.networks.initial) if self.networks.initial is not None else None,
-            "max_samples": held.max_samples if held.max_samples != MAX_WEIGHT else None,
-        }  # fmt: skip
-        return self.addons, {k: v for k, v in options.items() if v not in ((), [], None)}
+    # A round.
 
-    def _slot(self, name: str) -> AddOn | None:
-        return slot_owner(self.addons, name)
+    def send(self, server: Server, client: int) -> Message:
+        """Send w, the model of the client's architecture without personal parameters, and the add-ons' entries."""
+        name = self.networks.architecture(client)
+        kept = self.settings.kept_by_client(self.networks.template(name, server.task.num_classes))
+        state = {n: t for n, t in self.networks.unprefixed(server.state[self.model], name).items() if n not in kept}
+        message = Message({self.model: self.networks.prefixed(state, name)})
+        for addon in self.addons:
+            addon.send(self._view(server), client, message)
+        return message
 
-    def _seen(self, server: Server) -> AveragingServer:
-        return AveragingServer.of(server, self.settings)
+    def local(self, client: Client, message: Message) -> Message:
+        """ClientUpdate: train from the received weights on the client's data; reply with the change w_k - w and n_k.
+
+        `docs/user_methods.md` lists the add-ons' hooks in the order in which they are called from here.
+        """
+        local = Local(self.settings, client, message, self.addons)
+        for addon in self.addons:
+            addon.before_training(local)
+        slot = slot_owner(self.addons, "dataset")
+        local.data = slot.dataset(local) if slot else client.data
+        samples = float(len(local.data)) if self.settings.weights == "samples" else 1.0
+        extra = [r for r in (a.extra_records(local) for a in self.addons) if r is not None]
+        if extra:
+            local.data = type(local.data).concatenate([local.data, *extra])
+        train(local, self.addons)
+
+        slot = slot_owner(self.addons, "scale_update")
+        update = slot.scale_update(local, local.delta) if slot else local.delta
+        sent, kept = self.settings.sent_buffers(local.net), self.settings.kept_by_client(local.net)
+        whole = any(a.needs_previous for a in self.addons)
+        state = local.state() if sent or kept or whole else {}
+        reply = Message({self.samples: samples, self.update: local.prefixed(update)})
+        for entry, names in sent:
+            reply[entry] = local.prefixed({n: state[n] for n in names})
+        for addon in self.addons:
+            addon.after_training(local, update, reply)
+        if kept:
+            client.memory[self.own] = {n: state[n] for n in kept}
+        if whole:
+            client.memory[self.last] = state
+        return reply
+
+    def receive(self, server: Server, replies: AggregatedReplies) -> None:
+        """w <- w + sum_k n_k (w_k - w) / sum_k n_k; add-ons may replace the mean, take the step or refine the model.
+
+        Buffers are replaced by the clients' mean (integers by their maximum). Without an update the weights stay.
+
+        Raises:
+            NoUsableReply: all weights n_k are zero.
+        """
+        view, old = self._view(server), server.state[self.model]
+        if self.update in replies:
+            if not float(replies.weight(self.update)) > 0:
+                raise NoUsableReply("all weights of the round's replies are zero")
+            mean = replies[self.update]
+            slot = slot_owner(self.addons, "aggregate")
+            mean = check_update(slot, "aggregate", slot.aggregate(view, replies, mean), mean) if slot else mean
+            slot = slot_owner(self.addons, "server_step")
+            step = check_update(slot, "server_step", slot.server_step(view, mean), mean) if slot else mean
+            new = {**old, **{n: old[n] + step[n] for n in step}}
+            for entry in (self.buffers, self.counters):
+                replaced: Tensors = replies.get(entry, {})
+                new.update(replaced)
+            server.state[self.model] = new
+        slot = slot_owner(self.addons, "refine")
+        if slot:
+            server.state[self.model] = slot.refine(view, replies, old)
+        for addon in self.addons:
+            addon.receive(view, replies, old)
+
+    def expect(self, server: Server, client: int) -> Schema:
+        """Return the reply's schema: a change of every shared parameter, buffers, n_k and the add-ons' entries."""
+        name = self.networks.architecture(client)
+        net = self.networks.template(name, server.task.num_classes)
+        model = self.networks.unprefixed(server.state[self.model], name)
+        shared = {n: model[n] for n, _ in net.named_parameters() if not self.settings.is_personal(n)}
+        least, most = (0.0, self.settings.max_samples) if self.settings.weights == "samples" else (1.0, 1.0)
+        schema: Schema = {
+            self.samples.key: EntrySpec(1.0, minimum=least, maximum=most),
+            self.update.key: EntrySpec(self.networks.prefixed(shared, name)),
+        }
+        for entry, names in self.settings.sent_buffers(net):
+            schema[entry.key] = EntrySpec(self.networks.prefixed({n: model[n] for n in names}, name))
+        for addon in self.addons:
+            addon.expect(self._view(server), client, schema)
+        return schema
+
+    def read_reply(self, server: Server, reply: Message) -> Message:
+        """Return what the add-ons derive from one reply before it is aggregated."""
+        out = Message()
+        for addon in self.addons:
+            addon.read_reply(self._view(server), reply, out)
+        return out
+
+    # Tests.
+
+    def predictors(self, server: Server) -> Mapping[str, Predictor]:
+        """Return the global model of each architecture; none if part of it stays with the clients."""
+        return global_models(self._view(server), self.addons)
+
+    def evaluate(self, client: Client, message: Message) -> Message:
+        """Test the received model ("global") and the client's own ("personal", where there is one) on its test data."""
+        if client.test is None or not len(client.test):
+            return Message()
+        return Message({self.tested: evaluate_models(self.settings, self.addons, client, message, client.test)})
+
+    def expect_evaluation(self, server: Server, client: int) -> Schema:
+        """Return the schema of `evaluate`: sums over the client's test images for each tested model."""
+        return {self.tested.key: evaluation_spec(server.task, *evaluated_models(self.settings, self.addons))}
 
     # Before round 1.
 
-    @property
-    def parts(self) -> tuple[KeyedObject, ...]:
-        """The method and its add-ons: whose entries may travel or be kept."""
-        return (self, *self.addons)
-
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """The template of every architecture, by name, with the outputs that add-ons put beside the `classes`."""
+        """Return a template of every architecture, by name, with outputs for the `classes` and the add-ons."""
         return self.networks.templates(classes)
 
     def assigned(self, clients: int) -> Sequence[str]:
-        """The architecture of each client, if there are several."""
+        """Return the architecture of each client, if there are several."""
         return self.networks.assigned(clients)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try the networks, `augment` and `objective` on noise, and let every add-on look at the parameters' names.
+        """Try the networks, `augment` and `objective` on noise, and let every add-on check the parameters' names.
 
         Raises:
             ValueError: one of them fails, a pattern (`personal`, `phases`) matches no parameter, or `initial` does not
@@ -188,10 +275,10 @@ class FedAvg(Entries, Method):
             )
 
     def start(self, server: Server) -> None:
-        """Draw w_0 of every architecture (or take `initial`), then let the add-ons prepare and try themselves out.
+        """Draw w_0 of every architecture (or take `initial`), then let the add-ons prepare and run their trials.
 
         Raises:
-            ValueError: an add-on that wants one class an image in a task with several, or that refuses what it sees.
+            ValueError: an add-on that needs one class per image in a multi-label task, or that refuses what it finds.
         """
         for addon in self.addons:
             if addon.single_label and not server.task.single_label:
@@ -200,23 +287,18 @@ class FedAvg(Entries, Method):
                 )
         server.state[self.model] = self.networks.all_first(server)
         for addon in self.addons:
-            addon.start(self._seen(server))
+            addon.start(self._view(server))
         for local in trial_trainings(self.settings, self.addons, server, self.send):
             for addon in self.addons:
                 addon.dry_run(local)
 
     @property
-    def private(self) -> bool:
-        """Whether an add-on noises what the clients release and charges a ledger for it (`DPSGD`)."""
-        return any(a.private for a in self.addons)
-
-    @property
     def has_query(self) -> bool:
-        """Whether an add-on has a question for the clients before round 1."""
+        """Whether an add-on queries the clients before round 1."""
         return any(a.has_query for a in self.addons)
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Answer every add-on's question before round 1, on a client."""
+        """Answer every add-on's query before round 1, on a client."""
         local, reply = Local(self.settings, client, message, self.addons), Message()
         for addon in self.addons:
             if addon.has_query:
@@ -224,126 +306,59 @@ class FedAvg(Entries, Method):
         return reply
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """What the answer must look like: every add-on says it of its own part."""
+        """Return the schema of `answer`, to which each add-on contributes its entries."""
         schema: Schema = {}
         for addon in self.addons:
             if addon.has_query:
-                addon.expect_answer(self._seen(server), client, schema)
+                addon.expect_answer(self._view(server), client, schema)
         return schema
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Give the clients' answers to the add-ons, on the server."""
+        """Pass the clients' answers to the add-ons, on the server."""
         for addon in self.addons:
-            addon.receive_answers(self._seen(server), replies)
+            addon.receive_answers(self._view(server), replies)
 
-    # A round.
+    # Composition and records.
 
-    def send(self, server: Server, client: int) -> Message:
-        """w, the model of the client's architecture without what the client keeps itself; and what the add-ons say."""
-        name = self.networks.architecture(client)
-        kept = self.settings.kept_by_client(self.networks.template(name, server.task.num_classes))
-        state = {n: t for n, t in self.networks.unprefixed(server.state[self.model], name).items() if n not in kept}
-        message = Message({self.model: self.networks.prefixed(state, name)})
-        for addon in self.addons:
-            addon.send(self._seen(server), client, message)
-        return message
+    @property
+    def parts(self) -> tuple[KeyedObject, ...]:
+        """The method and its add-ons, whose entries may travel or be kept."""
+        return (self, *self.addons)
 
-    def expect(self, server: Server, client: int) -> Schema:
-        """A change for every shared parameter, the buffers that travel, the weight n_k, and what the add-ons add."""
-        name = self.networks.architecture(client)
-        net = self.networks.template(name, server.task.num_classes)
-        model = self.networks.unprefixed(server.state[self.model], name)
-        shared = {n: model[n] for n, _ in net.named_parameters() if not self.settings.is_personal(n)}
-        least, most = (0.0, self.settings.max_samples) if self.settings.weights == "samples" else (1.0, 1.0)
-        schema: Schema = {
-            self.samples.key: EntrySpec(1.0, minimum=least, maximum=most),
-            self.update.key: EntrySpec(self.networks.prefixed(shared, name)),
-        }
-        for entry, names in self.settings.sent_buffers(net):
-            schema[entry.key] = EntrySpec(self.networks.prefixed({n: model[n] for n in names}, name))
-        for addon in self.addons:
-            addon.expect(self._seen(server), client, schema)
-        return schema
+    @property
+    def private(self) -> bool:
+        """Whether an add-on adds noise to what the clients release and charges a ledger for it (`DPSGD`)."""
+        return any(a.private for a in self.addons)
 
-    def local(self, client: Client, message: Message) -> Message:
-        """ClientUpdate: train from the received weights on the client's data; reply with the change w_k - w and n_k.
+    def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the add-ons and the options for `repr` and the record of a run; of `initial` a digest."""
+        settings, optimizer = self.settings, self.settings.optimizer
+        options = {
+            "lr": settings.lr, "momentum": settings.momentum, "weight_decay": optimizer.weight_decay,
+            "optimizer": optimizer.name, "optimizer_state": None if optimizer.state == "round" else optimizer.state,
+            "lr_decay": optimizer.lr_decay, "batch": settings.batch, "phases": settings.phases,
+            "weights": settings.weights, "buffers": settings.buffers, "personal": settings.personal,
+            "predict": settings.predict, "architectures": [n for n in self.networks.names if n],
+            "objective": settings.objective, "augment": settings.augment,
+            "initial": digest("initial", self.networks.initial) if self.networks.initial is not None else None,
+            "max_samples": settings.max_samples if settings.max_samples != MAX_WEIGHT else None,
+        }  # fmt: skip
+        return self.addons, {k: v for k, v in options.items() if v not in ((), [], None)}
 
-        The hooks of the add-ons are called from here in the order that `docs/user_methods.md` lists.
+    @classmethod
+    def upgrade_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of an older record in their present form.
+
+        Args:
+            options: as the record holds them. `weight_decay`, `lr_decay` and `optimizer_state` were options of their
+                own and are now fields of `ClientOptimizer`.
         """
-        local = Local(self.settings, client, message, self.addons)
-        for addon in self.addons:
-            addon.before_training(local)
-        slot = self._slot("dataset")
-        local.data = slot.dataset(local) if slot else client.data
-        samples = float(len(local.data)) if self.settings.weights == "samples" else 1.0
-        joined = [r for r in (a.extra_records(local) for a in self.addons) if r is not None]
-        if joined:
-            local.data = type(local.data).concatenate([local.data, *joined])
-        train(local, self.addons)
+        options = dict(options)
+        former = {"weight_decay": "weight_decay", "lr_decay": "lr_decay", "optimizer_state": "state"}
+        fields = {field: options.pop(old) for old, field in former.items() if old in options}
+        if fields:
+            options["optimizer"] = ClientOptimizer(options.get("optimizer", "sgd"), **fields)
+        return options
 
-        slot = self._slot("scale_update")
-        update = slot.scale_update(local, local.delta) if slot else local.delta
-        sent, kept = self.settings.sent_buffers(local.net), self.settings.kept_by_client(local.net)
-        whole = any(a.needs_previous for a in self.addons)
-        state = local.state() if sent or kept or whole else {}
-        reply = Message({self.samples: samples, self.update: local.prefixed(update)})
-        for entry, names in sent:
-            reply[entry] = local.prefixed({n: state[n] for n in names})
-        for addon in self.addons:
-            addon.after_training(local, update, reply)
-        if kept:
-            client.memory[self.own] = {n: state[n] for n in kept}
-        if whole:
-            client.memory[self.last] = state
-        return reply
-
-    def read_reply(self, server: Server, reply: Message) -> Message:
-        """What the add-ons derive from one reply before it is folded and forgotten."""
-        out = Message()
-        for addon in self.addons:
-            addon.read_reply(self._seen(server), reply, out)
-        return out
-
-    def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """w <- w + sum_k n_k (w_k - w) / sum_k n_k; an add-on may rescale the mean, take the step or refine the model.
-
-        Buffers are replaced by the clients' mean (integers by their maximum). Without an update the weights stay.
-
-        Raises:
-            NoUsableReply: all weights n_k are zero.
-        """
-        seen, old = self._seen(server), server.state[self.model]
-        if self.update in replies:
-            if not float(replies.weight(self.update)) > 0:
-                raise NoUsableReply("all weights of the round's replies are zero")
-            mean = replies[self.update]
-            slot = self._slot("aggregate")
-            mean = check_update(slot, "aggregate", slot.aggregate(seen, replies, mean), mean) if slot else mean
-            slot = self._slot("server_step")
-            step = check_update(slot, "server_step", slot.server_step(seen, mean), mean) if slot else mean
-            new = {**old, **{n: old[n] + step[n] for n in step}}
-            for entry in (self.buffers, self.counters):
-                replaced: Tensors = replies.get(entry, {})
-                new.update(replaced)
-            server.state[self.model] = new
-        slot = self._slot("refine")
-        if slot:
-            server.state[self.model] = slot.refine(seen, replies, old)
-        for addon in self.addons:
-            addon.receive(seen, replies, old)
-
-    # Testing.
-
-    def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """The global model of each architecture; none if part of it stays with the clients."""
-        return global_models(self._seen(server), self.addons)
-
-    def evaluate(self, client: Client, message: Message) -> Message:
-        """Test the received model ("global") and the client's own ("personal", where there is one) on its test data."""
-        if client.test is None or not len(client.test):
-            return Message()
-        return Message({self.tested: evaluate_models(self.settings, self.addons, client, message, client.test)})
-
-    def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Sums over a client's test images, for each of the models that `evaluate` tests."""
-        return {self.tested.key: evaluation_spec(server.task, *evaluated_models(self.settings, self.addons))}
+    def _view(self, server: Server) -> AveragingServer:
+        return AveragingServer.of(server, self.settings)

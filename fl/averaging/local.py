@@ -16,8 +16,8 @@ from distillkit.networks._dropout import seed_dropout
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from fl._components import Component
-from fl.averaging._effective_lr import effective_lr
 from fl.averaging._entries import Entries
+from fl.averaging.optimizer import effective_lr
 from fl.averaging.settings import Settings
 from fl.batches import Batch, Phase, batch_at, shuffled_indices
 from fl.message import Message, Tensors

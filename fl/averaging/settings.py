@@ -1,4 +1,4 @@
-"""What a weight-averaging method is set to: its options, checked, and what follows from them."""
+"""Checked options of a weight-averaging method, and what follows from them."""
 
 from __future__ import annotations
 
@@ -14,49 +14,47 @@ from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.augment._validation import Augment
 from fl._components import Component
+from fl._options import Decay, Positive, PositiveInt, check_options
 from fl.averaging._entries import Entries
+from fl.averaging.optimizer import ClientOptimizer
 from fl.batches import Phase
 from fl.message import Entry, Tensors
 from fl.networks import Networks
 from fl.task import LabelTask
 
-__all__ = ["Objective", "Settings", "learning_rate"]
+__all__ = ["Objective", "Settings", "as_patterns", "as_phases", "learning_rate"]
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Settings:
-    """The options of a `FedAvg`, checked, as its add-ons read them: `local.settings.batch`, `server.settings.weights`.
+    """Checked options of a `FedAvg`. Add-ons read them as `local.settings.batch`, `server.settings.weights` etc.
 
     Attributes:
-        networks: who has which architecture.
-        lr, momentum, weight_decay, optimizer, optimizer_state, lr_decay: the clients' optimiser, see `FedAvg`; `rate`
-            and `optimizer_for` put them together.
-        phases: the parts of a local training; `epochs` and `steps` become one.
-        batch, augment, objective: what a step reads and how it is judged, see `FedAvg`.
-        weights, max_samples: a reply's weight in the mean, and the largest that one may claim.
-        buffers, personal: what stays with a client; `kept_by_client` and `sent_buffers` say it of a network.
-        predict: which outputs a test looks at: the "real" classes, or "all".
-        first_outputs: index of each add-on's first extra output behind the task's classes, by its key.
+        networks: the architectures, and which client has which.
+        lr, momentum, optimizer: the clients' optimiser, see `FedAvg`; `rate` and `optimizer_for` apply them.
+        phases: the phases of a local training. `epochs` or `steps` make one phase.
+        batch, augment, objective: the batches of a step and its loss, see `FedAvg`.
+        weights, max_samples: a reply's weight in the mean, and the largest weight that a reply may claim.
+        buffers, personal: what stays with a client; see `kept_by_client` and `sent_buffers`.
+        predict: the outputs that a test reads: the "real" classes, or "all".
+        first_outputs: add-on's key -> index of its first extra output, counted from the end of the task's classes.
         layers: names of the inner modules whose outputs add-ons read.
-        damping: how strongly add-ons pull the weights to the start of the round, together.
-        tried: what was found out about the networks in a trial, for the next one.
+        damping: total strength of the add-ons' pulls to the weights at the start of the round.
+        tried: results of trials on the networks, for the next trial.
     """
 
     networks: Networks
     lr: float | None
-    momentum: float
-    weight_decay: float
-    optimizer: Literal["sgd", "adam"]
-    optimizer_state: Literal["round", "client"]
-    lr_decay: float
+    momentum: Decay
+    optimizer: ClientOptimizer
     phases: tuple[Phase, ...]
-    batch: int
+    batch: PositiveInt
     augment: Augment | None
     objective: Objective | None
     weights: Literal["samples", "uniform"]
-    max_samples: float
+    max_samples: Positive
     buffers: Literal["mean", "local", "drop"]
     personal: tuple[str, ...]
     predict: Literal["real", "all"]
@@ -66,62 +64,55 @@ class Settings:
     tried: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
-        check.real_number(self.weight_decay, "weight_decay", least=0.0)
-        check.real_number(self.lr_decay, "lr_decay", above=0.0)
-        check.one_of(self.optimizer, "optimizer", ("sgd", "adam"))
-        default = 0.1 if self.optimizer == "sgd" else 0.001
+        check_options(self)
+        default = 0.1 if self.optimizer.name == "sgd" else 0.001
         object.__setattr__(self, "lr", default if self.lr is None else learning_rate(self.lr, "lr"))
-        check.one_of(self.optimizer_state, "optimizer_state", ("round", "client"))
-        if self.optimizer_state == "client" and self.optimizer == "sgd" and not self.momentum:
-            raise ValueError("optimizer_state='client' keeps momentum, but momentum is 0: give one, or leave it out")
-        if self.optimizer == "adam" and self.momentum:
+        if self.optimizer.state == "client" and self.optimizer.name == "sgd" and not self.momentum:
+            raise ValueError("ClientOptimizer(state='client') keeps momentum, but momentum is 0: give one, or leave it")
+        if self.optimizer.name == "adam" and self.momentum:
             raise ValueError(
-                f"momentum is SGD's, and Adam has averages of its own: with optimizer='adam' give momentum=0, "
+                "momentum belongs to SGD; Adam has its own averages. With optimizer='adam' give momentum=0, "
                 f"got momentum={self.momentum:g}"
             )
-        check.positive_int(self.batch, "batch")
         if self.augment is not None:
             check.callable_with(self.augment, "augment", ["images", "generator"], "`distillkit.augment.DSA()`, say")
         if self.objective is not None:
             example = "`torch.nn.CrossEntropyLoss()`, say"
             check.callable_with(self.objective, "objective", ["logits", "labels"], example)
-        check.one_of(self.weights, "weights", ("samples", "uniform"))
-        check.real_number(self.max_samples, "max_samples", above=0.0)
-        check.one_of(self.buffers, "buffers", ("mean", "local", "drop"))
-        check.one_of(self.predict, "predict", ("real", "all"))
 
     # The optimiser.
 
     def rate(self, round_number: int) -> float:
-        """The clients' learning rate in round `round_number`, from 1: lr * lr_decay ** (round_number - 1)."""
+        """Return the clients' learning rate in round `round_number` >= 1: lr * lr_decay ** (round_number - 1)."""
         assert self.lr is not None
-        return self.lr * self.lr_decay ** (round_number - 1)
+        return self.lr * self.optimizer.lr_decay ** (round_number - 1)
 
     def optimizer_for(self, params: Sequence[Tensor], rate: float) -> torch.optim.Optimizer:
-        """A new optimiser of the clients' kind, without momentum yet, on tensors `params`, at learning rate `rate`."""
-        held: list[Any] = list(params)
-        if self.optimizer == "adam":
-            return torch.optim.Adam(held, lr=rate, weight_decay=self.weight_decay, foreach=False)
-        return torch.optim.SGD(held, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay, foreach=False)
+        """Return a new optimiser of the tensors `params` at learning rate `rate`, without momentum yet."""
+        given: Any = {"params": list(params), "lr": rate, "weight_decay": self.optimizer.weight_decay, "foreach": False}
+        return (
+            torch.optim.Adam(**given)
+            if self.optimizer.name == "adam"
+            else torch.optim.SGD(**given, momentum=self.momentum)
+        )
 
     def objective_of(self, task: LabelTask) -> Objective:
-        """The objective that a step trains with: the one that was given, or the loss of the `task`."""
+        """Return the loss of a step: `objective`, or the loss of the `task`."""
         return self.objective or task.loss
 
     # What is shared, and what stays with a client.
 
     def is_personal(self, name: str) -> bool:
-        """Whether the parameter called `name` stays with its client: whether a pattern of `personal` matches it."""
+        """Return whether the parameter called `name` stays with its client: whether a pattern of `personal` matches."""
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.personal)
 
     def kept_by_client(self, network: nn.Module) -> set[str]:
-        """Names of the parameters and buffers of `network` that stay with the client and are never sent."""
+        """Return the names of the parameters and buffers of `network` that stay with the client and are never sent."""
         kept = {n for n, _ in network.named_parameters() if self.is_personal(n)}
         return kept | (set(floating_buffers(network)) if self.buffers == "local" else set())
 
     def sent_buffers(self, network: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
-        """Which buffers of `network` travel back, by entry: floats for the mean, integers for the maximum."""
+        """Return the buffers of `network` that a reply holds, by entry: floats for the mean, integers for the max."""
         if self.buffers == "drop":
             return []
         floating = floating_buffers(network) if self.buffers == "mean" else []
@@ -129,37 +120,72 @@ class Settings:
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
 
     def first_output(self, addon: Component, classes: int) -> int:
-        """The index of the first extra output of `addon` in a network for so many `classes`."""
+        """Return the index of the first extra output of `addon` in a network for a task of `classes` classes."""
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """How many outputs a test looks at: the `classes` of the task, or None for all."""
+        """Return how many outputs a test reads: the `classes` of the task, or None for all."""
         return classes if self.predict == "real" else None
 
 
 def floating_buffers(network: nn.Module) -> list[str]:
-    """Names of the buffers of `network` that have a mean: batch-norm statistics, but not their counters."""
+    """Return the names of the float buffers of `network`: batch-norm statistics, but not their counters."""
     return [n for n, b in _state_buffers(network).items() if b.is_floating_point()]
 
 
 def _state_buffers(network: nn.Module) -> Tensors:
-    """The buffers of `network` that are part of its state, by name: all but those made with `persistent=False`."""
+    """Return the buffers of `network` in its state, by name: all but those made with `persistent=False`."""
     buffers = dict(network.named_buffers())
     held = network.state_dict() if buffers else {}
     return {n: b for n, b in buffers.items() if n in held}
 
 
 def learning_rate(value: float, name: str) -> float:
-    """Return a rate at which networks are trained, if it is positive; one far beyond all custom is warned of.
+    """Check that a learning rate is positive, and warn of one far above the usual range.
 
     Args:
-        value: as it was given.
-        name: of the argument, for the message.
+        value: the learning rate.
+        name: of the argument, for messages.
 
     Raises:
-        TypeError, ValueError: no number, or not above 0.
+        TypeError, ValueError: not a number above 0.
     """
     rate = check.real_number(value, name, above=0.0)
     if rate > 10:
         warn(f"{name}={rate:g} is far beyond the rates that train networks (0.001 to 1)")
     return rate
+
+
+def as_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] | None) -> tuple[Phase, ...]:
+    """Return the phases of a local training from `epochs` or `steps` (default: one epoch), or from `phases`.
+
+    Raises:
+        TypeError: `phases` is empty or holds something else than phases.
+        ValueError: two of the three are given.
+    """
+    if phases is None:
+        if epochs is not None and steps is not None:
+            raise ValueError(f"give epochs or steps, not both: got epochs={epochs}, steps={steps}")
+        return (Phase(1 if epochs is None else epochs, steps),)
+    if epochs is not None or steps is not None:
+        raise ValueError(
+            f"give epochs or steps, or phases that have their own, not both: got epochs={epochs}, steps={steps} beside "
+            "phases"
+        )
+    given = tuple(phases) if isinstance(phases, Sequence) else (phases,)
+    wrong = [type(p).__name__ for p in given if not isinstance(p, Phase)]
+    if wrong or not given:
+        raise TypeError(f"phases must be a list of `fl.Phase` objects, got {wrong[0] if wrong else 'an empty one'}")
+    return given
+
+
+def as_patterns(personal: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the patterns of `personal` as a tuple, from one pattern, several, or none.
+
+    Raises:
+        TypeError: something else than strings.
+    """
+    given = (personal,) if isinstance(personal, str) else tuple(personal) if isinstance(personal, Sequence) else (None,)
+    if not all(isinstance(p, str) for p in given):
+        raise TypeError(f"personal must be patterns of parameter names, as 'classifier.*', got {personal!r}")
+    return tuple(p for p in given if p is not None)

@@ -85,9 +85,9 @@ class Step:
     """
 
     def __init__(
-        self, local: Local, batch: Batch, own: Mapping[str, Batch], trained: Mapping[str, nn.Parameter]
+        self, local: Local, batch: Batch, extra: Mapping[str, Batch], trained: Mapping[str, nn.Parameter]
     ) -> None:
-        self.local, self.batch, self.own, self.trained = local, batch, own, trained
+        self.local, self.batch, self.extra, self.trained = local, batch, extra, trained
         self._outputs: dict[str, Output] = {}
 
     def output(self, addon: Component | None = None) -> Output:
@@ -96,22 +96,22 @@ class Step:
 
     def has_batch(self, addon: Component) -> bool:
         """Whether `addon` has a batch of its own in this step (see `AddOn.extra_batches`)."""
-        return addon.key in self.own
+        return addon.key in self.extra
 
     def batch_of(self, addon: Component) -> Batch:
         """The own batch of `addon` in this step (see `AddOn.extra_batches`)."""
-        return self.own[addon.key]
+        return self.extra[addon.key]
 
     def _forward(self) -> None:
         run = partial(outputs, self.local.network, layers=self.local.layers)
-        joint = [key for key, batch in self.own.items() if batch.joint]
-        parts = [self.batch.images, *(self.own[key].images for key in joint)]
+        joint = [key for key, batch in self.extra.items() if batch.joint]
+        parts = [self.batch.images, *(self.extra[key].images for key in joint)]
         together = run(torch.cat(parts) if joint else self.batch.images)
         sizes = [len(part) for part in parts]
         inner = {layer: values.split(sizes) for layer, values in together.inner.items()}
         for i, (e, z) in enumerate(zip(together.embedding.split(sizes), together.logits.split(sizes))):
             self._outputs[["", *joint][i]] = Output(e, z, {layer: values[i] for layer, values in inner.items()})
-        for key, batch in self.own.items():
+        for key, batch in self.extra.items():
             if not batch.joint:
                 self._outputs[key] = run(batch.images)
 

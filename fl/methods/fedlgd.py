@@ -12,7 +12,6 @@ from distillkit.augment import DSA, Augmentation
 from fl.addons.anchors import Anchors
 from fl.addons.condensed import SELECTED, Condensed
 from fl.averaging import AddOn, FedAvg
-from fl.methods._options import shows_options
 from fl.networks import Factory
 
 __all__ = ["FedLGD"]
@@ -51,9 +50,8 @@ class FedLGD(FedAvg):
         augment: of the distribution matching.
         weights: uniform (Algorithm 1, line 26), or by the number of condensed images.
         lr: the clients' rate; None: the optimiser's own, as in `FedAvg`.
-        assign, initial, momentum, weight_decay, optimizer, optimizer_state, lr_decay, epochs, steps, phases, batch,
-            objective, max_samples, buffers, personal, predict: as for `FedAvg`. (Its `augment` is not: what is
-            condensed is trained on as it is.)
+        options: further options of `FedAvg`. FedAvg's own `augment` cannot be set: clients train on the condensed
+            images without augmentation.
 
     Raises:
         TypeError, ValueError: a bad option of `FedAvg` or of the two add-ons.
@@ -61,7 +59,6 @@ class FedLGD(FedAvg):
 
     key = "FedAvg"
 
-    @shows_options()
     def __init__(
         self,
         *addons: AddOn,

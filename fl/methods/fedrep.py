@@ -7,46 +7,41 @@ from typing import Any, Literal
 from distillkit._utils import check
 from fl.averaging import AddOn, FedAvg
 from fl.batches import Phase
-from fl.methods._options import shows_options
 from fl.networks import Factory
 
 __all__ = ["FedRep"]
-
-_FIXED = ("personal", "phases", "epochs", "steps")
 
 
 class FedRep(FedAvg):
     """FedRep: federated averaging of a representation under personal heads (Collins et al., ICML 2021, Algorithm 1).
 
     "Exploiting Shared Representations for Personalized Federated Learning". In each round a client fits its head h_k to
-    its data under the received representation phi, then takes steps on phi under that head, and sends the change of phi
-    alone. Heads stay with their clients and never travel; there is no global predictor, so `accuracy` in the history is
-    the clients' mean on their own test data.
+    its data under the received representation phi, then takes steps on phi under that head, and sends the change of
+    phi. Heads never leave their clients. There is no global predictor, so `accuracy` in the history is the clients'
+    mean accuracy on their own test data.
 
     Deviations: the paper writes the head's update as GRD (solve to optimality for the linear analysis, epochs of SGD in
     the experiments); here it is epochs. All heads start from the same draw. The average is uniform as in Algorithm 1
-    (the released code weighs by samples: `weights="samples"`). The optimiser's momentum starts anew in each of the two
-    phases. A client that was never drawn is tested with its untrained head.
+    (the released code weighs by samples: `weights="samples"`). Momentum restarts in each of the two phases. A client
+    that was never drawn is tested with its untrained head.
 
     Args:
         addons: as for `FedAvg`; they see the shared parameters only.
-        factory: called with the number of outputs, gives the network.
+        factory: called with the number of outputs, returns the network.
         head: pattern of the personal parameters' names.
         head_epochs: passes over the local data for the head (tau); the paper takes 10.
         body_epochs: passes for the representation; the paper takes 1 or 5.
+        lr, momentum, batch: of the clients. The defaults are the release's (github.com/lgcollins/FedRep,
+            utils/options.py, lines 15 to 18). lr None is the optimiser's default in `FedAvg`; Adam needs momentum 0.
         weights: a client's weight in the mean, "uniform" or by "samples".
-        lr, momentum, batch: of the clients; those of the release (github.com/lgcollins/FedRep, utils/options.py, lines
-            15 to 18); lr None is the optimiser's own rate, as in `FedAvg`; Adam takes momentum 0.
-        assign, initial, weight_decay, optimizer, optimizer_state, lr_decay, augment, objective, max_samples, buffers,
-            predict: as for `FedAvg`, of which `personal`, `phases`, `epochs` and `steps` are set here.
+        options: further options of `FedAvg`, except `personal`, `phases`, `epochs` and `steps`, which FedRep sets.
 
     Raises:
-        ValueError: an option that FedRep sets itself, or a bad one.
+        ValueError: an option that FedRep sets itself, or an option out of range.
     """
 
     key = "FedAvg"
 
-    @shows_options(*_FIXED)
     def __init__(
         self,
         *addons: AddOn,
@@ -60,11 +55,9 @@ class FedRep(FedAvg):
         weights: Literal["samples", "uniform"] = "uniform",
         **options: Any,
     ) -> None:
-        taken = [name for name in _FIXED if name in options]
-        if taken:
+        for name in {"personal", "phases", "epochs", "steps"} & set(options):
             raise ValueError(
-                f"{taken[0]} is set by FedRep itself, got {taken[0]}={options[taken[0]]!r}; use head, head_epochs and "
-                "body_epochs"
+                f"{name} is set by FedRep itself, got {name}={options[name]!r}; use head, head_epochs and body_epochs"
             )
         if not isinstance(head, str) or not head:
             raise TypeError(f"head must be a pattern of parameters' names, as 'classifier.*', got {head!r}")

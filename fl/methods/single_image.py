@@ -12,9 +12,8 @@ from torch.nn import functional as F
 from distillkit._utils import check
 from distillkit.losses import clip_logit_norm
 from fl.addons.shared_image import SharedImage
-from fl.averaging import AddOn, FedAvg
+from fl.averaging import AddOn, ClientOptimizer, FedAvg
 from fl.averaging.settings import Objective
-from fl.methods._options import shows_options
 from fl.networks import Factory
 
 __all__ = ["ClippedCrossEntropy", "SingleImage"]
@@ -58,8 +57,7 @@ class SingleImage(FedAvg):
         optimizer, lr, batch: of the clients, as published; lr None is the optimiser's own rate, as in `FedAvg`.
         epochs: passes over the local data in a round; default 40, unless `steps` or `phases` are given.
         objective: default: `ClippedCrossEntropy(clip)` with the clip in `shared`; the task's loss where that is None.
-        assign, initial, momentum, weight_decay, optimizer_state, lr_decay, steps, phases, augment, weights,
-            max_samples, buffers, personal, predict: as for `FedAvg`.
+        options: further options of `FedAvg`.
 
     Raises:
         TypeError, ValueError: a bad option of `FedAvg` or of `SharedImage`.
@@ -67,14 +65,13 @@ class SingleImage(FedAvg):
 
     key = "FedAvg"
 
-    @shows_options()
     def __init__(
         self,
         image: Tensor,
         *addons: AddOn,
         factory: Factory | Mapping[str, Factory],
         shared: Mapping[str, Any] | None = None,
-        optimizer: Literal["sgd", "adam"] = "adam",
+        optimizer: Literal["sgd", "adam"] | ClientOptimizer = "adam",
         lr: float | None = 0.01,
         batch: int = 512,
         epochs: int | None = None,

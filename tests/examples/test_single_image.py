@@ -77,7 +77,7 @@ def test_presets_are_the_claims_and_the_papers(planned: Any, tmp_path: Path) -> 
     made = paper.design.candidates["Single image"].make(lambda outputs: torch.nn.Linear(3, outputs), task, 0.01, 0.005)
     shared = next(addon for addon in made.addons if addon.name == "SharedImage")
     assert (shared.keep, shared.count, shared.rate, shared.steps, shared.lr) == (5000, 50_000, 0.2, 500, 0.005)
-    assert (made.settings.batch, made.settings.optimizer, made.settings.phases[0].epochs) == (512, "adam", 40)
+    assert (made.settings.batch, made.settings.optimizer.name, made.settings.phases[0].epochs) == (512, "adam", 40)
     assert (task.rounds, task.participation, made.settings.augment is not None) == (30, 0.4, True)
     nothing = paper.design.candidates["No selection"].make(
         lambda outputs: torch.nn.Linear(3, outputs), task, 0.01, 0.005

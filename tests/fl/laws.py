@@ -53,7 +53,7 @@ def assert_lawful(
     held = clients or federation()
 
     def play(addons: list[AddOn], rounds: int = 4, **how: Any) -> Run:
-        momentum = 0.9 if options.get("optimizer") != "adam" else 0.0
+        momentum = 0.0 if "adam" in repr(options.get("optimizer")) else 0.9
         method = FedAvg(*addons, **{"factory": network, "lr": 0.05, "momentum": momentum, "batch": 6, **options})
         return simulate(method, held, rounds=rounds, participation=min(3, len(held)), seed=5, progress=False, **how)
 

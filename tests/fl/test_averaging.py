@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from distillkit import LabeledImages
 from distillkit.rng import derive
-from fl import FedAvg, simulate
+from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import Condensed, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
@@ -70,7 +70,7 @@ def test_two_steps_with_momentum_decay_and_rate_decay_follow_the_formulas() -> N
             w -= lr * buffer
     method = FedAvg(
         factory=OneWeight, initial={"scale.weight": torch.tensor([[0.3]])},
-        lr=0.5, momentum=0.9, weight_decay=0.01, lr_decay=0.8, epochs=2,
+        lr=0.5, momentum=0.9, optimizer=ClientOptimizer(weight_decay=0.01, lr_decay=0.8), epochs=2,
     )  # fmt: skip
     assert weight_after(method, clients, rounds=2) == pytest.approx(w, abs=1e-6)
 
@@ -138,7 +138,10 @@ def test_path_is_how_far_a_constant_unit_gradient_moves(momentum: float, mu: flo
 
     addons = (Peek(), FedProx(mu))
     simulate(
-        FedAvg(*addons, factory=Tiny, lr=0.1, momentum=momentum, weight_decay=0.1, steps=steps, batch=4),
+        FedAvg(
+            *addons, factory=Tiny, lr=0.1, momentum=momentum, optimizer=ClientOptimizer(weight_decay=0.1), steps=steps,
+            batch=4,
+        ),
         federation()[:1], rounds=1, progress=False,
     )  # fmt: skip
     w = buffer = 0.0

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fl.engine._server_thread import ServerThread
 
 import fl.addons
 import fl.methods
@@ -22,7 +23,6 @@ from fl import Classification, Client, Entry, FedAvg, Message, Method, NoUsableR
 from fl.averaging.local import received_state
 from fl.engine import _threads
 from fl.engine._devices import placed
-from fl.engine._server_thread import ServerThread
 from tests.fl.emulated import DEVICE, Mixed, second_device, there
 from tests.fl.laws import assert_same, tensors
 from tests.fl.small import images

@@ -31,7 +31,7 @@ from distillkit.privacy import (
     without_batch_norm,
 )
 from distillkit.rng import derive
-from fl import ClientData, Entry, FedAvg, Run, simulate
+from fl import ClientData, ClientOptimizer, Entry, FedAvg, Run, simulate
 from fl.addons import (
     DPSGD,
     MOON,
@@ -141,7 +141,7 @@ def noisy(**options: Any) -> DPSGD:
 SILENT = DPSGD(sigma=0.0, clip=math.inf, rate=1.0, size=SIZE)
 BESIDE: dict[str, tuple[list[AddOn], dict[str, Any]]] = {
     "alone": ([], {}),
-    "momentum and decay": ([], {"momentum": 0.9, "weight_decay": 0.01, "lr_decay": 0.9}),
+    "momentum and decay": ([], {"momentum": 0.9, "optimizer": ClientOptimizer(weight_decay=0.01, lr_decay=0.9)}),
     "Adam": ([], {"optimizer": "adam", "lr": 0.01}),
     "a network without the split": ([], {"factory": sequential}),
     "several architectures": ([], {"factory": {"a": network, "b": sequential}, "assign": lambda k: "ab"[k % 2]}),
@@ -565,7 +565,9 @@ def test_crop_flip_and_kept_momentum_stay_private() -> None:
     clients, crop = [images(12, k) for k in range(2)], CropFlip(IDENTITY, pad=1, cutout=2)
     private = DPSGD(sigma=1.0, rate=0.3, size=12)
     plain = FedAvg(private, factory=Tiny, weights="uniform")
-    kept = FedAvg(private, factory=Tiny, weights="uniform", augment=crop, momentum=0.9, optimizer_state="client")
+    kept = FedAvg(
+        private, factory=Tiny, weights="uniform", augment=crop, momentum=0.9, optimizer=ClientOptimizer(state="client")
+    )
     epsilons = []
     for method in (plain, kept):
         run = simulate(method, clients, rounds=2, progress=False)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fl import FedAvg, simulate
-from fl.averaging._effective_lr import effective_lr
 from fl.averaging.addon import AddOn
+from fl.averaging.optimizer import effective_lr
 from fl.batches import Phase
 from tests.fl.small import Tiny, federation
 

@@ -16,7 +16,7 @@ from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
-from fl import ClientData, FedAvg, MultiLabel, simulate
+from fl import ClientData, ClientOptimizer, FedAvg, MultiLabel, simulate
 from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM, FedNova, FedProx
 from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
@@ -80,7 +80,7 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
     anchors = Anchors(ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, **term)
     run = played(
         anchors, FedAvgM(0.7), rounds=4, clients=clients, factory=Small, initial=start, weights="uniform",
-        lr=0.2, lr_decay=0.9, batch=20, steps=2,
+        lr=0.2, optimizer=ClientOptimizer(lr_decay=0.9), batch=20, steps=2,
     )  # fmt: skip
 
     g = torch.randn(6, 1, 2, 2, generator=derive(0, 0, "server", "Anchors"))
@@ -129,7 +129,9 @@ def test_the_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pyt
 
     monkeypatch.setattr("fl.addons.anchors.fit_to_gradient", record)
     anchors = Anchors(ipc=1, selected=(1, 2, 3))
-    played(anchors, rounds=4, clients=[toy(9, 2)], factory=Small, lr=0.2, lr_decay=0.5, batch=9)
+    played(
+        anchors, rounds=4, clients=[toy(9, 2)], factory=Small, lr=0.2, optimizer=ClientOptimizer(lr_decay=0.5), batch=9
+    )
     assert len(targets) == 3
     for target, gradient in targets:
         assert_close(target, gradient, atol=1e-5)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl import FedAvg, simulate
+from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import SCAFFOLD, FedExP, FedNova, FedProx
 from fl.batches import Phase
 from tests.fl import quadratic
@@ -32,7 +32,8 @@ def normalizer(steps: int, momentum: float, pull: float) -> float:
 def test_rounds_of_two_weights_follow_the_paper(momentum: float, mu: float, weights: str) -> None:
     """Clients take 3, 1 and 5 steps; two of three are drawn; the rate falls."""
     run = quadratic.run(
-        FedNova(), FedProx(mu), rounds=4, participation=2, batch=1, momentum=momentum, lr_decay=0.8, weights=weights
+        FedNova(), FedProx(mu), rounds=4, participation=2, batch=1, momentum=momentum,
+        optimizer=ClientOptimizer(lr_decay=0.8), weights=weights,
     )  # fmt: skip
     w = quadratic.START.copy()
     for t, row in enumerate(run.rows):

@@ -15,7 +15,7 @@ from torch import nn
 import fl.addons
 from distillkit import LabeledImages
 from distillkit.data import load
-from fl import ClientData, FedAvg, Run, simulate
+from fl import ClientData, ClientOptimizer, FedAvg, Run, simulate
 from fl.averaging.addon import AddOn
 from fl.methods import FedLGD, FedRep, SingleImage
 from fl.task import MultiLabel
@@ -216,12 +216,13 @@ def pictured(*addons: AddOn) -> FedAvg:
     return SingleImage(PICTURE, *addons, shared=shared, factory=Net, epochs=1, batch=4, **uniform(addons))
 
 
+DECAYS = ClientOptimizer(weight_decay=1e-3, lr_decay=0.9)
 ARCHITECTURE, SGD, AT_HOME = "one architecture", "optimizer='sgd'", "batch statistics stay at home"
 BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "FedAvg": (plain, {}),
     "FedAvg's defaults": (lambda *a: FedAvg(*a, factory=Net, **uniform(a)), {}),
     "with momentum": (
-        lambda *a: plain(*a, momentum=0.9, weights="uniform", weight_decay=1e-3, lr_decay=0.9), {"FedReg": "plain SGD"}
+        lambda *a: plain(*a, momentum=0.9, weights="uniform", optimizer=DECAYS), {"FedReg": "plain SGD"}
     ),
     "with Adam": (lambda *a: plain(*a, optimizer="adam"), {"FedReg": "plain SGD", "SCAFFOLD": SGD, "Anchors": SGD}),
     "two architectures": (

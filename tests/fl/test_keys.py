@@ -18,9 +18,11 @@ from torch import Tensor
 
 import fl
 from distillkit.augment import DSA
+from distillkit.serialization import from_config, referenced_objects, to_config
 from fl import (
     AddOn,
     ClientDP,
+    ClientOptimizer,
     Entry,
     EntrySpec,
     FedAvg,
@@ -434,3 +436,21 @@ def test_a_subclass_may_declare_its_parents_entry_anew() -> None:
 
     made = Summed(factory=Tiny)
     assert [e.rule for e in made.entries() if e.key == "FedAvg.counters"] == ["first"]
+
+
+def test_a_config_from_before_options_were_renamed_and_grouped_is_read() -> None:
+    """`most_samples` is now `max_samples`; three options of the optimiser are fields of `ClientOptimizer`."""
+    method = FedAvg(
+        factory=Tiny, momentum=0.9, max_samples=50.0, optimizer=ClientOptimizer("sgd", 1e-4, 0.99, "client")
+    )
+    config = to_config(method)
+    former = {**config["with"], "most_samples": 50.0, "optimizer": "sgd", "weight_decay": 1e-4, "lr_decay": 0.99}
+    former["optimizer_state"] = "client"
+    del former["max_samples"]
+    names = referenced_objects(method)
+    for options in (config["with"], former):
+        assert identity(from_config({**config, "with": options}, names=names)) == identity(method)
+    dm = FedDM(factory=Tiny, weights="samples", max_samples=50.0)
+    former = {**to_config(dm)["with"], "most_samples": 50.0}
+    del former["max_samples"]
+    assert identity(from_config({**to_config(dm), "with": former}, names=referenced_objects(dm))) == identity(dm)

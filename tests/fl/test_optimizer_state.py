@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fl import FedAvg, simulate
+from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import SCAFFOLD, Ditto, FedNova, FedProx
 from fl.batches import Phase
 from tests.fl import linear
@@ -23,7 +23,9 @@ def test_momentum_goes_on_where_the_clients_last_round_left_it(participation: fl
     """VHL's release never clears a client's optimiser when all are instantiated (lines 133-138 of
     algorithms_standalone/basePS/client.py): v = .9 v + g over rounds, whatever the weights were set to meanwhile."""
     how = {"participation": participation}
-    result = linear.run(rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, lr_decay=0.8, optimizer_state="client")
+    result = linear.run(
+        rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, optimizer=ClientOptimizer(lr_decay=0.8, state="client")
+    )
     w, velocity = linear.START, {k: np.zeros_like(linear.START) for k in range(3)}
     for t, row in enumerate(result.rows):
         trained = []
@@ -35,7 +37,7 @@ def test_momentum_goes_on_where_the_clients_last_round_left_it(participation: fl
             trained.append(here)
         w = linear.average(trained, row["drawn"])
     assert linear.weights(result) == pytest.approx(w, abs=2e-5)
-    forgetful = linear.run(rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, lr_decay=0.8)
+    forgetful = linear.run(rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, optimizer=ClientOptimizer(lr_decay=0.8))
     assert np.abs(linear.weights(forgetful) - w).max() > 0.01
 
 
@@ -45,7 +47,7 @@ def test_one_client_trains_on_as_if_rounds_did_not_exist(kind: Any) -> None:
     start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
     options: dict[str, Any] = {"factory": Tiny, "initial": start, "lr": 0.01, "batch": len(data)}
     options["momentum"] = 0.9 if kind == "sgd" else 0.0
-    run = simulate(FedAvg(**options, optimizer=kind, optimizer_state="client"), [data], rounds=5, progress=False)
+    run = simulate(FedAvg(**options, optimizer=ClientOptimizer(kind, state="client")), [data], rounds=5, progress=False)
     net = Tiny(3)
     net.load_state_dict(start)
     params = net.parameters()
@@ -64,7 +66,9 @@ def test_every_phase_has_its_own() -> None:
     data = federation()[0]
     start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
     options: dict[str, Any] = {"factory": Tiny, "initial": start, "lr": 0.05, "momentum": 0.5, "batch": len(data)}
-    run = simulate(FedAvg(**options, phases=phases, optimizer_state="client"), [data], rounds=3, progress=False)
+    run = simulate(
+        FedAvg(**options, phases=phases, optimizer=ClientOptimizer(state="client")), [data], rounds=3, progress=False
+    )
     net = Tiny(3)
     net.load_state_dict(start)
     head = torch.optim.SGD(net.classifier.parameters(), 0.05, 0.5)
@@ -80,7 +84,7 @@ def test_every_phase_has_its_own() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_the_laws(kind: Any, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [FedProx(0.1), Ditto()], tmp_path, optimizer=kind, optimizer_state="client")
+    assert_lawful(lambda: [FedProx(0.1), Ditto()], tmp_path, optimizer=ClientOptimizer(kind, state="client"))
 
 
 def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> None:
@@ -88,17 +92,19 @@ def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> N
         method = FedAvg(factory=Tiny, momentum=0.9, lr=0.05, **options)
         return simulate(method, federation(), rounds=2, progress=False)
 
-    plain, kept = play(), play(optimizer_state="client")
-    assert_same(plain, play(optimizer_state="round"))
+    plain, kept = play(), play(optimizer=ClientOptimizer(state="client"))
+    assert_same(plain, play(optimizer=ClientOptimizer(state="round")))
     assert [(r["up"], r["down"]) for r in kept.rows] == [(r["up"], r["down"]) for r in plain.rows]
-    assert "optimizer_state='client'" in repr(FedAvg(factory=Tiny, momentum=0.9, optimizer_state="client"))
+    assert "optimizer_state='client'" in repr(
+        FedAvg(factory=Tiny, momentum=0.9, optimizer=ClientOptimizer(state="client"))
+    )
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="optimizer_state must be one of"):
-        FedAvg(factory=Tiny, optimizer_state="server")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="state must be one of"):
+        ClientOptimizer(state="server")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keeps momentum, but momentum is 0"):
-        FedAvg(factory=Tiny, optimizer_state="client")
+        FedAvg(factory=Tiny, optimizer=ClientOptimizer(state="client"))
     for addon in (SCAFFOLD(), FedNova()):
-        with pytest.raises(ValueError, match=f"{addon.name} needs optimizer_state='round'"):
-            FedAvg(addon, factory=Tiny, momentum=0.9, optimizer_state="client")
+        with pytest.raises(ValueError, match=rf"{addon.name} needs ClientOptimizer\(state='round'\)"):
+            FedAvg(addon, factory=Tiny, momentum=0.9, optimizer=ClientOptimizer(state="client"))

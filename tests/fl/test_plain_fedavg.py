@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from distillkit.networks import build
-from fl import FedAvg, simulate
+from fl import ClientOptimizer, FedAvg, simulate
 from tests.fl import plain_fedavg
 from tests.fl.small import Tiny, images
 
@@ -27,7 +27,10 @@ def both(sizes: list[int], m: int, workers: int = 1, **options: Any) -> list[dic
     plain = plain_fedavg.server_executes(
         net, [(s.images, s.labels) for s in sets], rounds=rounds, m=m, seed=seed, **options
     )
-    method = FedAvg(factory=lambda outputs: Tiny(outputs, norm=True), initial=net.state_dict(), **options)
+    optimizer = ClientOptimizer(lr_decay=options.pop("lr_decay", 1.0))
+    method = FedAvg(
+        factory=lambda outputs: Tiny(outputs, norm=True), initial=net.state_dict(), optimizer=optimizer, **options
+    )
     run = simulate(method, sets, rounds=rounds, participation=m, seed=seed, workers=workers, progress=False)
     return [plain, run.server.state[FedAvg.model]]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl import FedAvg, Run, simulate
+from fl import ClientOptimizer, FedAvg, Run, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Batch, Phase
@@ -42,7 +42,8 @@ def effective_lr(steps: int, lr: float, momentum: float) -> float:
 def test_rounds_of_two_weights_follow_algorithm_1(momentum: float, addons: tuple[AddOn, ...]) -> None:
     """Two of three clients a round, 3, 1 and 5 steps, weighted by samples, rates that fall, a reply that is lost."""
     run = quadratic.run(
-        SCAFFOLD(), *addons, rounds=5, participation=2, batch=1, momentum=momentum, lr_decay=0.9
+        SCAFFOLD(), *addons, rounds=5, participation=2, batch=1, momentum=momentum,
+        optimizer=ClientOptimizer(lr_decay=0.9),
     )  # fmt: skip
     w, c, own = quadratic.START.copy(), np.zeros(2), np.zeros((3, 2))
     for t, row in enumerate(run.rows):

@@ -347,7 +347,7 @@ def test_a_round_without_weight_is_no_round() -> None:
 def test_the_papers_setting_is_the_default() -> None:
     method = SingleImage(PHOTO, factory=Tiny)
     held = method.settings
-    assert (held.optimizer, held.lr, held.batch, held.phases[0].epochs) == ("adam", 0.01, 512, 40)
+    assert (held.optimizer.name, held.lr, held.batch, held.phases[0].epochs) == ("adam", 0.01, 512, 40)
     assert held.objective == ClippedCrossEntropy(2.5)
     [shared] = method.addons
     assert isinstance(shared, SharedImage)

@@ -1,0 +1,109 @@
+"""The clients' optimiser: its options, its state between two trainings, and its effective learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distillkit._utils import check
+from fl._options import NonNegative, Positive, check_options
+from fl.message import Tensors
+
+__all__ = ["ClientOptimizer", "effective_lr", "load_state", "saved_state"]
+
+
+@dataclass(frozen=True)
+class ClientOptimizer:
+    """The clients' optimiser with more options than a learning rate and momentum, for `FedAvg(optimizer=...)`.
+
+    Args:
+        name: "sgd" or "adam".
+        weight_decay: lambda, at least 0; lambda w is added to the gradient.
+        lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
+        state: with "round" momentum starts at zero in each round. With "client" each client keeps it from one
+            participation to the next, as in VHL's release, which never resets a client's optimiser.
+
+    Raises:
+        TypeError, ValueError: an option out of range.
+    """
+
+    name: Literal["sgd", "adam"] = "sgd"
+    weight_decay: NonNegative = 0.0
+    lr_decay: Positive = 1.0
+    state: Literal["round", "client"] = "round"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @staticmethod
+    def of(optimizer: str | ClientOptimizer) -> ClientOptimizer:
+        """Return `optimizer` itself, or the optimiser of that name with default options."""
+        if isinstance(optimizer, ClientOptimizer):
+            return optimizer
+        return ClientOptimizer(check.one_of(optimizer, "optimizer", ("sgd", "adam")))  # type: ignore[arg-type]
+
+
+def effective_lr(
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], steps: Sequence[int], damping: float
+) -> float:
+    """Return how far a constant unit gradient moves a parameter, without weight decay.
+
+    SCAFFOLD and FedNova divide a change of weights by it. With plain SGD and no damping it is steps * lr.
+
+    Args:
+        optimizer: makes the optimiser of some tensors; called once for each phase, as in training.
+        steps: the number of steps in each phase.
+        damping: strength mu of a pull to the start, which adds mu * (distance so far) against the movement.
+
+    Returns:
+        The distance, >= 0, in units of the learning rate.
+    """
+    moved = 0.0
+    for count in steps:
+        point = torch.zeros(1, dtype=torch.float64)
+        stepper = optimizer([point])
+        stepper.param_groups[0]["weight_decay"] = 0.0
+        for _ in range(count):
+            point.grad = 1.0 + damping * (point - moved)
+            stepper.step()
+        moved -= float(point)
+    return moved
+
+
+def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tensors:
+    """Return a copy of the optimiser's state, such as momentum, to keep it between two trainings.
+
+    Args:
+        optimizer: after its last step.
+        names: of its parameters, in its own order.
+
+    Returns:
+        "parameter/buffer" -> tensor.
+    """
+    return {
+        f"{names[index]}/{key}": value.detach().clone()
+        for index, values in optimizer.state_dict()["state"].items()
+        for key, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_state(optimizer: torch.optim.Optimizer, names: Sequence[str], saved: Tensors) -> None:
+    """Load the state of an earlier optimiser; a parameter without saved state starts from zero.
+
+    Args:
+        optimizer: before its first step.
+        names: of its parameters, in its own order.
+        saved: what `saved_state` returned.
+    """
+    positions = {name: index for index, name in enumerate(names)}
+    state: dict[int, Tensors] = {}
+    for key, value in saved.items():
+        name, _, buffer = key.rpartition("/")
+        if name in positions:
+            state.setdefault(positions[name], {})[buffer] = value.clone()
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
