@@ -1,4 +1,4 @@
-"""What every component asks of a network: an embedding, and a classifier on top of it."""
+"""Interface of networks: features (the embedding) and a classifier."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Network", "SplitNetwork", "require_network", "split"]
 
 
 class Network(Protocol):
-    """What components ask of a network: an `nn.Module` whose forward is `classifier(features(images))`.
+    """Interface of the networks that components use: an `nn.Module` whose forward is `classifier(features(images))`.
 
-    All networks of this package are one, and `split` makes one of any other classifier.
+    All networks of this package implement it; `split` adapts any other classifier.
     """
 
     def features(self, images: Tensor) -> Tensor:
-        """The embedding of each image: what distribution matching compares, and what coresets measure distances in.
+        """Compute embeddings, which distribution matching compares and coresets measure distances between.
 
         Args:
             images: float [N, C, H, W].
@@ -29,7 +29,7 @@ class Network(Protocol):
         ...
 
     def classifier(self, embedding: Tensor) -> Tensor:
-        """The logits of each embedding.
+        """Compute logits from embeddings.
 
         Args:
             embedding: float [N, d], from `features`.
@@ -40,7 +40,7 @@ class Network(Protocol):
         ...
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The logits [N, K] of images, by way of their embeddings.
+        """Compute the logits [N, K] of images.
 
         Args:
             images: float [N, C, H, W].
@@ -49,11 +49,11 @@ class Network(Protocol):
 
 
 class SplitNetwork(Configurable, nn.Module):
-    """A network whose embedding is what reaches one of its modules, the classifier: what `split` makes.
+    """Network whose embedding is the input of one of its modules, the classifier. `split` creates it.
 
     Args:
-        network: the whole; its parameters are this one's too, under the prefix `model.`.
-        name: of the module that is the classifier, as in `network.named_modules()`.
+        network: the whole network; its parameters appear under the prefix `model.`.
+        name: the classifier's module name, as in `network.named_modules()`.
     """
 
     def __init__(self, network: nn.Module, name: str) -> None:
@@ -62,11 +62,11 @@ class SplitNetwork(Configurable, nn.Module):
         self._name = name
 
     def features(self, images: Tensor) -> Tensor:
-        """The classifier's input when the network runs on `images` [N, C, H, W], flattened to [N, d]."""
+        """Run the network on `images` [N, C, H, W] and return the classifier's input, flattened to [N, d]."""
         return self.outputs(images)[0]
 
     def outputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings [N, d] and logits [N, K] from one run: half the work of asking for them one by one.
+        """Compute embeddings [N, d] and logits [N, K] in one forward pass.
 
         Args:
             images: float [N, C, H, W].
@@ -86,36 +86,36 @@ class SplitNetwork(Configurable, nn.Module):
             hook.remove()
         if len(seen) != 1:
             raise ValueError(
-                f"classifier {self._name!r} ran {len(seen)} times in one forward, want exactly once; "
+                f"classifier {self._name!r} must run exactly once in a forward pass, but ran {len(seen)} times; "
                 "name another module: split(network, classifier='...')"
             )
         return seen[0].flatten(1), logits
 
     def classifier(self, embedding: Tensor) -> Tensor:
-        """The logits [N, K] of an `embedding` [N, d]: the named module alone."""
+        """Compute the logits [N, K] of an `embedding` [N, d] with the classifier module alone."""
         return self.model.get_submodule(self._name)(embedding)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits [N, K] of `images` [N, C, H, W]: the whole network as it is."""
+        """Compute the logits [N, K] of `images` [N, C, H, W] with the whole network."""
         return self.model(images)
 
 
 def _has_split(network: nn.Module) -> bool:
-    # A method: torchvision's VGG, MobileNet and DenseNet have submodules of these names, which are no such split.
+    # `features` must be a method: torchvision's VGG, MobileNet and DenseNet have submodules of these names.
     return callable(getattr(type(network), "features", None)) and callable(getattr(network, "classifier", None))
 
 
 def split(network: nn.Module, classifier: str | None = None) -> Network:
-    """Give any classifier network the `features` / `classifier` split that components ask for.
+    """Add the `features` / `classifier` split that components require to any classifier network.
 
-    Call it on torchvision's networks and on your own; where a component takes a network or a sampler, it is called for
-    you. The wrapper shares the network's parameters under the prefix `model.`.
+    Use it for torchvision's networks and your own. Components that take a network or a sampler call it for you. The
+    wrapper shares the network's parameters under the prefix `model.`.
 
     Args:
-        network: one that has the split already (a method `features` and a `classifier`) is returned as it is.
-        classifier: the name of the module whose input is the embedding (as in `network.named_modules()`).
-            Default: the last `nn.Linear`, as in torchvision's ResNets. What follows it must be nothing:
-            the logits must be its output.
+        network: a network; one that has the split already (a method `features` and a `classifier`) is returned
+            unchanged.
+        classifier: name of the module whose input is the embedding (as in `network.named_modules()`). Its output must
+            be the logits. Default: the last `nn.Linear`, as in torchvision's ResNets.
 
     Raises:
         TypeError: not an `nn.Module`.
@@ -129,7 +129,7 @@ def split(network: nn.Module, classifier: str | None = None) -> Network:
         linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
         if not linear:
             raise ValueError(
-                f"{type(network).__name__} has no nn.Linear to take as classifier; name one of its modules: "
+                f"{type(network).__name__} has no nn.Linear to use as classifier; name one of its modules: "
                 "split(network, classifier='...')"
             )
         classifier = linear[-1]
@@ -142,14 +142,17 @@ def split(network: nn.Module, classifier: str | None = None) -> Network:
 
 
 def require_network(network: Any, name: str = "network") -> nn.Module:
-    """Return `network` if it is an `nn.Module`, else raise a TypeError that says what came and the remedy.
+    """Check that `network` is an `nn.Module` and return it.
 
     Args:
-        network: what a user gave.
-        name: what the argument is called in the message.
+        network: the value to check.
+        name: the argument's name in messages.
+
+    Raises:
+        TypeError: any other value.
     """
     if isinstance(network, nn.Module):
         return network
     came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
-    remedy = "; call it, and give the network" if callable(network) else ""
+    remedy = "; call it and pass the result" if callable(network) else ""
     raise TypeError(f"{name} must be an nn.Module, got {came}{remedy}")

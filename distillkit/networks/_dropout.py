@@ -1,4 +1,4 @@
-"""Dropout that draws from a generator of ours, or not at all."""
+"""Dropout that draws from a given generator, or is switched off."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def _layers(network: nn.Module) -> list[nn.Module]:
 
 
 def seed_dropout(network: nn.Module, generator: torch.Generator) -> list[nn.Module]:
-    """Make a network's dropout draw from a generator of ours, for good: training is then a function of its seed.
+    """Make a network's dropout layers draw from `generator` permanently, so that training depends on the seed alone.
 
     Args:
-        network: its `nn.Dropout` layers (1d to 3d too) are changed. Other layers that draw (alpha dropout, attention's
-            own, `F.dropout` in a forward) are not reached.
-        generator: what they draw from.
+        network: its `nn.Dropout` layers (also 1d to 3d) are changed. Other random layers (alpha dropout, dropout inside
+            attention, `F.dropout` in a forward) are not.
+        generator: the generator to draw from.
 
     Returns:
-        These layers.
+        The changed layers.
     """
     layers = _layers(network)
     for layer in layers:
@@ -59,11 +59,11 @@ def _own_forwards(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """`seed_dropout` for the length of a `with` block; then the layers draw as they did before.
+    """Apply `seed_dropout` during a `with` block.
 
     Args:
-        network: whose dropout layers are meant.
-        generator: what they draw from meanwhile.
+        network: the network whose dropout layers are changed.
+        generator: the generator to draw from.
     """
     with _own_forwards(network):
         seed_dropout(network, generator)
@@ -72,9 +72,9 @@ def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[N
 
 @contextlib.contextmanager
 def no_dropout(network: nn.Module) -> Iterator[None]:
-    """Let the dropout layers of `network` pass their input on unchanged, for the length of a `with` block.
+    """Switch off the dropout layers of `network` during a `with` block, without changing their mode.
 
-    The layers are those that `seed_dropout` reaches; their mode stays as it is.
+    The layers are those that `seed_dropout` changes.
     """
     with _own_forwards(network):
         for layer in _layers(network):

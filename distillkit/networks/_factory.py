@@ -1,4 +1,4 @@
-"""How networks are made: by a factory, with weights that a seed decides, or that are left as they were made."""
+"""Creation of networks by factories, with weights drawn from a seed or kept as constructed."""
 
 from __future__ import annotations
 
@@ -33,25 +33,23 @@ Redraw = Callable[[nn.Module, torch.Generator], object]
 
 @torch.no_grad()
 def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Draw all parameters of a network anew, in place, from a generator alone; return it.
+    """Redraw all parameters of a network in place from a generator and return the network.
 
-    `RandomNetworks` does so for every draw, `build` once. The distributions are PyTorch's own defaults: Kaiming uniform
+    `RandomNetworks` calls it for every draw and `build` once. The distributions are PyTorch's defaults: Kaiming uniform
     with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for
-    embeddings, Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For a network of
-    our own the draws are those of its constructor after `torch.manual_seed`; torchvision's constructors draw from other
-    distributions, which this function does not know (`KeepInit` keeps them). Any other module with parameters of its
-    own is drawn by its method `initialize(generator)` or, without one, by its `reset_parameters()`. Buffers other than
-    running statistics stay as they are.
+    embeddings, Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For the networks
+    of this package, the draws are those of the constructor after `torch.manual_seed`. The constructors of torchvision
+    draw from other distributions; use `KeepInit` to keep them. Any other module with its own parameters is drawn by its
+    method `initialize(generator)` or, without one, by `reset_parameters()`. Other buffers are unchanged.
 
     Args:
         network: any `nn.Module`.
         generator: an int seed, or a CPU generator, which is advanced.
-        redraw: called as `redraw(network, generator)` after all this, without gradients: it sets the parameters for
-            which there is no such rule (a class token, position embeddings, layer scales), and may change any other.
+        redraw: called last as `redraw(network, generator)`, without gradients. It sets the parameters for which there
+            is no such rule (a class token, position embeddings, layer scales) and may change any other.
 
     Raises:
-        TypeError: without `redraw`, a module that this function does not know how to draw (it is named, with the
-            remedies).
+        TypeError: without `redraw`, a module without a known initialization; the message names it and the remedies.
     """
     require_network(network, "network")
     generator = as_generator(generator)
@@ -62,23 +60,23 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     elif unknown:
         name, module = unknown[0]
         raise TypeError(
-            f"cannot re-draw {name or 'the network'} ({type(module).__name__}): it has parameters of its own; give it "
-            "a method initialize(generator), or keep what its constructor draws with KeepInit(factory), or pass "
-            "redraw=lambda network, generator: ... where that is an option. FixedNetwork(network) and "
-            "NetworkBall(network, radius) take any network as it is"
+            f"cannot redraw {name or 'the network'} ({type(module).__name__}): it has its own parameters; add a "
+            "method initialize(generator), keep the constructor's weights with KeepInit(factory), or pass "
+            "redraw=lambda network, generator: ... where available. FixedNetwork(network) and "
+            "NetworkBall(network, radius) accept any network"
         )
     return network
 
 
 class KeepInit(Configurable):
-    """A factory whose networks keep the weights that it gave them: their authors' initialisation, or pretrained ones.
+    """Factory whose networks keep their constructor's weights: a custom initialization or pretrained weights.
 
-    Take it wherever a factory is wanted and PyTorch's default distributions are not: `RandomNetworks(KeepInit(vit))`,
-    `evaluate(data, test, KeepInit(pretrained))`. The constructor runs with the global random state seeded for a moment,
-    so a network is still a function of the seed. Each draw is a new construction.
+    Use it wherever a factory is expected and PyTorch's default distributions are not wanted:
+    `RandomNetworks(KeepInit(vit))`, `evaluate(data, test, KeepInit(pretrained))`. The constructor runs with a seeded
+    global random state, so the network is still a function of the seed. Each draw is a new construction.
 
     Args:
-        factory: gives an `nn.Module`; its arguments, if it has any, are those that `KeepInit` is called with.
+        factory: a function that returns an `nn.Module`; it receives the arguments of the `KeepInit` call.
 
     Raises:
         TypeError: `factory` is a network, or not callable.
@@ -90,10 +88,10 @@ class KeepInit(Configurable):
             self.__signature__ = inspect.signature(factory)
 
     def __call__(self, *arguments: Any) -> nn.Module:
-        """The factory's network, marked to be left as it is.
+        """Call the factory and mark the network so that its weights are kept.
 
         Args:
-            arguments: handed on to the factory.
+            arguments: passed on to the factory.
         """
         network = self.factory(*arguments)
         if isinstance(network, nn.Module):
@@ -108,26 +106,29 @@ _KEEP_INIT = "_distillkit_as_made"
 
 
 def keeps_init(network: nn.Module) -> bool:
-    """Whether `network` came from an `KeepInit` factory, so that its weights are to be left as they are."""
+    """Return whether `network` came from a `KeepInit` factory, so that its weights must be kept."""
     return bool(network.__dict__.get(_KEEP_INIT, False))
 
 
 def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: ConvNet(shape, 10)") -> Any:
-    """Return `factory` if it can be called for a network, else raise a TypeError.
+    """Check that `factory` is a function that returns a network, and return it.
 
     Args:
-        factory: what a user gave.
-        name: what the argument is called in the message.
-        wanted: an example of a right value, for the message.
+        factory: the value to check.
+        name: the argument's name in messages.
+        wanted: example of a valid value for the message.
+
+    Raises:
+        TypeError: a network, or a value that is not callable.
     """
     if isinstance(factory, nn.Module):
         raise TypeError(
-            f"{name} must be a function that makes a network, such as `{wanted}`, but a {type(factory).__name__} "
-            "is one; to start from its weights give `KeepInit(lambda: copy.deepcopy(network))`"
+            f"{name} must be a function that returns a network, such as `{wanted}`, but a {type(factory).__name__} "
+            "is a network; to start from its weights pass `KeepInit(lambda: copy.deepcopy(network))`"
         )
     if not callable(factory):
         raise TypeError(
-            f"{name} must be a function that makes a network, such as `{wanted}`, got {type(factory).__name__}"
+            f"{name} must be a function that returns a network, such as `{wanted}`, got {type(factory).__name__}"
         )
     return factory
 
@@ -149,18 +150,19 @@ def _require_no_arguments(factory: Callable[..., object]) -> None:
 
 
 def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """A network whose weights are a function of a seed: call `factory()` and draw its parameters from `generator`.
+    """Build a network whose weights are a function of a seed: call `factory()` and draw its parameters from
+    `generator`.
 
-    The global random state is left as it was.
+    The global random state is unchanged.
 
     Args:
-        factory: gives a network of any kind. What its constructor draws is overwritten, unless it is an `KeepInit`.
+        factory: a function that returns a network. The constructor's weights are overwritten, unless the factory is a
+            `KeepInit`.
         generator: an int seed, or a CPU generator, which is advanced.
         redraw: see `initialize`.
 
     Raises:
-        TypeError: the factory is a network itself, wants arguments, or does not return an `nn.Module`; or see
-            `initialize`.
+        TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`; or see `initialize`.
     """
     _require_no_arguments(require_factory(factory))
     generator = as_generator(generator)
@@ -175,10 +177,10 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """A deep copy of a network whose parameters ask for no gradient: gradients in its inputs then cost half as much.
+    """Return a deep copy of a network whose parameters require no gradient, which halves the cost of input gradients.
 
     Args:
-        network: any `nn.Module`; it is left as it is.
+        network: any `nn.Module`; it is not changed.
 
     Raises:
         TypeError: not an `nn.Module`.

@@ -1,4 +1,4 @@
-"""How the parameters of one module are drawn from a generator."""
+"""Initialization of single modules from a generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def init_linear(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Draw a linear or convolution layer by its attribute `kaiming`: "normal", "uniform", or without one as PyTorch."""
+    """Initialize a linear or convolution layer by its attribute `kaiming`: "normal", "uniform", or PyTorch's default if
+    unset.
+    """
     weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
     drawn, kaiming = torch.empty(weight.shape, device="cpu"), getattr(module, "kaiming", "")
     if kaiming == "normal":
@@ -52,8 +54,8 @@ _turn = threading.RLock()
 
 @contextlib.contextmanager
 def seeded_global_rng(seed: int) -> Iterator[None]:
-    """Let code that knows the global generator alone draw from `seed`; the global state is put back afterwards."""
-    # Without an accelerator `torch.manual_seed` writes down three tracebacks a call, for devices that never come.
+    """Seed the global generator during a `with` block and restore its state afterwards."""
+    # Without an accelerator, `torch.manual_seed` records three tracebacks per call for missing devices.
     seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
     with _turn, torch.random.fork_rng(devices=[]):
         seed_all(seed)
@@ -61,12 +63,12 @@ def seeded_global_rng(seed: int) -> Iterator[None]:
 
 
 def draw_seed(generator: torch.Generator) -> int:
-    """Draw a number to seed with."""
+    """Draw a seed from a generator."""
     return int(torch.randint(2**62, (), generator=generator))
 
 
 def _reset(module: nn.Module, generator: torch.Generator) -> bool:
-    """Call the module's `reset_parameters`; whether that set all its own parameters (if not, they are as before)."""
+    """Call `reset_parameters`; return whether it set all the module's own parameters, else restore them."""
     own = list(module.parameters(recurse=False))
     before = [parameter.clone() for parameter in own]
     for parameter in own:
@@ -81,7 +83,7 @@ def _reset(module: nn.Module, generator: torch.Generator) -> bool:
 
 
 def init_own_parameters(module: nn.Module, generator: torch.Generator) -> bool:
-    """Draw the module's own parameters, not its children's; whether it is known how."""
+    """Initialize the module's own parameters, not its children's. Return whether a rule is known."""
     own = getattr(module, "initialize", None)
     parameters = {key for key, _ in module.named_parameters(recurse=False)}
     if callable(own):

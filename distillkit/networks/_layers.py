@@ -1,4 +1,4 @@
-"""What all networks of this package share: the split, the choice of normalisation, and the checks."""
+"""Layers that the networks of this package share, and their base class."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ Shape = tuple[int, int, int]
 
 
 class _ReLU(nn.ReLU):
-    """A ReLU that works in place where no graph is recorded, which saves up to a tenth of ConvNet's forward pass."""
+    """ReLU that works in place when no gradients are recorded, which saves time in ConvNet's forward pass."""
 
     def forward(self, maps: Tensor) -> Tensor:
         return F.relu(maps, inplace=not torch.is_grad_enabled())
 
 
 class InstanceNorm(nn.GroupNorm):
-    """Instance normalisation: a group norm of one channel a group, with its parameters and to its numbers.
+    """Instance normalization as a group norm with one channel per group, with the same parameters and values.
 
-    PyTorch's own is slow where maps are small and channels_last, as they are when `forward_chunks` sends images
-    through a network on a CPU: there, and where no graph is recorded, it is written out, which is several times as
-    fast and as exact.
+    PyTorch's layer is slow for small channels_last maps, which `forward_chunks` produces on a CPU. There, and without
+    gradients, this layer computes the formula directly, which is several times as fast.
 
     Args:
-        channels: of the maps [N, channels, H, W].
+        channels: channels of the maps [N, channels, H, W].
     """
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, channels)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """The normalised maps, of the shape of `maps` [N, channels, H, W], which stay as they are."""
+        """Normalize `maps` [N, channels, H, W]; the input is not changed."""
         if torch.is_grad_enabled() or not _small_and_channels_last(maps):
             return super().forward(maps)
         centred = maps - maps.mean((2, 3), keepdim=True)
@@ -47,23 +46,23 @@ class InstanceNorm(nn.GroupNorm):
 
 
 def _small_and_channels_last(maps: Tensor) -> bool:
-    """Whether written out is faster: measured at 8x8 to 28x28; at 32x32 PyTorch takes another way, which is."""
+    """Return whether the direct formula is faster: measured from 8x8 to 28x28; at 32x32, PyTorch's layer is."""
     plain = maps.device.type == "cpu" and maps.ndim == 4 and not torch.is_autocast_enabled("cpu")
     return plain and maps.stride(1) == 1 and not maps.is_contiguous() and maps.shape[2] * maps.shape[3] < 1024
 
 
 class AveragePool(nn.AvgPool2d):
-    """2x2 average pooling, on a CPU as a product with a matrix of quarters, which is faster forward and back.
+    """2x2 average pooling, computed on a CPU as a faster product with a matrix of quarters.
 
-    The product takes two rows of a map at once, so an infinite value makes all of its two rows NaN, where
-    `nn.AvgPool2d` has one infinite mean.
+    The product uses two rows of a map at once, so an infinite value makes both rows NaN, while `nn.AvgPool2d` returns a
+    single infinite mean.
     """
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """The means [..., H // 2, W // 2] of `maps` [..., H, W]."""
+        """Return the means [..., H // 2, W // 2] of `maps` [..., H, W]."""
         if not _even_and_narrow(maps):
             return super().forward(maps)
         *some, rows, columns = maps.shape
@@ -74,7 +73,7 @@ class AveragePool(nn.AvgPool2d):
 
 
 def _even_and_narrow(maps: Tensor) -> bool:
-    """Whether the product is faster and the same: measured up to 64 columns; from 128 on it costs more."""
+    """Return whether the product is faster with equal results: measured up to 64 columns; from 128 on it is slower."""
     rows, columns = maps.shape[-2:]
     plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()
     even = rows % 2 == 0 and columns % 2 == 0 and 0 < columns <= 64
@@ -82,16 +81,16 @@ def _even_and_narrow(maps: Tensor) -> bool:
 
 
 class MaxPool(nn.MaxPool2d):
-    """2x2 max pooling, where no graph is recorded on a CPU as the larger of rows, then of columns: many times as fast.
+    """2x2 max pooling, computed on a CPU without gradients as the maximum of rows, then of columns.
 
-    PyTorch's kernel also looks for where each maximum was, pixel by pixel, which only a gradient needs.
+    PyTorch's kernel also records the position of each maximum, which only gradients need.
     """
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """The largest values [..., H // 2, W // 2] of `maps` [..., H, W]."""
+        """Return the maxima [..., H // 2, W // 2] of `maps` [..., H, W]."""
         rows, columns = maps.shape[-2:]
         even = rows % 2 == 0 and columns % 2 == 0 and maps.numel() > 0
         if torch.is_grad_enabled() or maps.device.type != "cpu" or not even:
@@ -111,23 +110,23 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ImageNetwork(Configurable, nn.Module):
-    """A classifier of images whose forward is `classifier(features(images))`; all our networks are one.
+    """Base class of image classifiers whose forward is `classifier(features(images))`, such as all networks here.
 
     Args:
         shape: channels, height and width of the images.
-        num_classes: K, rows of the classifier, at least 2.
-        body: maps images [N, C, H, W] to anything that flattens to [N, embedding_dim].
-        embedding_dim: length of one image's embedding.
-        any_size: whether `body` takes images of other heights and widths as well (it pools adaptively).
+        num_classes: K, number of logits, at least 2.
+        body: module that maps images [N, C, H, W] to any shape that flattens to [N, embedding_dim].
+        embedding_dim: size of an embedding.
+        any_size: whether `body` also accepts other heights and widths (it pools adaptively).
 
     Attributes:
         shape, num_classes, embedding_dim: as given.
         body, classifier: the two modules; the classifier is an `nn.Linear`.
-        chunked_stem: whether a pass without gradients computes its first block in chunks on a CPU, which lets
-            `chunking.chunk_size` send more images at once.
+        chunked_stem: whether a pass without gradients computes its first block in chunks on a CPU, so that
+            `chunking.chunk_size` may send more images at once.
 
     Raises:
-        TypeError, ValueError: a shape that is not three positive integers, fewer than two classes, or no embedding.
+        TypeError, ValueError: a shape other than three positive integers, fewer than two classes, or no embedding.
     """
 
     chunked_stem = False
@@ -144,13 +143,13 @@ class ImageNetwork(Configurable, nn.Module):
         self.classifier = nn.Linear(embedding_dim, num_classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """The embedding of each image, float [N, embedding_dim].
+        """Compute the embedding of each image, float [N, embedding_dim].
 
         Args:
             images: float [N, C, H, W], in any memory format.
 
         Raises:
-            ValueError: the images do not have the shape the network was built for.
+            ValueError: the images do not have the network's shape.
         """
         channels, height, width = self.shape
         fits = images.ndim == 4 and images.shape[1] == channels
@@ -163,12 +162,12 @@ class ImageNetwork(Configurable, nn.Module):
         return cast(Tensor, self.body(images))
 
     def forward(self, images: Tensor) -> Tensor:
-        """The logits [N, num_classes] of `images` [N, C, H, W]."""
+        """Compute the logits [N, num_classes] of `images` [N, C, H, W]."""
         return cast(Tensor, self.classifier(self.features(images)))
 
 
 def image_shape(shape: Shape) -> Shape:
-    """The shape that a network was asked for, as a tuple of ints.
+    """Check an image shape and return it as a tuple of ints.
 
     Args:
         shape: (channels, height, width).
@@ -183,21 +182,20 @@ def image_shape(shape: Shape) -> Shape:
 
 
 def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
-    """The normalisation layer of that name for maps [N, channels, H, W], with a learned scale and shift a channel.
+    """Create a normalization layer by name for maps [N, channels, H, W], with a learned scale and shift per channel.
 
-    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels (`InstanceNorm`), and with one. That
-    equals `nn.InstanceNorm2d`, is several times as fast on a CPU, and its second derivatives are right under every mode
-    of automatic differentiation (those of `nn.InstanceNorm2d` are not).
+    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels (`InstanceNorm`) and with one group. The
+    former equals `nn.InstanceNorm2d`, is faster on a CPU, and has correct second derivatives in every mode of automatic
+    differentiation, unlike `nn.InstanceNorm2d`.
 
     Args:
-        kind: "instance" (each channel of each image by itself), "group" (`groups` groups of channels of each
-            image), "layer" (all channels of each image), "batch" (each channel over the batch, with running
-            statistics) or "none".
+        kind: "instance" (each channel of each image), "group" (`groups` groups of channels of each image), "layer" (all
+            channels of each image), "batch" (each channel over the batch, with running statistics) or "none".
         channels: number of channels.
         groups: for "group" only; must divide `channels`.
 
     Raises:
-        ValueError: no such kind, or `groups` does not divide `channels`.
+        ValueError: an unknown kind, or `groups` does not divide `channels`.
     """
     one_of(kind, "norm", ("batch", "group", "instance", "layer", "none"))
     channels, groups = positive_int(channels, "channels"), positive_int(groups, "groups")
@@ -213,32 +211,32 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
 
 
 def activation_layer(kind: str) -> nn.Module:
-    """The activation layer of that name.
+    """Create an activation layer by name.
 
-    Under `torch.no_grad()` relu overwrites its input, which must be a tensor of the network's own: a hook that keeps
-    the output of the layer before it must copy it.
+    Under `torch.no_grad()`, relu overwrites its input, which must belong to the network. A hook that keeps the previous
+    layer's output must copy it.
 
     Args:
         kind: "relu", "leaky_relu" (slope 0.01), "sigmoid", "silu" or "tanh".
 
     Raises:
-        ValueError: no such activation.
+        ValueError: an unknown activation.
     """
     return _ACTIVATIONS[one_of(kind, "activation", _ACTIVATIONS)]()
 
 
 def require_spatial_maps(norm: str, height: int, width: int) -> None:
-    """Refuse instance normalisation of maps of one pixel: it would answer the same for every image.
+    """Refuse instance normalization of one-pixel maps, whose output would be the same for every image.
 
     Args:
-        norm: the kind of normalisation; every other one is let through.
-        height, width: of the maps that it is to normalise.
+        norm: the kind of normalization; all others are accepted.
+        height, width: size of the maps to normalize.
 
     Raises:
         ValueError: norm="instance" on maps of 1x1.
     """
     if norm == "instance" and height * width == 1:
         raise ValueError(
-            "norm='instance' needs maps of more than one pixel, and these images are too small for that in the "
-            "last layers: take larger images, or norm='group' or 'batch'"
+            "norm='instance' needs maps of more than one pixel, but these images are too small in the last layers; "
+            "use larger images, or norm='group' or 'batch'"
         )

@@ -1,4 +1,4 @@
-"""What a network must do with the data, tried on noise before any work is done."""
+"""Validation of networks and samplers before any work is done."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ __all__ = ["check_network", "require_network", "require_same_device", "require_s
 
 
 def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
-    """Return `networks` if they are a sampler, else raise a TypeError that says which one is meant.
+    """Check that `networks` is a network sampler and return it.
 
     Args:
-        networks: what a user gave: anything with a method `draw` is a sampler.
-        name: what the argument is called in the message.
+        networks: the value to check: any object with a method `draw`.
+        name: the argument's name in messages.
+
+    Raises:
+        TypeError: not a sampler; the message says which sampler fits the value.
     """
     if isinstance(networks, nn.Module):
         kind = type(networks).__name__
         wanted = (
-            f"to match at this {kind} give FixedNetwork(network), for draws around it NetworkBall(network, radius=5)"
+            f"to match at this {kind} pass FixedNetwork(network), for draws around it NetworkBall(network, radius=5)"
         )
     elif isinstance(networks, type) and hasattr(networks, "draw"):
-        wanted = f"{networks.__name__} is a class: build it"
+        wanted = f"{networks.__name__} is a class: create an instance"
     elif not hasattr(networks, "draw"):
-        wanted = f"for fresh networks of a factory give RandomNetworks(factory), got {type(networks).__name__}"
+        wanted = f"for fresh networks of a factory pass RandomNetworks(factory), got {type(networks).__name__}"
     else:
         return cast(NetworkSampler, networks)
-    raise TypeError(f"{name} must be a sampler of networks; {wanted}")
+    raise TypeError(f"{name} must be a network sampler; {wanted}")
 
 
 @torch.no_grad()
@@ -47,19 +50,19 @@ def check_network(
     features: bool = False,
     name: str = "network",
 ) -> None:
-    """Try a network before any work is done: two images of noise go through it, in eval mode; it stays as it was.
+    """Check that a network fits the data: pass two noise images through it in eval mode. The network is not changed.
 
     Args:
-        network: the network that will be used.
+        network: the network to check.
         images: [N, C, H, W], whose shape, dtype and device the noise takes.
-        classes: K, if its logits are used: they must be [2, K].
-        more: whether it may give more logits than K, as where further classes are virtual ones.
-        features: whether its embeddings are used: they must be [2, d], and if logits are too, the logits must be its
-            classifier's of the embeddings.
-        name: the argument's, for messages.
+        classes: K, if the logits are used: they must be [2, K].
+        more: whether more logits than K are allowed, for networks with virtual classes.
+        features: whether the embeddings are used: they must be [2, d]. With `classes`, the logits must also be the
+            classifier's output for the embeddings.
+        name: the argument's name in messages.
 
     Raises:
-        ValueError: a network elsewhere, one that cannot take such images, other shapes or class counts, or NaN.
+        ValueError: the network is on another device, refuses such images, or returns other shapes, class counts or NaN.
     """
     shape = tuple(images.shape[1:])
     require_same_device(cast(Network, network), images, name)
@@ -73,7 +76,7 @@ def check_network(
                 again = cast(Network, network).classifier(embedding)
         except Exception as error:
             raise ValueError(
-                f"{name} ({_kind(network)}) cannot take images of the data's shape {shape}: {error or repr(error)}"
+                f"{name} ({_kind(network)}) does not accept images of shape {shape}: {error or repr(error)}"
             ) from error
     for what, value in (("embeddings [N, d]", embedding), ("logits [N, K]", logits)):
         if value is not None:
@@ -84,13 +87,13 @@ def check_network(
         and not (logits.shape[1] == classes or (more and logits.shape[1] > classes))
     ):
         raise ValueError(
-            f"{name} must give {classes} logits, one a class of the data, but {_kind(network)} gives "
-            f"{logits.shape[1]}; build it for {classes} classes, or say num_classes={logits.shape[1]} of the data"
+            f"{name} must return {classes} logits, one per class of the data, but {_kind(network)} returns "
+            f"{logits.shape[1]}; build it for {classes} classes, or pass num_classes={logits.shape[1]} for the data"
         )
     if again is not None and logits is not None and not _alike(again, logits):
         raise ValueError(
             f"{name}'s logits must be the output of its classifier, but those of {_kind(network)} are not; name the "
-            "module that gives them: split(network, classifier='...')"
+            "module that computes them: split(network, classifier='...')"
         )
 
 
@@ -101,9 +104,9 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 def _check_rows(value: object, what: str, name: str, shape: tuple[int, ...]) -> None:
     if not isinstance(value, Tensor) or value.ndim != 2 or len(value) != 2 or not value.is_floating_point():
         came = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} must give {what}, but 2 images of shape {shape} give {came}")
+        raise ValueError(f"{name} must return {what}, but returns {came} for 2 images of shape {shape}")
     if not bool(torch.isfinite(value).all()):
-        raise ValueError(f"{name} gives NaN or Inf for noise of shape {shape}: are its weights finite?")
+        raise ValueError(f"{name} returns NaN or Inf for noise of shape {shape}; check that its weights are finite")
 
 
 def _kind(network: object) -> str:
@@ -112,10 +115,11 @@ def _kind(network: object) -> str:
 
 
 def uses_batch_statistics(network: object) -> bool:
-    """Whether some layer of a network normalises with the statistics of the batch, so that a batch must not be cut up.
+    """Return whether a layer normalizes with the statistics of the batch, so that a batch must not be split.
 
     Args:
-        network: True for batch norm in training mode, or without running statistics; False for what is no `nn.Module`.
+        network: True for batch norm in training mode, or without running statistics; False for objects other than
+            `nn.Module`.
     """
     if not isinstance(network, nn.Module):
         return False
@@ -126,19 +130,19 @@ def uses_batch_statistics(network: object) -> bool:
 
 
 def require_same_device(network: Network, images: Tensor, name: str = "networks") -> None:
-    """Refuse a network that is on another device, or of another dtype, than the images it is to see.
+    """Refuse a network whose device or dtype differs from that of the images.
 
     Args:
-        network: what was given, or drawn.
+        network: the network, given or drawn.
         images: the data.
-        name: what the argument is called in the message.
+        name: the argument's name in messages.
 
     Raises:
-        ValueError: they are not in one place; the message says how to bring them together.
+        ValueError: device or dtype differ; the message says how to convert one.
     """
     own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
     if own is not None and (own.device, own.dtype) != (images.device, images.dtype):
         raise ValueError(
-            f"{name} must be where the images are ({images.dtype} on {images.device}), but what is given or drawn is "
-            f"{own.dtype} on {own.device}; build it there: .to(device, dtype), or move the data with data.to(...)"
+            f"{name} must have the dtype and device of the images ({images.dtype} on {images.device}), got "
+            f"{own.dtype} on {own.device}; convert the network with .to(device, dtype), or the data with data.to(...)"
         )

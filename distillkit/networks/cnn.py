@@ -19,20 +19,20 @@ __all__ = ["FedCOGCNN", "LeNet", "SimpleCNN"]
 
 
 class SimpleCNN(ImageNetwork):
-    """The simple CNN of MOON (Li et al., CVPR 2021), FedCOG and many others: LeNet's layers with ReLU and max pooling.
+    """Simple CNN of MOON (Li et al., CVPR 2021), FedCOG and others: LeNet's layers with ReLU and max pooling.
 
-    Two 5x5 convolutions of 6 and 16 channels without padding, each with ReLU and 2x2 max pooling; hidden layers of
-    120 and 84 with ReLU; one linear layer. The embedding is the 84-d output of the last ReLU. With 10 classes it has
-    62,006 parameters for 3x32x32 and 44,426 for 1x28x28.
+    Two 5x5 convolutions of 6 and 16 channels without padding, each with ReLU and 2x2 max pooling; hidden layers of 120
+    and 84 with ReLU; one linear layer. The embedding is the 84-d output of the last ReLU. With 10 classes it has 62,006
+    parameters for 3x32x32 and 44,426 for 1x28x28.
 
     Args:
         shape: channels, height and width of the images, at least 16x16.
         num_classes: number of classes.
-        norm: put between each convolution and its ReLU; see `norm_layer`. The papers have "none".
+        norm: normalization between each convolution and its ReLU; see `norm_layer`. The papers use "none".
         groups: groups of channels for norm="group".
 
     Raises:
-        ValueError: images smaller than 16x16, or no such norm.
+        ValueError: images smaller than 16x16, or an unknown norm.
     """
 
     def __init__(self, shape: Shape, num_classes: int, *, norm: str = "none", groups: int = 2) -> None:
@@ -41,20 +41,20 @@ class SimpleCNN(ImageNetwork):
 
 
 class FedCOGCNN(ImageNetwork):
-    """FedCOG's CNN for CIFAR-100.
+    """CNN of FedCOG for CIFAR-100.
 
-    Three 3x3 convolutions of 16, 32 and 64 channels without padding, each with ReLU and 2x2 max pooling; a hidden
-    layer of 128 with ReLU, whose output is the embedding; one linear layer. With 100 classes of 3x32x32 it has
-    69,380 parameters.
+    Three 3x3 convolutions of 16, 32 and 64 channels without padding, each with ReLU and 2x2 max pooling; a hidden layer
+    of 128 with ReLU, whose output is the embedding; one linear layer. With 100 classes of 3x32x32 it has 69,380
+    parameters.
 
     Args:
         shape: channels, height and width of the images, at least 22x22.
         num_classes: number of classes.
-        norm: put between each convolution and its ReLU; see `norm_layer`. The paper has "none".
+        norm: normalization between each convolution and its ReLU; see `norm_layer`. The paper uses "none".
         groups: groups of channels for norm="group".
 
     Raises:
-        ValueError: images smaller than 22x22, or no such norm.
+        ValueError: images smaller than 22x22, or an unknown norm.
     """
 
     def __init__(self, shape: Shape, num_classes: int, *, norm: str = "none", groups: int = 2) -> None:
@@ -65,21 +65,21 @@ class FedCOGCNN(ImageNetwork):
 class LeNet(ImageNetwork):
     """LeNet-5 (LeCun et al., 1998): tanh, average pooling, 28x28 images padded to 32x32.
 
-    The layers of `SimpleCNN`; with 10 classes it has 61,706 parameters for 1x28x28 and 1x32x32, 62,006 for 3x32x32.
-    As in most modern versions, the second convolution sees all six maps, pooling learns nothing and the output is
-    one linear layer.
+    It has the layers of `SimpleCNN`; with 10 classes, 61,706 parameters for 1x28x28 and 1x32x32, and 62,006 for
+    3x32x32. As in most modern versions, the second convolution uses all six maps, pooling has no parameters and the
+    output is one linear layer.
 
     Args:
-        shape: channels, height and width of the images, at least 16x16. The first convolution pads 28x28 images
-            by 2 and no others.
+        shape: channels, height and width of the images, at least 16x16. The first convolution pads only 28x28 images,
+            by 2.
         num_classes: number of classes.
-        norm: put between each convolution and its activation; see `norm_layer`.
+        norm: normalization between each convolution and its activation; see `norm_layer`.
         groups: groups of channels for norm="group".
         activation: "tanh", "sigmoid", "relu", "leaky_relu" or "silu".
         pooling: "avg" or "max".
 
     Raises:
-        ValueError: images smaller than 16x16, or an option that is not among those above.
+        ValueError: images smaller than 16x16, or an unknown option.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ def _convolutional(
     activation: str = "relu",
     pooling: str = "max",
 ) -> nn.Sequential:
-    """Convolutions of `widths`, each halved by pooling, then fully connected layers of `hidden`, all activated."""
+    """Build convolutions of `widths` with pooling, then fully connected layers of `hidden`, all activated."""
     inputs, rows, columns = image_shape(shape)
     one_of(pooling, "pooling", ("avg", "max"))
     least = 1

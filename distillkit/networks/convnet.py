@@ -1,4 +1,4 @@
-"""The ConvNet of the dataset-distillation papers."""
+"""ConvNet of the dataset-distillation papers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PIXELS = 8 * 32 * 32
 
 
 class ConvNet(ImageNetwork):
-    """The ConvNet of DC (Zhao et al., ICLR 2021), which DM, DSA, FedDM and FedLGD distil with.
+    """ConvNet of DC (Zhao et al., ICLR 2021), which DM, DSA, FedDM and FedLGD use for distillation.
 
-    `depth` blocks of 3x3 convolution, normalisation, activation and 2x2 pooling, and one linear layer on the
-    flattened last map. At the defaults it has 320,010 parameters and a 2048-d embedding for 10 classes of 3x32x32.
+    `depth` blocks of 3x3 convolution, normalization, activation and 2x2 pooling, and one linear layer on the flattened
+    last map. With defaults, 10 classes and 3x32x32 images it has 320,010 parameters and a 2048-d embedding.
 
     Args:
         shape: channels, height and width of the images.
@@ -40,18 +40,18 @@ class ConvNet(ImageNetwork):
         activation: "relu", "leaky_relu", "sigmoid", "silu" or "tanh".
         groups: groups of channels for norm="group" (4 in DC).
 
-    The padding rule: every convolution pads by 1, but for images of exactly 1x28x28 the first one pads by 3, so that
-    MNIST behaves as 32x32 (2048-d). The released code of DC decides on the channel alone and pads every grey image
-    by 3; ours leaves other grey sizes as they are (16x16 stays 16x16). 3x28x28 is not padded: 1152-d, as in FedLGD.
+    Every convolution pads by 1, except that the first one pads 1x28x28 images by 3, so that MNIST is treated as 32x32
+    (2048-d). The released code of DC pads every grey image by 3; this class keeps other grey sizes (16x16 stays 16x16).
+    As in FedLGD, 3x28x28 is not padded (1152-d).
 
-    Where no graph is recorded, a CPU takes the first block for 8 images of 32x32 at a time (as many pixels of any other
-    size): its maps, four times as large as the next ones, then stay in the cache. Images that influence each other, by
-    norm="batch", go through together, and so do all while a forward hook is on a layer of the first block.
+    On a CPU without gradients, the first block runs on chunks of 8 images of 32x32, or as many pixels of another size.
+    Its maps, four times as large as the next ones, then stay in the cache. The batch is not split with norm="batch",
+    where images influence each other, or while a layer of the first block has a forward hook.
 
-    DC's "layernorm" learns a scale for every pixel of a map; ours learns one for every channel.
+    DC's "layernorm" learns a scale per pixel of a map; this class learns one per channel.
 
     Raises:
-        ValueError: images too small for the depth, or an option that is not among those above.
+        ValueError: images too small for the depth, or an unknown option.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ConvNet(ImageNetwork):
         if pooling != "none" and min(rows, columns) < 2**depth:
             raise ValueError(
                 f"shape must be at least {2**depth} pixels high and wide for depth={depth} (each block halves it), "
-                f"got {tuple(shape)}; take a smaller depth or pooling='none'"
+                f"got {tuple(shape)}; use a smaller depth or pooling='none'"
             )
         layers: list[nn.Module] = []
         for block in range(depth):

@@ -31,19 +31,19 @@ NETWORK_NAMES = tuple(_NETWORKS)
 
 
 def named_network(name: str, shape: Shape, num_classes: int, **options: Any) -> ImageNetwork:
-    """Make a network by its name: for scripts and configuration files, where a class cannot be written.
+    """Create a network by its name, for scripts and configuration files.
 
-    The parameters come from PyTorch's global random state, as in any constructor; for a reproducible network write
+    The parameters come from PyTorch's global random state, as in any constructor. For a reproducible network use
     `build(lambda: named_network(...), seed)`.
 
     Args:
         name: one of `NETWORK_NAMES`, for example "convnet", "resnet18" or "simple_cnn".
         shape: channels, height and width of the images.
         num_classes: number of classes.
-        options: those of the network's class, such as `norm="group"`; not the ones that the name fixes.
+        options: further options of the network's class, such as `norm="group"`, except those that the name fixes.
 
     Raises:
-        ValueError: no network of that name, or an option that the name fixes already.
+        ValueError: an unknown name, or an option that the name fixes.
         TypeError: an option that the network's class does not have.
     """
     make, fixed = _NETWORKS[one_of(name, "name", NETWORK_NAMES)]

@@ -1,4 +1,4 @@
-"""Residual networks for small images: a 3x3 stem, no pooling before the last layer, any size of image."""
+"""Residual networks for small images of any size: a 3x3 stem, and pooling only before the last layer."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ Block = Callable[[int, int, int, "_Layers"], nn.Module]
 
 
 class ResNet(ImageNetwork):
-    """ResNet-10, -18, -34 and -50 (He et al., CVPR 2016) with the stem for small images that VHL and FedLGD use.
+    """ResNet-10, -18, -34 or -50 (He et al., CVPR 2016) with the stem for small images that VHL and FedLGD use.
 
-    A 3x3 convolution of stride 1, four stages of 64, 128, 256 and 512 channels (four times as many for ResNet-50,
-    whose blocks are bottlenecks) with strides 1, 2, 2, 2, global average pooling and one linear layer. With 10
-    classes of 3x32x32 and norm="batch": 4,903,242, 11,173,962, 21,282,122 and 23,520,842 parameters; the embedding
-    is 512-d, or 2048-d for ResNet-50.
+    A 3x3 convolution of stride 1, four stages of 64, 128, 256 and 512 channels (four times as many for ResNet-50, whose
+    blocks are bottlenecks) with strides 1, 2, 2, 2, global average pooling and one linear layer. With 10 classes of
+    3x32x32 and norm="batch": 4,903,242, 11,173,962, 21,282,122 and 23,520,842 parameters. The embedding is 512-d, or
+    2048-d for ResNet-50.
 
     Args:
-        shape: channels, height and width of the images; any other height and width is accepted as well.
+        shape: channels, height and width of the images; other heights and widths are accepted, too.
         num_classes: number of classes.
         depth: 10, 18, 34 or 50.
         width: channels of the first stage.
-        norm: "batch" (VHL), "instance" (FedLGD), "group" (FedCOG), "layer" or "none"; see `norm_layer`.
-            Convolutions have a bias only where no norm follows.
+        norm: "batch" (VHL), "instance" (FedLGD), "group" (FedCOG), "layer" or "none"; see `norm_layer`. Convolutions
+            have a bias only where no norm follows.
         groups: groups of channels for norm="group" (2 in FedCOG).
 
-    FedLGD's paper prints a 7x7 stem with batch normalisation; its code, which we follow, has this stem with instance
-    normalisation. For 96x96 images that code feeds a 4608-d map through an extra hidden layer; ours pools it to 512-d.
+    FedLGD's paper prints a 7x7 stem with batch normalization; this class follows its code, which has this stem with
+    instance normalization. For 96x96 images that code feeds a 4608-d map through an extra hidden layer; this class
+    pools it to 512-d.
 
     Raises:
-        ValueError: no such depth or norm, or images so small that norm="instance" would erase them.
+        ValueError: an unknown depth or norm, or images too small for norm="instance".
     """
 
     def __init__(
@@ -65,23 +66,23 @@ class CifarResNet(ImageNetwork):
     """ResNet-8, -20, ... (6n+2 layers) of He et al.'s CIFAR experiments, as in the single-image paper.
 
     A 3x3 stem and three stages of 16, 32 and 64 channels with n basic blocks each, strides 1, 2, 2, global average
-    pooling to a 64-d embedding and one linear layer. With 10 classes of 3x32x32: ResNet-8 has 78,042 parameters,
+    pooling to a 64-d embedding and one linear layer. With 10 classes of 3x32x32, ResNet-8 has 78,042 parameters and
     ResNet-20 272,474. The shortcuts between stages are 1x1 convolutions with a norm, as in the single-image paper's
-    code; He et al.'s own are free of parameters (269,722 for ResNet-20). Convolutions begin as in that code
+    code; those of He et al. have no parameters (269,722 for ResNet-20). Convolutions are initialized as in that code
     (models/cifar_resnet.py): N(0, 2 / fan_out).
 
     Args:
-        shape: channels, height and width of the images; any other height and width is accepted as well.
+        shape: channels, height and width of the images; other heights and widths are accepted, too.
         num_classes: number of classes.
         depth: 8, 14, 20, ...: 6n+2.
         width: channels of the first stage.
-        norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only
-            where no norm follows.
+        norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only where no
+            norm follows.
         groups: groups of channels for norm="group".
-        init: of the convolutions: "kaiming", as above and biases 0, or "default", PyTorch's.
+        init: initialization of convolutions: "kaiming", as above with zero biases, or "default", PyTorch's.
 
     Raises:
-        ValueError: a depth that is not 6n+2, no such norm, or images so small that norm="instance" would erase them.
+        ValueError: a depth other than 6n+2, an unknown norm, or images too small for norm="instance".
     """
 
     def __init__(
@@ -105,26 +106,26 @@ class CifarResNet(ImageNetwork):
 
 
 class WideResNet(ImageNetwork):
-    """The wide residual network WRN-depth-width of Zagoruyko and Komodakis (BMVC 2016), WRN-16-4 by default.
+    """Wide residual network WRN-depth-width of Zagoruyko and Komodakis (BMVC 2016), by default WRN-16-4.
 
-    Pre-activation blocks: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 times `width` channels, strides
-    1, 2, 2, then norm, ReLU, global average pooling and one linear layer. WRN-16-4 with 10 classes of 3x32x32 has
-    2,748,890 parameters and a 256-d embedding. No dropout. Convolutions begin as in the single-image paper's code
-    (models/cifar_wrn.py): uniform with variance 2 / fan_in.
+    Pre-activation blocks: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 times `width` channels, strides 1,
+    2, 2, then norm, ReLU, global average pooling and one linear layer, without dropout. WRN-16-4 with 10 classes of
+    3x32x32 has 2,748,890 parameters and a 256-d embedding. Convolutions are initialized as in the single-image paper's
+    code (models/cifar_wrn.py): uniform with variance 2 / fan_in.
 
     Args:
-        shape: channels, height and width of the images; any other height and width is accepted as well. The
-            single-image paper's code pools a fixed 8x8 and so runs at 32x32 only; ours pools whatever is there.
+        shape: channels, height and width of the images; other heights and widths are accepted, too. The single-image
+            paper's code pools a fixed 8x8 and so only runs at 32x32.
         num_classes: number of classes.
         depth: 10, 16, 22, ...: 6n+4.
         width: the widening factor.
-        norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only
-            with norm="none".
+        norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only with
+            norm="none".
         groups: groups of channels for norm="group".
-        init: of the convolutions: "kaiming", as above and biases 0, or "default", PyTorch's.
+        init: initialization of convolutions: "kaiming", as above with zero biases, or "default", PyTorch's.
 
     Raises:
-        ValueError: a depth that is not 6n+4, no such norm, or images so small that norm="instance" would erase them.
+        ValueError: a depth other than 6n+4, an unknown norm, or images too small for norm="instance".
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class WideResNet(ImageNetwork):
 
 
 class _Layers:
-    """Makes the norms, and convolutions that have a bias only where there are no norms."""
+    """Builder of norms, and of convolutions that have a bias only without norms."""
 
     def __init__(self, norm: str, groups: int, kaiming: str) -> None:
         self._norm, self._groups, self._kaiming = norm, groups, kaiming
@@ -174,9 +175,9 @@ def _residual(
     groups: int,
     kaiming: str = "",
 ) -> nn.Sequential:
-    """Stem, stages of `blocks[i]` blocks with `outs[i]` channels, each but the first halving the map, and pooling.
+    """Build a stem, stages of `blocks[i]` blocks with `outs[i]` channels, all but the first of stride 2, and pooling.
 
-    `kaiming` is the initialisation of the convolutions, for `_init.init_linear`.
+    `kaiming` selects the initialization of the convolutions in `_init.init_linear`.
     """
     inputs, rows, columns = image_shape(shape)
     halved = 2 ** (len(outs) - 1)

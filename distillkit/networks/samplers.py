@@ -1,4 +1,4 @@
-"""Where distribution and gradient matching get their networks from."""
+"""Network samplers for distribution and gradient matching."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ __all__ = [
 
 
 class NetworkSampler(Protocol):
-    """Where a condensation gets its networks from: it asks for one at every step.
+    """Interface of network samplers: a condensation draws a network from it at every step.
 
-    Any object with these two members is one.
+    Any object with these two members is a sampler.
 
     Attributes:
-        fixed: whether every draw is the same network, so that what was computed with it may be kept.
+        fixed: whether every draw returns the same network, so that results computed with it can be cached.
     """
 
     fixed: bool
 
     def draw(self, generator: torch.Generator) -> Network:
-        """The network of the next step, its parameters frozen.
+        """Return the network of the next step with frozen parameters.
 
         It is valid until the next draw, which may overwrite it in place.
 
         Args:
-            generator: what the network is a pure function of. Components pass one that is derived from (seed, step), so
-                a resumed run sees the networks that an uninterrupted one sees.
+            generator: source of randomness; the network must be a pure function of it. Components pass a generator
+                derived from (seed, step), so a resumed run uses the same networks as an uninterrupted one.
         """
         ...
 
 
 class RandomNetworks(Configurable):
-    """Untrained networks, a fresh one for every draw: the networks of DM, DC and DSA.
+    """Sampler of untrained networks, a fresh one for every draw, as in DM, DC and DSA.
 
-    One network is built and re-drawn in place (`networks.initialize`), which costs a thousandth of a step. It is in
-    eval mode except for batch norm, which uses the batch's statistics: a network that was never trained has no
-    running ones. (The authors' code uses training mode throughout; that differs for dropout only, which would draw
-    from the global random state.)
+    One network is built and redrawn in place (`networks.initialize`). It is in eval mode except for batch norm, which
+    uses the batch's statistics, because an untrained network has no running statistics. (The authors' code uses
+    training mode throughout. This only differs for dropout, which would draw from the global random state.)
 
     Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023).
 
     Args:
-        factory: `factory()` gives a network of any kind, on the device and of the dtype of the images. What it draws
-            itself is overwritten, unless it is an `KeepInit(factory)`: then every draw is a new construction, with the
-            initialisation that the network's author chose (vision transformers and the like).
-        redraw: `redraw(network, generator)` sets the parameters that `initialize` has no rule for; those that it leaves
-            keep the values that the factory gave them. It is called without gradients.
+        factory: `factory()` returns a network with the device and dtype of the images. Its weights are overwritten,
+            unless the factory is a `KeepInit(factory)`: then every draw is a new construction with the constructor's
+            initialization (for vision transformers, for example).
+        redraw: `redraw(network, generator)` sets the parameters that `initialize` has no rule for. The others without a
+            rule keep the factory's values. It is called without gradients.
 
     Attributes:
         factory, redraw: as given.
 
     Raises:
-        TypeError: `factory` is a network, wants arguments, gives no network, or one that `initialize` cannot re-draw.
-        ValueError: two draws with different generators are the same network, or two with equal ones differ.
+        TypeError: `factory` is a network, requires arguments, does not return a network, or returns one that
+            `initialize` cannot redraw.
+        ValueError: draws with different generators are equal, or draws with equal generators differ.
     """
 
     fixed = False
@@ -76,43 +76,43 @@ class RandomNetworks(Configurable):
     def __init__(self, factory: NetworkFactory, redraw: Redraw | None = None) -> None:
         if isinstance(factory, nn.Module):
             raise TypeError(
-                f"factory must be a function without arguments that returns an nn.Module, but a "
-                f"{type(factory).__name__} is one; for one trained network take FixedNetwork(network)"
+                f"factory must be a function without arguments that returns an nn.Module, got a "
+                f"{type(factory).__name__}; for one trained network use FixedNetwork(network)"
             )
         if redraw is not None and not callable(redraw):
             raise TypeError(f"redraw must be a function of (network, generator), got {type(redraw).__name__}")
         self.factory, self.redraw = factory, redraw
-        self._made = build(factory, 0, redraw)
-        self._kept = {} if redraw is None else {n: p.detach().clone() for n, p in self._made.named_parameters()}
-        self._ready(self._made)
+        self._current = build(factory, 0, redraw)
+        self._initial = {} if redraw is None else {n: p.detach().clone() for n, p in self._current.named_parameters()}
+        self._use(self._current)
         first, other, again = (self._weights(seed) for seed in (0, 1, 0))
         if len(first) and torch.equal(first, other):
             raise ValueError(
-                f"factory must give another {type(self._made).__name__} with another seed, but two draws are equal; "
-                "for one trained network take FixedNetwork(network)"
+                "factory must return networks that differ by seed, but two draws are equal; "
+                "for one trained network use FixedNetwork(network)"
             )
         if not torch.equal(first, again):
             raise ValueError(
-                "factory and redraw must draw from the generator alone, but two equal ones gave two networks"
+                "factory and redraw must draw from the generator alone, but equal generators gave different networks"
             )
 
     def draw(self, generator: torch.Generator) -> Network:
-        """Draw the parameters anew, in place.
+        """Redraw the parameters in place.
 
         Args:
             generator: see `NetworkSampler.draw`.
         """
-        if keeps_init(self._made):
-            self._ready(build(self.factory, generator, self.redraw))
+        if keeps_init(self._current):
+            self._use(build(self.factory, generator, self.redraw))
             return self._network
         with torch.no_grad():
-            for name, parameter in self._made.named_parameters() if self._kept else ():
-                parameter.copy_(self._kept[name])
-        initialize(self._made, generator, self.redraw)
+            for name, parameter in self._current.named_parameters() if self._initial else ():
+                parameter.copy_(self._initial[name])
+        initialize(self._current, generator, self.redraw)
         return self._network
 
-    def _ready(self, network: nn.Module) -> None:
-        self._made = network.requires_grad_(False).eval()
+    def _use(self, network: nn.Module) -> None:
+        self._current = network.requires_grad_(False).eval()
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.train()
@@ -120,37 +120,38 @@ class RandomNetworks(Configurable):
 
     def _weights(self, seed: int) -> Tensor:
         self.draw(derive(seed, "trial"))
-        return torch.cat([p.flatten() for p in self._made.parameters()] or [torch.empty(0)]).clone()
+        return torch.cat([p.flatten() for p in self._current.parameters()] or [torch.empty(0)]).clone()
 
     def __repr__(self) -> str:
-        kind = type(self._made).__name__
-        return f"RandomNetworks({f'KeepInit({kind})' if keeps_init(self._made) else kind})"
+        kind = type(self._current).__name__
+        return f"RandomNetworks({f'KeepInit({kind})' if keeps_init(self._current) else kind})"
 
 
 class FixedNetwork(Configurable):
-    """Always the same network: a frozen copy of `network` in eval mode (FedLGD's iterative distribution matching).
+    """Sampler that always returns the same network: a frozen copy in eval mode (iterative distribution matching,
+    FedLGD).
 
-    Eval mode is what the released code leaves it in; batch norm then uses the running statistics of `network`.
+    Eval mode is that of the released code; batch norm uses the running statistics of `network`.
 
     Paper: Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation"
     (FedLGD, TMLR 2024), section 3.3.1.
 
     Args:
-        network: any `nn.Module`, left untouched; later changes of it do not reach the copy.
+        network: any `nn.Module`. Later changes to it do not affect the copy.
     """
 
     fixed = True
 
     def __init__(self, network: nn.Module) -> None:
-        self._copied = _copied(network)
-        self._network = split(self._copied)
+        self._copy = _frozen_eval_copy(network)
+        self._network = split(self._copy)
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The copy of the network that was given: that one may be trained on."""
-        return (self._copied,), {}
+        """Return the copy of the network, because the original may have been trained further."""
+        return (self._copy,), {}
 
     def draw(self, generator: torch.Generator) -> Network:
-        """The network, the same at every step.
+        """Return the network, which is the same at every step.
 
         Args:
             generator: not used.
@@ -162,37 +163,37 @@ class FixedNetwork(Configurable):
 
 
 class NetworkBall(Configurable):
-    """Networks around `network`, drawn at distance `radius` (FedDM).
+    """Sampler of networks at distance `radius` from `network` (FedDM).
 
-    A draw is w = w_r + rho * eps / ||eps||, eps ~ N(0, 1) for each of the P parameters, all of them flattened to one
-    vector. The paper clips w_r + eps to the ball of radius rho; but ||eps|| is about sqrt(P) (566 for ConvNet's
-    320,010 parameters, against rho = 5), so the clip acts on every draw and **every draw lies on the sphere**. We
-    say so in the formula. Only networks of fewer than some rho^2 = 25 parameters would differ. One parameter moves by
-    rho / sqrt(P) (0.009 for ConvNet), not by 1. Buffers (running statistics) are the network's; eval mode.
+    A draw is w = w_r + rho * eps / ||eps||, eps ~ N(0, 1) for each of the P parameters, flattened to one vector. The
+    paper clips w_r + eps to the ball of radius rho. As ||eps|| is about sqrt(P) (566 for ConvNet's 320,010 parameters,
+    against rho = 5), the clip acts on every draw and **every draw is on the sphere**; the formula states this. Only
+    networks of fewer than about rho^2 = 25 parameters would differ. Each parameter moves by about rho / sqrt(P) (0.009
+    for ConvNet). Buffers (running statistics) are the network's; eval mode.
 
-    Paper: Xiong et al., "FedDM: iterative distribution matching for communication-efficient federated learning"
-    (CVPR 2023), section 3.2 and Eq. 15.
+    Paper: Xiong et al., "FedDM: iterative distribution matching for communication-efficient federated learning" (CVPR
+    2023), section 3.2 and Eq. 15.
 
     Args:
-        network: the centre w_r; left untouched.
-        radius: rho > 0, in units of the parameters. The paper takes 5.
+        network: the center w_r, which is not changed.
+        radius: rho > 0, in units of the parameters. The paper uses 5.
     """
 
     fixed = False
 
     def __init__(self, network: nn.Module, radius: float) -> None:
         self.radius = check.real_number(radius, "radius", above=0.0)
-        self._copied = _copied(network)
-        self._network = split(self._copied)
-        self._parameters = list(self._copied.parameters())
+        self._copy = _frozen_eval_copy(network)
+        self._network = split(self._copy)
+        self._parameters = list(self._copy.parameters())
         if not self._parameters:
             raise ValueError(f"network must have parameters, but {type(network).__name__} has none")
         self._center = [p.detach().clone() for p in self._parameters]
         self._sizes = [p.numel() for p in self._parameters]
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """A copy of the network that was given, with its weights (those of the last draw are others), and rho."""
-        center = copy.deepcopy(self._copied)
+        """Return a copy of the network at the center, because draws overwrite the parameters, and rho."""
+        center = copy.deepcopy(self._copy)
         with torch.no_grad():
             for parameter, value in zip(center.parameters(), self._center, strict=True):
                 parameter.copy_(value)
@@ -200,7 +201,7 @@ class NetworkBall(Configurable):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Network:
-        """Move the parameters to a new point of the sphere, in place.
+        """Move the parameters to a new point on the sphere, in place.
 
         Args:
             generator: see `NetworkSampler.draw`.
@@ -216,8 +217,8 @@ class NetworkBall(Configurable):
         return f"NetworkBall({type(self._network).__name__}, radius={self.radius:g})"
 
 
-def _copied(network: nn.Module) -> nn.Module:
+def _frozen_eval_copy(network: nn.Module) -> nn.Module:
     if not isinstance(network, nn.Module):
         came = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
-        raise TypeError(f"network must be an nn.Module, got {came}; for fresh networks take RandomNetworks(factory)")
+        raise TypeError(f"network must be an nn.Module, got {came}; for fresh networks use RandomNetworks(factory)")
     return frozen_copy(network).eval()

@@ -288,12 +288,12 @@ class Wide(nn.Module):
 
 
 NETWORKS: list[tuple[Any, str]] = [
-    (lambda k: Wide(10), r"factory\(3\) must give 3 logits, one a class of the data, but Wide gives 10"),
-    (lambda k: Wide(2), "must give 3 logits, one a class of the data, but Wide gives 2"),
-    (lambda k: Wide(k, side=8), r"factory\(3\) \(Wide\) cannot take images of the data's shape \(1, 4, 4\)"),
-    (lambda k: Wide(k).double(), r"factory\(3\) must be where the images are"),
+    (lambda k: Wide(10), r"factory\(3\) must return 3 logits, one per class of the data, but Wide returns 10"),
+    (lambda k: Wide(2), "must return 3 logits, one per class of the data, but Wide returns 2"),
+    (lambda k: Wide(k, side=8), r"factory\(3\) \(Wide\) does not accept images of shape \(1, 4, 4\)"),
+    (lambda k: Wide(k).double(), r"factory\(3\) must have the dtype and device of the images"),
     (lambda k: Wide(k, repeat=float("nan")), "gives NaN or Inf"),
-    (lambda k: nn.Sequential(nn.Conv2d(1, k, 4), nn.Flatten()), "has no nn.Linear to take as classifier"),
+    (lambda k: nn.Sequential(nn.Conv2d(1, k, 4), nn.Flatten()), "has no nn.Linear to use as classifier"),
 ]
 
 
@@ -404,7 +404,7 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
 
     noise = images(20, 9)
     virtual = VHL(source=noise, classes=3, batch=4)
-    with pytest.raises(ValueError, match=r"factory\(6\) must give 6 logits"):
+    with pytest.raises(ValueError, match=r"factory\(6\) must return 6 logits"):
         play(FedAvg(virtual, factory=lambda k: Tiny(3)))
     assert play(FedAvg(virtual, factory=Tiny)).rows[0]["failed"] == {}
 

@@ -89,7 +89,7 @@ def test_the_authors_initialisation_is_kept_and_is_a_function_of_the_seed(
     network: str, global_rng_untouched: None
 ) -> None:
     make = MODERN[network]
-    with pytest.raises(TypeError, match=r"cannot re-draw .* KeepInit\(factory\)"):
+    with pytest.raises(TypeError, match=r"cannot redraw .* KeepInit\(factory\)"):
         RandomNetworks(make)
     one, two = RandomNetworks(KeepInit(make)), RandomNetworks(KeepInit(make))
     first = weights(one.draw(derive(5)))
@@ -134,7 +134,7 @@ def test_pretrained_networks_are_fixed_ones() -> None:
 
     assert torch.equal(weights(build(KeepInit(load), 0)), weights(pretrained))
     assert not torch.equal(weights(build(load, 0)), weights(pretrained))
-    with pytest.raises(ValueError, match=r"two draws are equal; for one trained network take FixedNetwork\(network\)"):
+    with pytest.raises(ValueError, match=r"two draws are equal; for one trained network use FixedNetwork\(network\)"):
         RandomNetworks(KeepInit(load))
     found = evaluate(data(), data(), KeepInit(load), num_networks=1, protocol=Protocol(epochs=1, batch=6, lr=1e-12))
     assert found.accuracy == accuracy(pretrained, data())
@@ -195,17 +195,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a module as networks": (
         lambda: distribution_matching(data(), networks=sized()),  # type: ignore[arg-type]
         TypeError,
-        r"networks must be a sampler.*this ConvNet give FixedNetwork\(network\)",
+        r"networks must be a network sampler.*this ConvNet pass FixedNetwork\(network\)",
     ),
     "a factory as networks": (
         lambda: gradient_matching(data(), networks=lambda: sized()),  # type: ignore[arg-type]
         TypeError,
-        r"networks must be a sampler.*RandomNetworks\(factory\), got function",
+        r"networks must be a network sampler.*RandomNetworks\(factory\), got function",
     ),
     "a sampler's class": (
         lambda: distribution_matching(data(), networks=FixedNetwork),  # type: ignore[arg-type]
         TypeError,
-        "FixedNetwork is a class: build it",
+        "FixedNetwork is a class: create an instance",
     ),
     "a class that wants arguments": (
         lambda: RandomNetworks(ConvNet),
@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a module as factory": (
         lambda: evaluate(data(), data(), sized(), num_networks=1),
         TypeError,
-        "factory must be a function that makes a network.*but a ConvNet is one",
+        "factory must be a function that returns a network.*but a ConvNet is a network",
     ),
     "a module among factories": (
         lambda: evaluate(data(), data(), {"net": sized()}, num_networks=1),
@@ -235,45 +235,45 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "too few outputs": (
         lambda: train(sized(2), data()),
         ValueError,
-        "network must give 3 logits, one a class of the data, but ConvNet gives 2",
+        "network must return 3 logits, one per class of the data, but ConvNet returns 2",
     ),
     "too many outputs": (
         lambda: evaluate(data(), data(), lambda: sized(5), num_networks=1),
         ValueError,
-        "must give 3 logits.*gives 5; build it for 3 classes",
+        "must return 3 logits.*returns 5; build it for 3 classes",
     ),
-    "too many outputs to test": (lambda: accuracy(sized(5), data()), ValueError, "must give 3 logits.*gives 5"),
+    "too many outputs to test": (lambda: accuracy(sized(5), data()), ValueError, "must return 3 logits.*returns 5"),
     "other classes where logits are matched": (
         lambda: distribution_matching(data(), networks=FixedNetwork(sized(5)), ipc=1, match="embedding+logits"),
         ValueError,
-        "networks must give 3 logits.*gives 5",
+        "networks must return 3 logits.*returns 5",
     ),
     "other classes where gradients are matched": (
         lambda: gradient_matching(data(), networks=RandomNetworks(lambda: sized(5)), ipc=1),
         ValueError,
-        "networks must give 3 logits.*gives 5",
+        "networks must return 3 logits.*returns 5",
     ),
     "other images": (
         lambda: train(sized(shape=(1, 8, 8)), data()),
         ValueError,
-        r"network \(ConvNet\) cannot take images of the data's shape \(3, 16, 16\)",
+        r"network \(ConvNet\) does not accept images of shape \(3, 16, 16\)",
     ),
     "maps for logits": (
         lambda: accuracy(nn.Conv2d(3, 3, 3), data()),
         ValueError,
-        r"network must give logits \[N, K\], but 2 images of shape \(3, 16, 16\) give \[2, 3, 14, 14\]",
+        r"network must return logits \[N, K\], but returns \[2, 3, 14, 14\] for 2 images of shape \(3, 16, 16\)",
     ),
     "NaN weights": (
         lambda: train(
             sized().requires_grad_(False).apply(lambda m: [p.fill_(torch.nan) for p in m.parameters()]), data()
         ),
         ValueError,
-        "gives NaN or Inf for noise",
+        "returns NaN or Inf for noise",
     ),
     "another dtype": (
         lambda: train(sized().double(), data()),
         ValueError,
-        r"must be where the images are.*\.to\(device",
+        r"must have the dtype and device of the images.*\.to\(device",
     ),
     "logits that are not the classifier's": (
         lambda: distribution_matching(

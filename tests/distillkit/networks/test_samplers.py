@@ -89,7 +89,7 @@ def test_random_networks_use_batch_statistics_but_no_dropout() -> None:
 
     networks = RandomNetworks(factory)
     drawn = networks.draw(derive(0))
-    modes = {type(m).__name__: m.training for m in networks._made}
+    modes = {type(m).__name__: m.training for m in networks._current}
     assert modes == {"Conv2d": False, "BatchNorm2d": True, "Dropout": False, "Flatten": False, "Linear": False}
     assert uses_batch_statistics(drawn)
     images = torch.randn(6, *SHAPE, generator=derive(3)) * 7
