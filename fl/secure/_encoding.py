@@ -83,33 +83,33 @@ class ReplyLayout:
             if entry.is_integer and self.clients * entry.most >= _INT64_LIMIT:
                 raise ValueError(
                     f"the sum of {entry.key} over {self.clients} clients could overflow 64 bits: give it a smaller "
-                    "maximum in most"
+                    "maximum in bounds"
                 )
 
     @classmethod
     def from_schema(
-        cls, schema: Schema, entries: Mapping[str, Entry[Any]], most: Mapping[str, float], bits: int, clients: int
+        cls, schema: Schema, entries: Mapping[str, Entry[Any]], bounds: Mapping[str, float], bits: int, clients: int
     ) -> ReplyLayout:
         """Return the layout of the replies that a schema describes.
 
         Args:
             schema: entries of a reply.
             entries: the method's declarations, by key.
-            most: given maxima, by key; they override those of an entry or the schema.
+            bounds: given maxima, by key; they override those of an entry or the schema.
             bits, clients: see `ReplyLayout`.
 
         Raises:
             PrivacyError: an entry is not a sum, or has no fixed shape.
-            ValueError: an entry has no public maximum, or `most` names an entry that replies do not hold.
+            ValueError: an entry has no public maximum, or `bounds` names an entry that replies do not hold.
         """
-        unknown = sorted(set(most) - set(schema))
+        unknown = sorted(set(bounds) - set(schema))
         if unknown:
             raise ValueError(
-                f"most names {unknown[0]}, which is not in the replies; they hold {', '.join(sorted(schema))}"
+                f"bounds names {unknown[0]}, which is not in the replies; they hold {', '.join(sorted(schema))}"
             )
         weights = {entry.by.key for entry in entries.values() if entry.by is not None}
         return cls(
-            tuple(_entry_layout(entries[key], schema[key], most.get(key), key in weights) for key in sorted(schema)),
+            tuple(_entry_layout(entries[key], schema[key], bounds.get(key), key in weights) for key in sorted(schema)),
             bits,
             clients,
         )
@@ -193,7 +193,7 @@ class ReplyLayout:
                 where = f"{entry.key}[{name}]" if name else entry.key
                 raise BoundExceeded(
                     f"{where} exceeds its public maximum {entry.most:g}, or is NaN: use a smaller "
-                    f"learning rate, or a larger SecureSums(most={{{entry.key}: ...}}) on the server and all clients"
+                    f"learning rate, or a larger SecureSums(bounds={{{entry.key}: ...}}) on the server and all clients"
                 )
             if entry.is_integer:
                 yield value.to(torch.int64).flatten()
@@ -282,8 +282,8 @@ def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_we
         given = MAX_WEIGHT
     if given is None or not 0 < given < math.inf:
         raise ValueError(
-            f"{entry.name} has no public maximum, which its encoding needs: pass SecureSums(most={{{entry.name}: B}}), "
-            "the largest absolute value allowed in it"
+            f"{entry.name} has no public maximum, which its encoding needs: pass the largest absolute value "
+            f"allowed in it, SecureSums(bounds={{{entry.name}: B}})"
         )
     by = entry.by.key if entry.by is not None else ""
     return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(given), tuple(_components(value)))

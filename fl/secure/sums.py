@@ -75,13 +75,13 @@ class SecureSums(Filter):
         keyring: folder of the clients' secrets: a node's own, or everybody's in a simulation. The server needs none.
         threshold: t, the smallest number of clients in a sum; with fewer the round ends. It must be more than half of
             the participants of a round.
-        most: entry -> B, the largest absolute value allowed in it, for entries that declare none (`Entry.bound`, or a
+        bounds: entry -> B, the largest absolute value allowed in it, for entries that declare none (`Entry.bound`, or a
             range in `expect`). The maxima are public, so do not derive them from the clients' data. A client with a
             larger value sends nothing and fails with the entry's name.
         bits: precision of the encoding; a sum over the whole registry must fit into 64 bits.
 
     Attributes:
-        maxima: `most` by the entries' keys.
+        maxima: `bounds` by the entries' keys.
 
     Raises:
         TypeError, ValueError: bad arguments, or a sum that could overflow.
@@ -92,12 +92,13 @@ class SecureSums(Filter):
     key = "SecureSums"
     before: ClassVar[tuple[str, ...]] = ("announce", "deal")
     after: ClassVar[tuple[str, ...]] = ("assent", "disclose")
+    old_options: ClassVar[Mapping[str, str]] = {"bounds": "most"}
     exact: ClassVar[bool] = False  # noise scaled to a clip would have to cover the rounding too
 
     registry: Registry
     keyring: Keyring | None = field(default=None, repr=False, kw_only=True)
     threshold: int = field(kw_only=True)
-    most: Mapping[Entry[Any], float] | None = field(default=None, repr=False, kw_only=True)
+    bounds: Mapping[Entry[Any], float] | None = field(default=None, repr=False, kw_only=True)
     bits: int = field(default=40, kw_only=True)
     maxima: dict[str, float] = field(init=False)
 
@@ -121,15 +122,15 @@ class SecureSums(Filter):
             raise TypeError(f"keyring must be a Keyring(folder) or None; got {type(self.keyring).__name__}")
         check.positive_int(self.threshold, "threshold", least=2, most=len(self.registry))
         check.positive_int(self.bits, "bits", most=52)
-        given = {} if self.most is None else self.most
+        given = {} if self.bounds is None else self.bounds
         if not isinstance(given, Mapping):
             raise TypeError(
-                f"most must map entries, such as FedAvg.update, to their maxima; got {type(given).__name__}"
+                f"bounds must map entries, such as FedAvg.update, to their maxima; got {type(given).__name__}"
             )
         wrong = [e for e in given if not isinstance(e, Entry)]
         if wrong:
-            raise TypeError(f"most must map entries, such as FedAvg.update, to their maxima; got {wrong[0]!r}")
-        maxima = {e.key: check.real_number(b, f"most of {e.name}", above=0.0) for e, b in given.items()}
+            raise TypeError(f"bounds must map entries, such as FedAvg.update, to their maxima; got {wrong[0]!r}")
+        maxima = {e.key: check.real_number(b, f"bound of {e.name}", above=0.0) for e, b in given.items()}
         object.__setattr__(self, "maxima", dict(sorted(maxima.items())))
         ReplyLayout((), self.bits, len(self.registry))
 

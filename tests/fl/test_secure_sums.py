@@ -37,7 +37,7 @@ from fl import (
 from fl.addons import MOON, SCAFFOLD, VHL, FedCOG, SharedImage
 from fl.aggregation import AggregatedReplies, Aggregator, EntrySpec, Schema, check_reply
 from fl.methods import SummedFedDM
-from fl.schema import MAX_WEIGHT as MOST_OF_A_COUNT
+from fl.schema import MAX_WEIGHT
 from fl.secure._encoding import BoundExceeded, ReplyLayout
 from fl.secure.sums import require_sums
 from tests.fl.laws import assert_same
@@ -46,7 +46,7 @@ from tests.fl.small import Tiny, federation, images
 from tests.fl.test_grid import PICTURE, SHARED
 
 FEW = settings(max_examples=25, deadline=None)
-FAST: dict[str, Any] = {"factory": Tiny, "lr": 0.05, "batch": 8, "most_samples": 100}
+FAST: dict[str, Any] = {"factory": Tiny, "lr": 0.05, "batch": 8, "max_samples": 100}
 NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
 
 
@@ -56,9 +56,9 @@ def ring() -> InMemoryKeyring:
 
 
 def sealed(method: Method, ring: Keyring, kind: type[SecureSums] = SecureSums, **options: Any) -> Filtered:
-    most = options.pop("most", {})
-    most = {FedAvg.update: 8.0, **most} if isinstance(method, FedAvg) else most
-    return Filtered(method, kind(ring.registry(4), most=most, **{"threshold": 3, "keyring": ring, **options}))
+    bounds = options.pop("bounds", {})
+    bounds = {FedAvg.update: 8.0, **bounds} if isinstance(method, FedAvg) else bounds
+    return Filtered(method, kind(ring.registry(4), bounds=bounds, **{"threshold": 3, "keyring": ring, **options}))
 
 
 def held() -> list[ClientData]:
@@ -93,7 +93,7 @@ class Every:
 ENTRIES = {e.key: e for e in vars(Every).values() if isinstance(e, Entry)}
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-MAX_WEIGHT = {"Every.weight": 50.0, "Every.rows": 20.0, "Every.count": 100.0}
+MAXIMA = {"Every.weight": 50.0, "Every.rows": 20.0, "Every.count": 100.0}
 
 
 @given(st.integers(0, 2**30), st.sampled_from(FLOATS), st.sampled_from(WHOLE), st.integers(1, 4), st.integers(8, 52))
@@ -122,7 +122,7 @@ def test_a_sum_of_whole_numbers_is_the_reduction_within_half_a_unit_a_client(
 
     replies = [reply() for _ in range(clients)]
     schema: Schema = {key: EntrySpec(value) for key, value in replies[0].items()}
-    layout = ReplyLayout.from_schema(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **MAX_WEIGHT}, bits, 6)
+    layout = ReplyLayout.from_schema(schema, ENTRIES, {**dict.fromkeys(ENTRIES, 3.0), **MAXIMA}, bits, 6)
     assert ReplyLayout.from_json(layout.to_json()) == layout
     assert layout.matches(schema)
     reducer = Aggregator(ENTRIES)
@@ -191,9 +191,9 @@ METHODS: dict[str, Any] = {
 @pytest.mark.parametrize("name", METHODS)
 def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: InMemoryKeyring) -> None:
     """The weights within float32's own rounding; the accuracies of all rounds alike."""
-    make, most = METHODS[name]
+    make, bounds = METHODS[name]
     how: dict[str, Any] = {"rounds": 10, "evaluate": "none"} | ({"secret": 7} if name == "SummedFedDM" else {})
-    plain, secure = play(make(), **how), play(sealed(make(), ring, most=most), **how)
+    plain, secure = play(make(), **how), play(sealed(make(), ring, bounds=bounds), **how)
     assert [row["accuracy"] for row in plain.rows] == [row["accuracy"] for row in secure.rows]
     assert apart(plain, secure) < 2e-5
     assert secure.rows[-1]["secure_sum"] == {"clients": 4, "recovered": 0}
@@ -204,7 +204,7 @@ def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: InMemoryKeyri
     shared = SharedImage(PICTURE, **{**SHARED, "warm_rounds": 1, "rate": 0.0})
     how: dict[str, Any] = {"rounds": 2, "evaluate": "none"}
     method = FedAvg(shared, **FAST)
-    plain, secure = play(method, **how), play(sealed(method, ring, most={SharedImage.logits: 1e3}), **how)
+    plain, secure = play(method, **how), play(sealed(method, ring, bounds={SharedImage.logits: 1e3}), **how)
     assert apart(plain, secure) < 1e-5
     assert ["FedAvg.update" in row["up"] for row in plain.rows] == [True, False]
     assert secure.rows[0]["up"]["SecureSums.masked"] > secure.rows[1]["up"]["SecureSums.masked"]
@@ -213,7 +213,7 @@ def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: InMemoryKeyri
 def test_runs_have_other_masks_and_the_same_bits(tmp_path: Path) -> None:
     """Over bytes too; and what the server saw was not the same twice."""
     ring = Keyring(tmp_path / "ring")
-    method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, most={SCAFFOLD.drift: 40.0}), [], []
+    method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0}), [], []
     for i, backend in enumerate(("threads", Loopback())):
         runs.append(play(method, backend=backend, out=tmp_path / str(i), transcript=True))
         ups = [m for m in transcript.read(tmp_path / str(i)) if (m.direction, m.exchange) == ("up", "local")]
@@ -324,7 +324,7 @@ def test_the_servers_transcript_holds_no_single_clients_values(
         return vector
 
     monkeypatch.setattr(ReplyLayout, "encode", watched)
-    method = sealed(FedAvg(SCAFFOLD(), **FAST), ring, most={SCAFFOLD.drift: 40.0})
+    method = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0})
     play(method, out=tmp_path / "run", transcript=True)
     seen = list(transcript.read(tmp_path / "run"))
     ups = [m for m in seen if m.direction == "up"]
@@ -362,7 +362,7 @@ def test_nothing_else_of_a_client_is_in_clear(ring: InMemoryKeyring) -> None:
     run = play(sealed(FedAvg(FedCOG(start_round=1, images=3, steps=1), **FAST), ring))
     assert not [row for row in run.rows if "noted" in row or "accuracy_clients" in row]
     assert {k.split(".")[0] for row in run.rows for k in row["up"]} == {"SecureSums"}
-    tight = sealed(FedAvg(**FAST), ring, most={FedAvg.update: 1e-6})
+    tight = sealed(FedAvg(**FAST), ring, bounds={FedAvg.update: 1e-6})
     with pytest.raises(NoUsableReply, match=r"FedAvg.update\[body.0.weight\] exceeds its public maximum 1e-06") as said:
         play(tight)
     assert not any(
@@ -470,7 +470,7 @@ def test_an_entry_that_adds_up_to_nothing_is_refused_by_name(like: EntrySpec, sa
 
 def test_a_weight_without_a_maximum_has_that_of_all_counts() -> None:
     layout = ReplyLayout.from_schema({Every.weight.key: EntrySpec(1.0)}, ENTRIES, {}, 40, 4)
-    assert [line.most for line in layout.entries] == [MOST_OF_A_COUNT]
+    assert [line.most for line in layout.entries] == [MAX_WEIGHT]
     with pytest.raises(ValueError, match="Every.over has no public maximum"):
         ReplyLayout.from_schema({Every.over.key: EntrySpec(torch.zeros(2))}, ENTRIES, {}, 40, 4)
 
@@ -515,7 +515,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_what_is_no_sum_is_refused_by_name(name: str, ring: InMemoryKeyring) -> None:
     make, said = REFUSED[name]
     with pytest.raises(PrivacyError, match=said):
-        play(sealed(make(), ring, most={FedAvg.buffers: 5.0} if name == "batch norm" else {}))
+        play(sealed(make(), ring, bounds={FedAvg.buffers: 5.0} if name == "batch norm" else {}))
 
 
 def test_batch_norm_without_counters_is_summed(ring: InMemoryKeyring) -> None:
@@ -550,7 +550,7 @@ class Doubling(Filter):
 
 
 def test_filters_stand_before_secure_sums_and_not_behind(ring: InMemoryKeyring) -> None:
-    secure = SecureSums(ring.registry(4), keyring=ring, threshold=3, most={FedAvg.update: 8.0})
+    secure = SecureSums(ring.registry(4), keyring=ring, threshold=3, bounds={FedAvg.update: 8.0})
     with pytest.raises(PrivacyError, match="Rounding behind it could not read them: give SecureSums last"):
         Filtered(FedAvg(**FAST), secure, Rounding())
     averaging = FedAvg(**{**FAST, "weights": "uniform"})
@@ -562,19 +562,19 @@ def test_filters_stand_before_secure_sums_and_not_behind(ring: InMemoryKeyring) 
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"threshold": 2}, "threshold must be more than half of the 4 clients of a round; got 2"),
-    ({"most": {Every.total: 1.0}}, "most names Every.total, which is not in the replies"),
+    ({"bounds": {Every.total: 1.0}}, "bounds names Every.total, which is not in the replies"),
     ({"keyring": None}, "SecureSums has no keyring on this client"),
 ]
 
 
-@pytest.mark.parametrize(("options", "said"), BAD, ids=["threshold", "most", "keyring"])
+@pytest.mark.parametrize(("options", "said"), BAD, ids=["threshold", "bounds", "keyring"])
 def test_what_cannot_be_run_says_why(options: dict[str, Any], said: str, ring: InMemoryKeyring) -> None:
     with pytest.raises((ValueError, NoUsableReply), match=said):
         play(sealed(FedAvg(**FAST), ring, **options))
 
 
 def test_an_entry_without_a_maximum_and_a_client_without_a_key_are_named(ring: InMemoryKeyring) -> None:
-    with pytest.raises(ValueError, match="FedAvg.update has no public maximum.*most={FedAvg.update: B}"):
+    with pytest.raises(ValueError, match="FedAvg.update has no public maximum.*bounds={FedAvg.update: B}"):
         play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(4), keyring=ring, threshold=3)))
     with pytest.raises(ValueError, match="client 3 is not in the registry"):
         play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(3), keyring=ring, threshold=3)))
