@@ -19,7 +19,7 @@ sys.path.insert(0, str(DOCS / "scripts"))
 
 from _marks import table, with_tables  # noqa: E402
 
-__all__ = ["PAGE", "fill_page"]
+__all__ = ["PAGE", "filled"]
 
 PAGE = DOCS / "flower.md"
 RECORD, COSTS = DOCS / "results" / "flower.json", DOCS / "results" / "flower_costs.json"
@@ -75,7 +75,8 @@ def private(record: Record) -> str:
         f"Run {row['run']}, round {number}, client {client}: *{why}*."
         for row in part["rows"] for number, failed in enumerate(row["failed"], 1) for client, why in failed.items()
     ]  # fmt: skip
-    refusals += [f"Run {name}, status `{status}`: *{part['raised'][0]}*." for name, status in part["status"].items()][-1:]
+    name, status = list(part["status"].items())[-1]
+    refusals.append(f"Run {name}, status `{status}`: *{part['raised'][0]}*.")
     made = text_table("run | method | epsilon of `simulate`, each round | epsilon on Flower", lines)
     return "\n\n".join([made, *refusals])
 
@@ -109,7 +110,7 @@ def costs(record: Record) -> str:
     return f"{made}\n\n`{record['command']}` at commit {record['commit']}, {record['date']}: {where}; {flower}."
 
 
-def fill_page(text: str, record: Record, measured: Record) -> str:
+def filled(text: str, record: Record, measured: Record) -> str:
     """Return the page with its tables filled from the records.
 
     Args:
@@ -127,4 +128,4 @@ def read(path: Path) -> Record:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fill_page(PAGE.read_text(), read(RECORD), read(COSTS)))
+    PAGE.write_text(filled(PAGE.read_text(), read(RECORD), read(COSTS)))

@@ -97,7 +97,7 @@ def test_the_tables_of_what_was_seen_are_their_records() -> None:
     script = load_script("docs/scripts/flower.py")
     record = script.read(script.RECORD)
     text = PAGE.read_text()
-    assert script.fill_page(text, record, script.read(script.COSTS)) == text, "run python docs/scripts/flower.py"
+    assert script.filled(text, record, script.read(script.COSTS)) == text, "run python docs/scripts/flower.py"
     assert [len(record[part]["rows"]) for part in ("simulated", "deployed")] == [7, 2]
     for row in (*record["simulated"]["rows"], *record["deployed"]["rows"]):
         assert row["hash_threads"] == row["hash_flower"]
