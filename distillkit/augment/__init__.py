@@ -1,4 +1,4 @@
-"""Augmentation: differentiable Siamese (six families, one draw for real and synthetic images), and crop-flip-cutout."""
+"""Augmentation: differentiable Siamese augmentation (DSA), and crop, flip and cutout."""
 
 from distillkit.augment._validation import Augmentation, apply_augmentation, require_augmentation, require_normalization
 from distillkit.augment.crop_flip import CropFlip, adapt_normalization

@@ -1,4 +1,4 @@
-"""What augmentations draw for a batch."""
+"""Random parameters of augmentations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Parameters for a batch, `count` at a time (one if Siamese); integers stay on the CPU, for slicing."""
+    """Random parameters for a batch, `count` at a time (one if Siamese). Integers stay on the CPU, for slicing."""
 
     def __init__(self, images: Tensor, generator: torch.Generator, count: int) -> None:
         self.images, self.generator, self.count = images, generator, count

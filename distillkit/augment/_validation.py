@@ -1,4 +1,4 @@
-"""What `augment=` takes, checked before any work is done."""
+"""Interface and validation of augmentations."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from distillkit.normalization import Normalization
 __all__ = ["Augment", "Augmentation", "apply_augmentation", "require_augmentation", "require_normalization"]
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""An augmentation as the federated layer calls it, image by image; what works class by class passes `siamese=` too."""
+"""Augmentation as the federated layer calls it, image by image; components that work class by class also pass
+`siamese=`.
+"""
 
 
 class Augmentation(Protocol):
-    """What `augment=` takes, for instance `DSA()`: anything that can be called so, a function of yours too."""
+    """Interface of `augment=`: any callable with this signature, such as `DSA()` or your own function."""
 
     def __call__(self, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-        """Transform a batch, with draws from `generator` alone.
+        """Transform a batch with draws from `generator` alone.
 
         Args:
             images: float [N, C, H, W].
-            generator: what all is drawn from.
-            siamese: whether one draw is for the whole batch. Equal generator states must then give all N images,
-                whatever N is, one transform: that is how real and synthetic images share it.
+            generator: source of all draws.
+            siamese: whether to use one draw for the whole batch. Equal generator states must then give all images the
+                same transform for any N; this is how real and synthetic images share it.
 
         Returns:
             Images of the same shape, dtype and device.
@@ -37,16 +39,16 @@ class Augmentation(Protocol):
 
 
 def require_augmentation(augment: Any, normalization: Normalization | None = None, *, siamese: bool = True) -> None:
-    """Check what a user gave as `augment=`, before any work is done.
+    """Check an `augment` argument before any work is done.
 
     Args:
-        augment: None, or what can be called as `augment(images, generator, siamese=...)`.
-        normalization: of the images that it will see; None if that is not known yet.
-        siamese: whether it is called with `siamese=`, as condensers and `Protocol` do; the federated layer does not.
+        augment: None, or a callable `augment(images, generator, siamese=...)`.
+        normalization: the normalization of the images; None if it is not known yet.
+        siamese: whether it is called with `siamese=`, as condensers and `Protocol` do, unlike the federated layer.
 
     Raises:
-        TypeError: True, a name, a class, a torchvision transform, or another function of other arguments.
-        ValueError: an augmentation that was told another normalisation.
+        TypeError: True, a name, a class, a torchvision transform, or a function with other arguments.
+        ValueError: an augmentation for another normalization.
     """
     check.boolean(siamese, "siamese")
     if normalization is not None:
@@ -54,9 +56,9 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
     if augment is None:
         return
     call = "augment(images, generator, siamese=...)" if siamese else "augment(images, generator)"
-    wanted = f"augment must be None or an augmentation such as DSA() of distillkit.augment, called as {call}"
+    wanted = f"augment must be None or an augmentation such as distillkit.augment.DSA(), called as {call}"
     if isinstance(augment, type):
-        raise TypeError(f"{wanted}; got the class {augment.__name__}, give {augment.__name__}(...)")
+        raise TypeError(f"{wanted}; got the class {augment.__name__}, pass {augment.__name__}(...)")
     if not callable(augment):
         raise TypeError(f"{wanted}; got {augment!r}")
     try:
@@ -67,28 +69,28 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
     except TypeError as error:
         name = getattr(augment, "__name__", type(augment).__name__)
         raise TypeError(
-            f"{wanted}; {name}{signature} is called otherwise. Wrap it in a function that draws from the generator, "
-            "with one draw for all images where siamese is true"
+            f"{wanted}; {name}{signature} has other arguments. Wrap it in a function that draws from the generator, "
+            "with one draw for all images if siamese is true"
         ) from error
     if normalization is not None:
         require_normalization(augment, normalization)
 
 
 def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-    """Call an augmentation, and refuse what it gives if that is no batch like the one that it got.
+    """Apply an augmentation and check that the result has the shape and dtype of the images.
 
-    Components call it at every step, so that an augmentation that crops or converts is found by name.
+    Components call it at every step, so that the message about an augmentation that crops or converts names it.
 
     Args:
         augment: see `Augmentation`.
         images: float [N, C, H, W].
-        generator, siamese: what it is called with.
+        generator, siamese: arguments of the call.
 
     Returns:
         The transformed images, of the same shape and dtype.
 
     Raises:
-        TypeError, ValueError: `images` that are none, what is no augmentation, or what it gave.
+        TypeError, ValueError: invalid images, an invalid augmentation, or an invalid result.
     """
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         check.batch_of_images(images)
@@ -98,26 +100,26 @@ def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator,
     seen = augment(images, generator, siamese=siamese)
     if not isinstance(seen, Tensor) or (seen.shape, seen.dtype) != (images.shape, images.dtype):
         came = f"{seen.dtype} {list(seen.shape)}" if isinstance(seen, Tensor) else type(seen).__name__
-        raise ValueError(f"augment must give images as it got them, {images.dtype} {list(images.shape)}, got {came}")
+        raise ValueError(f"augment must return {images.dtype} {list(images.shape)}, like its input, got {came}")
     return seen
 
 
 def require_normalization(augment: object, normalization: Normalization) -> None:
-    """Refuse an augmentation that was told another normalisation than the images have that it will see.
+    """Refuse an augmentation that was built for another normalization than that of the images.
 
-    `CropFlip` pads with black, which is another number in every normalised space.
+    `CropFlip` pads with black, whose value depends on the normalization.
 
     Args:
-        augment: any augmentation; one that was told no normalisation fits everywhere.
-        normalization: of the images.
+        augment: any augmentation; one without a normalization fits everywhere.
+        normalization: the normalization of the images.
 
     Raises:
-        ValueError: it was told another one; the message says how to build it for these images.
+        ValueError: the normalizations differ; the message says how to build the augmentation for these images.
     """
     told = getattr(augment, "normalization", None)
     if isinstance(told, Normalization) and told != normalization:
         name = type(augment).__name__
         raise ValueError(
-            f"augment pads with the black of images with {told}, but these have {normalization}: give {name}(their own "
-            "normalization)"
+            f"augment pads with black for {told}, but the images have {normalization}: pass {name} with the images' "
+            "normalization"
         )

@@ -1,4 +1,4 @@
-"""The standard augmentation of small images: random crop with black padding, horizontal flip, cutout."""
+"""Standard augmentation of small images: random crop with black padding, horizontal flip, cutout."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ __all__ = ["CropFlip", "adapt_normalization"]
 
 @dataclass(frozen=True)
 class CropFlip:
-    """The standard augmentation of small images for training: crop, flip and perhaps cutout, each image by itself.
+    """Standard augmentation of small images for training: crop, flip and optional cutout, drawn per image.
 
-    `CropFlip(train.normalization)(images, generator)`; wherever `augment=` is taken.
+    `CropFlip(train.normalization)(images, generator)`; pass it as `augment=`.
 
-    A random crop of the image's own size after `pad` black pixels were put around it, a horizontal flip, and perhaps a
-    cutout: what the clients of VHL, FedCOG and the single image train with (torchvision's `RandomCrop(32, padding=4)`
-    and `RandomHorizontalFlip()`, before their images are normalised). Each image has draws of its own.
+    It takes a random crop of the image's size after padding with `pad` black pixels, then a horizontal flip and an
+    optional cutout. The clients of VHL, FedCOG and the single-image method train with it (torchvision's `RandomCrop(32,
+    padding=4)` and `RandomHorizontalFlip()` before normalization).
 
-    What comes in from outside is black, pixels of 0, as it is where pictures are padded before they are normalised. In
-    the space of a normalised set that is another number for each channel, which is why the normalisation must be told.
-    The cutout (DeVries and Taylor, 2017; `Cutout(16)` on CIFAR-100 in VHL's release, data_preprocessing/utils/utils.py)
-    is the last step and sets a square to 0 in the images' own space, the mean colour: its centre is any pixel, so that
-    part of it may lie outside.
+    Padding is black, as if pictures were padded before normalization. Its normalized value differs by channel, so the
+    normalization must be given. The cutout (DeVries and Taylor, 2017; `Cutout(16)` on CIFAR-100 in VHL's release,
+    data_preprocessing/utils/utils.py) comes last and sets a square to 0 in normalized space, the mean color. Its center
+    is any pixel, so part of it may be outside.
 
     Args:
-        normalization: of the images that will be augmented; `IDENTITY` for pixels in [0, 1].
+        normalization: normalization of the images; `IDENTITY` for pixels in [0, 1].
         pad: pixels on each side, less than the images' height and width.
-        flip: probability of the flip; 0 for digits, and as the single image's release has it for MedMNIST.
-        cutout: side of the square in pixels, even (the released code cuts an odd one to the even number below it); at
-            most the images' sides. 0: none.
+        flip: probability of the flip; 0 for digits, and for MedMNIST in the single-image release.
+        cutout: side of the square in pixels, even (the released code rounds odd sides down to even ones) and at most
+            the images' sides. 0: none.
 
-    Differentiable in the images, as often as wanted. A set that is whitened (ZCA) is padded as pixels and whitened
-    again.
+    The result is differentiable in the images, any number of times. Whitened images (ZCA) are padded as pixels and
+    whitened again.
 
     Raises:
-        TypeError, ValueError: an option out of range; in a call, images of other channels, or too small.
+        TypeError, ValueError: an option out of range; in a call, images with other channels or too small.
     """
 
     normalization: Normalization
@@ -64,9 +63,9 @@ class CropFlip:
         """Augment a batch.
 
         Args:
-            images: float [N, C, H, W] in the space of `normalization`, larger than `pad` and `cutout`.
-            generator: what all is drawn from; the draws depend on N (unless Siamese), H and W, never on values.
-            siamese: draw one crop, flip and cutout for the whole batch, as `DSA` does.
+            images: float [N, C, H, W] with this `normalization`, larger than `pad` and `cutout`.
+            generator: source of all draws. They depend on N (unless Siamese), H and W, never on pixel values.
+            siamese: draw one crop, flip and cutout for the whole batch, like `DSA`.
 
         Returns:
             float [N, C, H, W], same dtype and device.
@@ -77,7 +76,7 @@ class CropFlip:
         if self.pad >= min(h, w) or self.cutout > min(h, w):
             raise ValueError(
                 f"pad={self.pad} and cutout={self.cutout} are too large for images of {h}x{w} pixels: pad must be "
-                "below their sides, cutout at most these"
+                "less than both sides, cutout at most the shorter side"
             )
         draw = Draws(images, as_generator(generator), 1 if siamese else len(images))
         rows, columns = (draw.integers(0, 2 * self.pad + 1) - self.pad for _ in range(2))
@@ -98,16 +97,16 @@ class CropFlip:
 
 
 def adapt_normalization(augment: Augment, normalization: Normalization) -> Augment:
-    """The same augmentation for images with another normalisation: a `CropFlip` with their black, any other as it is.
+    """Return the augmentation for images with another normalization: a `CropFlip` with their black, others unchanged.
 
-    Call it where images of one space are trained on together with those of another, which has an augmentation already.
+    Use it to train on images of another normalization together with images that already have an augmentation.
 
     Args:
         augment: any augmentation.
-        normalization: of the images that the result is for.
+        normalization: the normalization of the images to augment.
 
     Raises:
-        TypeError: what is no augmentation, or no normalisation.
+        TypeError: not an augmentation, or not a normalization.
     """
     Normalization.require(normalization)
     if not callable(augment) or isinstance(augment, type):
@@ -117,7 +116,7 @@ def adapt_normalization(augment: Augment, normalization: Normalization) -> Augme
 
 
 def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
-    """Pixel (i, j) of each image is its pixel (i + down, j + right), or `fill` where there is none."""
+    """Shift each image so that pixel (i, j) is its pixel (i + down, j + right), or `fill` outside the image."""
     h, w = x.shape[2:]
     rows = (down.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device)
     columns = (right.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device)
@@ -128,6 +127,6 @@ def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
 
 
 def _near(center: Tensor, reach: int, side: int) -> Tensor:
-    """Which of `side` places lie in [center - reach, center + reach), bool [N, side]."""
+    """Return which of `side` positions are in [center - reach, center + reach), bool [N, side]."""
     at = torch.arange(side)
     return (at >= center.view(-1, 1) - reach) & (at < center.view(-1, 1) + reach)

@@ -1,4 +1,4 @@
-"""Differentiable Siamese augmentation: six families of image transforms, one draw for real and synthetic images."""
+"""Differentiable Siamese augmentation: six families of transforms, shared by real and synthetic images."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from distillkit.rng import as_generator
 __all__ = ["DIGITS", "DSA", "NATURAL"]
 
 NATURAL = "color_crop_cutout_flip_scale_rotate"
-"""The published strategy for natural images."""
+"""Published strategy for natural images."""
 
 DIGITS = "color_crop_cutout_scale_rotate"
-"""The published strategy for digits (MNIST, SVHN): no flip, because a mirrored digit is another shape."""
+"""Published strategy for digits (MNIST, SVHN), without flips, because a mirrored digit has another shape."""
 
 _FAMILIES = tuple(NATURAL.split("_"))
 
 
 @dataclass(frozen=True)
 class DSA:
-    """The augmentation that condensation learns through: one random transform for real and synthetic images alike.
+    """Differentiable Siamese augmentation, which condensation learns through: one transform for real and synthetic
+    images.
 
-    `DSA()(images, generator)`; pass it as `augment=` to a condenser, and to the training on its set.
+    `DSA()(images, generator)`; pass it as `augment=` to a condenser and to the training on its set.
 
     Paper: Zhao and Bilen, "Dataset condensation with differentiable Siamese augmentation" (ICML 2021), section 3.2.
 
     Args:
         strategy: the families, joined by `_`, in the order in which mode `"M"` applies them. `NATURAL` or `DIGITS`.
-        mode: `"S"` draws one family for each call, `"M"` applies all.
+        mode: `"S"` draws one family per call, `"M"` applies all.
         brightness: width of the added offset, uniform in +-brightness/2, in units of the images.
         saturation: the distance to the mean over channels is multiplied by a uniform number in [0, saturation].
         contrast: the distance to the mean of the image is multiplied by a number in [contrast, contrast + 1].
-        crop: largest shift, as a share of the side; what comes in is zero.
-        cutout: side of the square that is set to zero, as a share of the side.
+        crop: largest shift as a fraction of the side; uncovered pixels are zero.
+        cutout: side of the square that is set to zero, as a fraction of the side.
         flip: probability of a horizontal flip.
         scale: both axes are scaled, independently, by a uniform number in [1/scale, scale].
         rotate: largest rotation in degrees.
 
-    The colour family is brightness, saturation and contrast, one after the other. All its means run over whatever
-    channels there are: with one channel saturation changes nothing, with five it moves all towards their common mean.
-    Zeros are zeros of the space that the images live in: the mean colour for a normalised set, black for pixels.
+    The color family is brightness, saturation and contrast, in this order. Its means are over all channels: with one
+    channel saturation changes nothing, with five it moves all toward their mean. Zero is zero in the images' space: the
+    mean color for a normalized set, black for pixels.
 
-    Scaling and rotating sample bilinearly with `align_corners=False` and zeros outside, always: the released code
-    took whatever PyTorch's default was, which is not the same transform in all versions. Deviations: every draw comes
-    from `generator` (the released code reseeds the global generator from the clock); the rotation keeps its shape on
-    images that are not square.
+    Scaling and rotation sample bilinearly with `align_corners=False` and zeros outside; the released code used
+    PyTorch's default, which differs between versions. Deviations: every draw comes from `generator` (the released code
+    reseeds the global generator from the clock), and rotation preserves shapes on images that are not square.
 
     Raises:
-        TypeError, ValueError: an unknown or repeated family, an unknown mode, a range that makes no sense.
+        TypeError, ValueError: an unknown or repeated family, an unknown mode, or an option out of range.
     """
 
     strategy: str = NATURAL
@@ -84,19 +84,19 @@ class DSA:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families of the strategy, a tuple of names, in the order in which mode "M" applies them."""
+        """Families of the strategy in the order in which mode "M" applies them."""
         return tuple(self.strategy.split("_"))
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:
         """Augment a batch.
 
         Args:
-            images: float [N, C, H, W]; any channels, any size. The result is differentiable in them, twice.
-            generator: what all is drawn from. The draws depend on N (unless Siamese), H and W, never on values.
-            siamese: draw one parameter for the whole batch. The draws then do not depend on N either: calls with
-                equal generator states apply the same transform to batches of any length. That is how real and
-                synthetic images share a draw: `DSA()(real, generator.clone_state(), siamese=True)` and then
-                `DSA()(synthetic, generator, siamese=True)`.
+            images: float [N, C, H, W]; any channels, any size. The result is twice differentiable in them.
+            generator: source of all draws. They depend on N (unless Siamese), H and W, never on pixel values.
+            siamese: draw one parameter for the whole batch. The draws then do not depend on N: calls with equal
+                generator states apply the same transform to batches of any length. This is how real and synthetic
+                images share a draw: `DSA()(real, generator.clone_state(), siamese=True)` and then `DSA()(synthetic,
+                generator, siamese=True)`.
 
         Returns:
             float [N, C, H, W], same dtype and device.
@@ -156,7 +156,7 @@ class DSA:
 
 
 def _warp(x: Tensor, matrix: list[Tensor]) -> Tensor:
-    """Sample `x` at `matrix @ (column, row)`, both in [-1, 1] from edge to edge of the image."""
+    """Sample `x` at `matrix @ (column, row)`, with coordinates in [-1, 1] from edge to edge of the image."""
     xx, xy, yx, yy = (entry.view(-1, 1) for entry in matrix)
     zero = torch.zeros_like(xx)
     theta = torch.stack([torch.cat([xx, xy, zero], 1), torch.cat([yx, yy, zero], 1)], 1)

@@ -1,4 +1,4 @@
-"""Loss functions: pure functions of tensors, and thin modules where users expect one."""
+"""Loss functions of tensors, and modules for the most common ones."""
 
 from distillkit.losses.contrastive import SupervisedContrastive, model_contrastive, supervised_contrastive
 from distillkit.losses.distillation import (

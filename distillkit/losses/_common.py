@@ -1,4 +1,4 @@
-"""What the loss files share: checks at the door, reductions, and norms whose gradient is finite at zero."""
+"""Input checks, reductions, and norms with finite gradients at zero, shared by all losses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 def require_float(value: Tensor, name: str, shape: str) -> Tensor:
-    """Return `value` if it is a floating, non-empty tensor with as many dimensions as `shape` ("N, d") names.
+    """Check that `value` is a non-empty floating-point tensor with as many dimensions as `shape` ("N, d") and return
+    it.
 
-    Values are not looked at: NaN goes in and NaN comes out, and no loss waits for the device.
+    Values are not checked: a loss of NaN is NaN, and no loss waits for the device.
 
     Raises:
         TypeError: not a tensor, or not floating point.
-        ValueError: another number of dimensions, or no element.
+        ValueError: another number of dimensions, or no elements.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [{shape}], got {type(value).__name__}")
@@ -35,10 +36,10 @@ def require_float(value: Tensor, name: str, shape: str) -> Tensor:
 
 
 def require_same_shape(first: Tensor, second: Tensor, names: tuple[str, str], shape: str) -> None:
-    """Check two floating tensors of one shape.
+    """Check that two floating-point tensors have the same shape.
 
     Raises:
-        TypeError, ValueError: see `floating`; or the shapes differ.
+        TypeError, ValueError: see `require_float`; or the shapes differ.
     """
     require_float(first, names[0], shape)
     require_float(second, names[1], shape)
@@ -51,18 +52,18 @@ def require_same_shape(first: Tensor, second: Tensor, names: tuple[str, str], sh
 def pair_tensors(
     first: Iterable[Tensor], second: Iterable[Tensor], names: tuple[str, str]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pair two lists of floating tensors, one a network parameter.
+    """Pair two lists of floating-point tensors, one per network parameter.
 
     Raises:
-        TypeError: an entry that is not a floating tensor (None comes from an unused parameter's gradient).
-        ValueError: no entry, different lengths or shapes.
+        TypeError: an entry that is not a floating-point tensor, such as the gradient None of an unused parameter.
+        ValueError: no entries, or different lengths or shapes.
     """
     for name, values in zip(names, (first, second)):
         if not isinstance(values, Iterable) or isinstance(values, type):
-            raise TypeError(f"{name} must be tensors, one a network parameter, got {type(values).__name__}")
+            raise TypeError(f"{name} must be tensors, one per network parameter, got {type(values).__name__}")
     ours, theirs = list(first), list(second)
     if not ours or len(ours) != len(theirs):
-        raise ValueError(f"{names[0]} and {names[1]} must be as many, at least one, got {len(ours)} and {len(theirs)}")
+        raise ValueError(f"{names[0]} and {names[1]} must have equal lengths > 0, got {len(ours)} and {len(theirs)}")
     for i, pair in enumerate(zip(ours, theirs)):
         for name, value in zip(names, pair):
             if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -75,7 +76,7 @@ def pair_tensors(
 
 
 def reduce(values: Tensor, reduction: Reduction) -> Tensor:
-    """Mean, sum or nothing over the samples.
+    """Reduce the values of the samples to their mean or sum, or return them.
 
     Raises:
         ValueError: an unknown reduction.
@@ -87,18 +88,18 @@ def reduce(values: Tensor, reduction: Reduction) -> Tensor:
 
 
 def at_least_float32(rows: Tensor) -> Tensor:
-    """Half-precision rows as float32, others unchanged: small differences of large sums follow."""
+    """Convert half-precision rows to float32, before small differences of large sums."""
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """L2 norm of each row [N, d] -> [N]; at a zero row all its derivatives are zero instead of NaN."""
+    """Return the L2 norm of each row [N, d] -> [N]. At a zero row, all derivatives are zero instead of NaN."""
     squared = rows.square().sum(1)
     positive = squared > 0
     return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Each row divided by its norm; a zero row stays zero (and its gradient stays of the scale of the others')."""
+    """Divide each row by its norm. A zero row stays zero, and its gradient keeps the scale of the others."""
     norms = row_norms(rows)
     return rows / torch.where(norms > 0, norms, 1).unsqueeze(1)

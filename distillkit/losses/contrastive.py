@@ -1,4 +1,4 @@
-"""Contrastive losses on embeddings: supervised contrastive (FedLGD, VHL) and model-contrastive (MOON)."""
+"""Contrastive losses of embeddings: supervised contrastive (FedLGD, VHL) and model-contrastive (MOON)."""
 
 from __future__ import annotations
 
@@ -25,35 +25,34 @@ def supervised_contrastive(
     empty: Literal["drop", "zero"] = "drop",
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Supervised contrastive loss: pull together the embeddings of a class, push apart those of different classes.
+    """Compute the supervised contrastive loss, which pulls embeddings of a class together and pushes classes apart.
 
     With unit vectors z, anchor i, the others A(i) = {j != i} and its positives P(i) = {j != i: y_j = y_i},
 
         loss_i = -1/|P(i)| sum_{p in P(i)} [z_i.z_p / t - log sum_{a in A(i)} exp(z_i.z_a / t)].
 
     Args:
-        embeddings: float [N, d], any scale (they are L2-normalised here).
+        embeddings: float [N, d], any scale (they are L2-normalized here).
         labels: class indices int [N].
-        other_embeddings: float [M, d] of a second side that joins the batch (VHL's virtual features, FedLGD's
-            global anchors). Its elements are anchors too, as in both papers' definition: a detached anchor still
-            pulls its positives on the first side.
-        other_labels: class indices int [M], in the same numbering as `labels` (VHL: without the shift that its
-            classifier uses).
+        other_embeddings: float [M, d] of a second source in the batch (VHL's virtual features, FedLGD's global
+            anchors). They are anchors, too, as both papers define it: a detached anchor still pulls its positives among
+            `embeddings`.
+        other_labels: class indices int [M], numbered like `labels` (VHL: without the shift of its classifier).
         temperature: t > 0.
-        detach_other: no gradient reaches `other_embeddings` (VHL). False: it does (FedLGD's release).
-        empty: anchors without a positive. "drop": they are left out of the mean. "zero": they count as 0 but stay
-            in the mean, as in the releases of FedLGD and VHL, so the loss shrinks with their share.
-        reduction: "mean" over anchors, or "sum" (FedLGD's printed equation; its release takes the mean).
+        detach_other: whether gradients to `other_embeddings` are stopped (VHL). FedLGD's release does not stop them.
+        empty: treatment of anchors without positives. "drop" leaves them out of the mean. "zero" counts them as 0 in
+            the mean, as in the releases of FedLGD and VHL, so the loss shrinks with their share.
+        reduction: "mean" over anchors, or "sum" (FedLGD's printed equation; its release uses the mean).
 
     Returns:
         A scalar. Exactly 0 with a zero gradient, never NaN, if no anchor has a positive.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, one of the two `other` arguments without the other,
-            options out of range.
+        TypeError, ValueError: tensors of a wrong kind or shape, only one of the two `other` arguments, or options out
+            of range.
 
     Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the ratio of
-    temperature to base temperature is 1; "drop" (the reference gives NaN for an anchor without positives).
+    temperature to base temperature is 1; "drop" (the reference returns NaN for an anchor without positives).
     """
     check.boolean(detach_other, "detach_other")
     require_float(embeddings, "embeddings", "N, d")
@@ -88,7 +87,7 @@ def supervised_contrastive(
 
 
 class SupervisedContrastive(nn.Module):
-    """`supervised_contrastive` as a module: the options here, the tensors in the call.
+    """Module of `supervised_contrastive`, with options in the constructor and tensors in the call.
 
     Args:
         temperature, detach_other, empty, reduction: see `supervised_contrastive`.
@@ -115,7 +114,7 @@ class SupervisedContrastive(nn.Module):
         other_embeddings: Tensor | None = None,
         other_labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss of a batch, and of a second side if there is one; see `supervised_contrastive`.
+        """Compute the loss of a batch, optionally with a second source; see `supervised_contrastive`.
 
         Args:
             embeddings, other_embeddings: float [N, d] and [M, d].
@@ -141,13 +140,13 @@ def model_contrastive(
     temperature: float = 0.5,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """MOON's term, which keeps a client near the global model and away from its own last one, in the embeddings.
+    """Compute MOON's term, which keeps embeddings near the global model's and away from the client's previous model's.
 
         loss = -log[exp(cos(z, z_glob)/t) / (exp(cos(z, z_glob)/t) + exp(cos(z, z_prev)/t))]
 
     Args:
         embeddings: float [N, d], z, of the model in training.
-        global_embeddings: float [N, d], z_glob, of the same images; computed without gradient by the caller.
+        global_embeddings: float [N, d], z_glob, of the same images; the caller computes them without gradients.
         previous_embeddings: float [N, d], z_prev, likewise.
         temperature: t > 0.
         reduction: "mean", "sum" or "none" over the images.
@@ -156,7 +155,7 @@ def model_contrastive(
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind, shapes that differ, options out of range.
+        TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
 
     Paper: Li, He and Song, "Model-Contrastive Federated Learning" (CVPR 2021), Eq. 3. With one positive and one
     negative the loss is softplus((cos_prev - cos_glob) / t), which cannot overflow. A zero embedding has cosine 0.

@@ -1,4 +1,4 @@
-"""Knowledge distillation and disagreement between two classifiers' outputs."""
+"""Knowledge distillation, and disagreement between the outputs of two classifiers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _PAIR = ("student_logits", "teacher_logits")
 def knowledge_distillation(
     student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
-    """How far a student's predictions are from a teacher's: the loss to train the student on.
+    """Compute the knowledge distillation loss between a student's and a teacher's predictions.
 
-    T^2 * KL(softmax(teacher / T) || softmax(student / T)), in nats.
+    The loss is T^2 * KL(softmax(teacher / T) || softmax(student / T)), in nats.
 
     Args:
         student_logits: float [N, K].
-        teacher_logits: float [N, K]; gradient flows into them too unless the caller detaches them.
+        teacher_logits: float [N, K]; they receive gradients unless the caller detaches them.
         temperature: T > 0.
-        reduction: "mean" (what torch calls "batchmean"), "sum" or "none" over the N samples.
+        reduction: "mean" (torch's "batchmean"), "sum" or "none" over the N samples.
 
     Returns:
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind, shapes that differ, options out of range.
+        TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
 
     Paper: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), Section 2. T^2 keeps the
-    gradient's scale when T changes; some releases leave it out (the Keras code of the single-image work).
+    scale of the gradient when T changes; some releases omit it (the Keras code of the single-image work).
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
@@ -52,7 +52,7 @@ def knowledge_distillation(
 
 
 class KnowledgeDistillation(nn.Module):
-    """`knowledge_distillation` as a module: the options here, the logits in the call.
+    """Module of `knowledge_distillation`, with options in the constructor and logits in the call.
 
     Args:
         temperature, reduction: see `knowledge_distillation`.
@@ -64,7 +64,7 @@ class KnowledgeDistillation(nn.Module):
         self.reduction: Reduction = check.one_of(reduction, "reduction", ("mean", "sum", "none"))
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """The loss of a student's logits [N, K] beside a teacher's; see `knowledge_distillation`.
+        """Compute the loss of a student's logits [N, K] given a teacher's; see `knowledge_distillation`.
 
         Args:
             student_logits, teacher_logits: float [N, K].
@@ -77,13 +77,13 @@ class KnowledgeDistillation(nn.Module):
 def binary_distillation(
     student_logits: Tensor, teacher_logits: Tensor, *, temperature: float = 1.0, reduction: Reduction = "mean"
 ) -> Tensor:
-    """Knowledge distillation for multi-label tasks, where each label is a Bernoulli variable of its own.
+    """Compute the knowledge distillation loss for multi-label tasks, where each label is a Bernoulli variable.
 
-    T^2 * sum_k KL(Bernoulli(sigmoid(t_k / T)) || Bernoulli(sigmoid(s_k / T))): summed over labels, which makes it the
-    KL divergence of the joint distribution, then reduced over samples.
+    T^2 * sum_k KL(Bernoulli(sigmoid(t_k / T)) || Bernoulli(sigmoid(s_k / T))). The sum over labels is the KL divergence
+    of the joint distribution; it is then reduced over samples.
 
     Args:
-        student_logits: float [N, K], one logit a label.
+        student_logits: float [N, K], one logit per label.
         teacher_logits: float [N, K].
         temperature: T > 0.
         reduction: "mean", "sum" or "none" over the N samples.
@@ -92,10 +92,10 @@ def binary_distillation(
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: as `knowledge_distillation`.
+        TypeError, ValueError: as for `knowledge_distillation`.
 
-    Paper: none states it; it is Hinton et al.'s Section 2 with two classes a label. FedCOG's release holds a
-    multi-label form that hands probabilities to a function of log-probabilities; this is not it.
+    Source: Section 2 of Hinton et al. with two classes per label; no paper states it. FedCOG's release has a different
+    multi-label form, which passes probabilities to a function of log-probabilities.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
@@ -106,9 +106,9 @@ def binary_distillation(
 
 
 def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor:
-    """How much two classifiers disagree on each image, in nats: between 0 (they agree) and ln 2 (certain and opposed).
+    """Compute the Jensen-Shannon divergence of two classifiers' softmax distributions, in nats.
 
-    It is the Jensen-Shannon divergence of their softmax distributions,
+    It is 0 where they agree and at most ln 2:
 
         JS(P, Q) = KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2.
 
@@ -121,10 +121,10 @@ def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction =
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind, shapes that differ, an unknown reduction.
+        TypeError, ValueError: tensors of a wrong kind, different shapes, or an unknown reduction.
 
-    Paper: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), Section IV, equal weights. What
-    DeepInversion and FedCOG compute under this name is `clamped_disagreement`.
+    Paper: Lin, "Divergence Measures Based on the Shannon Entropy" (1991), Section IV, equal weights. DeepInversion and
+    FedCOG use this name for `clamped_disagreement`.
     """
     require_same_shape(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
     log_p, log_q = F.log_softmax(p_logits, dim=1), F.log_softmax(q_logits, dim=1)
@@ -142,14 +142,14 @@ def clamped_disagreement(
     clamp_result: bool = True,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """How much two classifiers disagree, as the releases of DeepInversion and FedCOG compute it.
+    """Compute the disagreement of two classifiers as in the releases of DeepInversion and FedCOG.
 
-    KL(M || P) / 2 + KL(M || Q) / 2 with M = (P + Q) / 2, where P, Q and M are each clamped to [low, high] and not
-    renormalised, then the result is clamped to [0, 1]. The competition term of an inversion is 1 minus this.
+    KL(M || P) / 2 + KL(M || Q) / 2 with M = (P + Q) / 2, where P, Q and M are each clamped to [low, high] without
+    renormalization; the result is clamped to [0, 1]. The competition term of an inversion is 1 minus this value.
 
-    It is not the Jensen-Shannon divergence: the arguments of KL are swapped, so it is not bounded by ln 2 and reaches
-    1.61 for opposed certain predictions. Hence the last clamp binds, and its gradient is zero, exactly when the two
-    networks disagree most; probabilities outside [low, high] get no gradient either. `clamp_result=False` keeps the
+    This is not the Jensen-Shannon divergence. The arguments of KL are swapped, so the value is not bounded by ln 2 and
+    reaches 1.61 for opposed certain predictions. The last clamp therefore binds, with a zero gradient, exactly when the
+    networks disagree most; probabilities outside [low, high] have no gradient, either. `clamp_result=False` keeps the
     gradient of the result; `jensen_shannon` has neither problem.
 
     Args:
@@ -157,18 +157,18 @@ def clamped_disagreement(
         q_logits: float [N, K].
         low: smallest probability, 0 < low < high.
         high: largest probability, at most 1.
-        clamp_result: clamp to [0, 1] as released.
-        reduction: "mean" (the released one), "sum" or "none" over the N samples. The result is clamped after the mean,
-            as released; with "none" and "sum" each sample is clamped.
+        clamp_result: whether to clamp to [0, 1], as released.
+        reduction: "mean" (as released), "sum" or "none" over the N samples. The mean is clamped after averaging, as
+            released; with "none" and "sum" each sample is clamped.
 
     Returns:
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind, shapes that differ, options out of range.
+        TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
 
-    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_compete, whose equation prints the true Jensen-Shannon
-    divergence; the formula here is the released code's.
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_compete. The paper prints the true Jensen-Shannon
+    divergence; this formula is the released code's.
     """
     require_same_shape(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
     low = check.real_number(low, "low", above=0)

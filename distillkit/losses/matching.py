@@ -1,4 +1,4 @@
-"""Distances between two sets, or between the gradients they cause: DM, RBF MMD, gradient matching."""
+"""Distances between two sets or between gradients: mean embeddings (DM), RBF MMD and gradient matching."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distanc
 
 
 def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """The mean embedding of each class, and how many rows it has: what FedProto sends and DM compares.
+    """Compute the mean embedding and the number of rows of each class, as FedProto sends and DM compares them.
 
     Args:
         embeddings: float [N, d].
@@ -24,18 +24,18 @@ def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[T
         num_classes: K.
 
     Returns:
-        means [K, d] (zeros for an absent class, never NaN) and counts int64 [K]. Half-precision embeddings are
-        averaged, and returned, in float32: the distances of interest are small differences of means.
+        Means [K, d] (zeros for an absent class, never NaN) and counts int64 [K]. Half-precision embeddings are averaged
+        and returned in float32, because small differences of means matter.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, labels out of range.
+        TypeError, ValueError: tensors of a wrong kind or shape, or labels out of range.
     """
     require_float(embeddings, "embeddings", "N, d")
     num_classes = check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, len(embeddings), num_classes)
     rows = at_least_float32(embeddings)
     counts = torch.bincount(labels, minlength=num_classes)
-    # A matrix product rather than index_add, whose order of summation varies from run to run on CUDA.
+    # A matrix product, because the summation order of index_add varies between runs on CUDA.
     sums = F.one_hot(labels, num_classes).to(rows.dtype).T @ rows
     return sums / counts.clamp(min=1).unsqueeze(1), counts
 
@@ -49,27 +49,27 @@ def mean_embedding_distance(
     num_classes: int | None = None,
     reduction: Literal["sum", "none"] = "sum",
 ) -> Tensor:
-    """DM's loss: how far the mean synthetic embedding is from the mean real one, squared L2, summed over classes.
+    """Compute DM's loss: the squared L2 distance of mean real and synthetic embeddings, summed over classes.
 
-    It is the squared MMD with a linear kernel, class by class.
+    It equals the squared MMD with a linear kernel, class by class.
 
     Args:
-        real: float [N, d]. Means that are at hand already are passed as rows, one a class.
+        real: float [N, d]. Precomputed means can be passed as rows, one per class.
         synthetic: float [M, d].
-        real_labels: class indices int [N]; without both labels all rows are of one class.
+        real_labels: class indices int [N]; without labels on both sides, all rows belong to one class.
         synthetic_labels: class indices int [M].
-        num_classes: K; default the largest label + 1.
+        num_classes: K. Default: the largest label + 1.
         reduction: "sum" over classes, or "none" for [K].
 
     Returns:
-        A scalar, or [K]. A class that either side lacks has distance 0 (its mean does not exist).
+        A scalar, or [K]. A class that is absent on either side has distance 0.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, one side's labels without the other's.
+        TypeError, ValueError: tensors of a wrong kind or shape, or labels of only one side.
 
-    Paper: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023), its empirical MMD;
-    with logits in place of embeddings it is the second term of FedDM's Eq. 8. Sums over features and classes, as
-    released: a learning rate for the images is tied to this scale. The caller detaches the real side.
+    Paper: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023), its empirical MMD. With logits
+    instead of embeddings it is the second term of FedDM's Eq. 8. It sums over features and classes, as released: a
+    learning rate for images depends on this scale. The caller detaches the real side.
     """
     require_float(real, "real", "N, d")
     require_float(synthetic, "synthetic", "M, d")
@@ -100,30 +100,31 @@ def rbf_mmd(
     multiplier: float = 2.0,
     unbiased: bool = False,
 ) -> Tensor:
-    """How far two samples' distributions are apart: the squared maximum mean discrepancy, differentiable in both.
+    """Compute the squared maximum mean discrepancy of two samples, differentiable in both.
 
-    It is taken under a sum of Gaussian kernels of several widths,
+    The kernel is a sum of Gaussian kernels of several widths,
 
         k(a, b) = sum_i exp(-|a - b|^2 / w_i), w_i = bandwidth * multiplier^(i - kernels // 2).
 
     Args:
         x: float [n, d].
         y: float [m, d].
-        bandwidth: in units of squared distance. Default: the mean squared distance over all pairs of different
-            rows of x and y together; no gradient flows through it.
+        bandwidth: in units of squared distance. Default: the mean squared distance over all pairs of different rows of
+            x and y together, without gradients.
         kernels: number of widths.
-        multiplier: ratio of neighbouring widths.
-        unbiased: the U-statistic (without self-pairs, may be negative) instead of the V-statistic (at least 0).
+        multiplier: ratio of neighboring widths.
+        unbiased: whether to use the U-statistic (without self-pairs, may be negative) instead of the V-statistic (at
+            least 0).
 
     Returns:
         A scalar, between 0 and 2 * `kernels` for the V-statistic; float32 for half-precision rows.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, options out of range, fewer than two rows a side
+        TypeError, ValueError: tensors of a wrong kind or shape, options out of range, or fewer than two rows per side
             for the unbiased form.
 
     Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of FedLGD's
-    release, which forms all differences [n+m, n+m, d]; here they come from a Gram matrix, with memory (n+m)^2.
+    release. The release forms all differences [n+m, n+m, d]; here a Gram matrix takes memory (n+m)^2.
     """
     require_float(x, "x", "n, d")
     require_float(y, "y", "m, d")
@@ -136,7 +137,7 @@ def rbf_mmd(
 
     n, m = len(x), len(y)
     both = at_least_float32(torch.cat([x, y]))
-    both = both - both.mean(0).detach()  # the distances stay, the cancellation in the next line shrinks
+    both = both - both.mean(0).detach()  # same distances, less cancellation in the next line
     squares = both.square().sum(1)
     distances = (squares.unsqueeze(1) + squares - 2 * both @ both.T).clamp(min=0)
     distances = distances.masked_fill(torch.eye(n + m, dtype=torch.bool, device=both.device), 0)
@@ -157,7 +158,7 @@ def rbf_mmd(
 
 
 class RBFMMD(nn.Module):
-    """`rbf_mmd` as a module: the options here, the tensors in the call.
+    """Module of `rbf_mmd`, with options in the constructor and tensors in the call.
 
     Args:
         bandwidth, kernels, multiplier, unbiased: see `rbf_mmd`.
@@ -178,7 +179,7 @@ class RBFMMD(nn.Module):
         self.unbiased = check.boolean(unbiased, "unbiased")
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The squared MMD of two samples, `x` [n, d] and `y` [m, d]; see `rbf_mmd`."""
+        """Compute the squared MMD of two samples, `x` [n, d] and `y` [m, d]; see `rbf_mmd`."""
         return rbf_mmd(
             x,
             y,
@@ -196,31 +197,31 @@ def gradient_distance(
     metric: Literal["row_cosine", "mse", "cos"] = "row_cosine",
     eps: float = 1e-6,
 ) -> Tensor:
-    """How far two gradients of one network are apart, by the distances that dataset condensation matches them with.
+    """Compute the distance between two gradients of a network, as dataset condensation matches them.
 
-    - "row_cosine" (DC's own): each tensor of 2 or more dimensions is viewed as (out, rest); the sum over all its
-      rows of 1 - g.t / (|g||t| + eps). 1-D tensors (biases, norm weights) count nothing.
-    - "mse": the sum of squared differences of all entries, 1-D tensors included (a sum, whatever its name says).
-    - "cos": 1 - cosine of the two whole gradients flattened, 1-D tensors included, with the same eps.
+    - "row_cosine" (DC): each tensor of 2 or more dimensions is viewed as (out, rest); the sum over all rows of 1 - g.t
+      / (|g||t| + eps). 1-D tensors (biases, norm weights) are ignored.
+    - "mse": the sum of squared differences of all entries, including 1-D tensors (a sum, despite its name).
+    - "cos": 1 - cosine of the two flattened gradients, including 1-D tensors, with the same eps.
 
     Args:
-        gradients: a tensor per parameter, e.g. from `torch.autograd.grad(..., create_graph=True)`.
-        targets: as many of the same shapes, detached by the caller.
+        gradients: one tensor per parameter, e.g. from `torch.autograd.grad(..., create_graph=True)`.
+        targets: tensors of the same shapes, detached by the caller.
         metric: see above.
-        eps: at least 0, added to the product of the norms. Where that product is not far above eps it pulls the
-            cosine to 0; with eps=0 the distance is blind to the scale of a row, and 0 at equality.
+        eps: at least 0, added to the product of the norms. Where that product is close to eps, the cosine shrinks
+            toward 0; with eps=0 the distance ignores the scale of a row, and is 0 at equality.
 
     Returns:
-        A scalar. A row of zeros on either side counts 1 and has a zero gradient of any order, never NaN (the released
+        A scalar. A zero row on either side counts 1 and has a zero gradient of any order, never NaN (the released
         code's gradient there is the other side's row divided by eps).
 
     Raises:
-        TypeError: an entry that is not a floating tensor (None comes from an unused parameter).
-        ValueError: different lengths or shapes, nothing to compare, options out of range.
+        TypeError: an entry that is not a floating-point tensor, such as the gradient None of an unused parameter.
+        ValueError: different lengths or shapes, nothing to compare, or options out of range.
 
-    Paper: Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), Eq. 10; FedLGD's
-    server (Eq. 5) uses the same with a target from the aggregated update. The metric names "mse" and "cos" and
-    their definitions follow the released code.
+    Paper: Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), Eq. 10. FedLGD's server
+    (Eq. 5) uses it with a target from the aggregated update. The names "mse" and "cos" and their definitions follow the
+    released code.
     """
     check.one_of(metric, "metric", ("row_cosine", "mse", "cos"))
     eps = check.real_number(eps, "eps", least=0)
@@ -232,12 +233,12 @@ def gradient_distance(
         return _cosine_distances(whole, target, eps)
     matrices = [(g.flatten(1), t.flatten(1)) for g, t in pairs if g.ndim > 1]
     if not matrices:
-        raise ValueError("gradients must hold a tensor of 2 or more dimensions: 'row_cosine' leaves 1-D tensors out")
+        raise ValueError("gradients must have a tensor of 2 or more dimensions: 'row_cosine' ignores 1-D tensors")
     return torch.stack([_cosine_distances(g, t, eps) for g, t in matrices]).sum()
 
 
 def _cosine_distances(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """Sum over rows of 1 - cosine; a row of zeros counts 1 and is a constant."""
+    """Return the sum over rows of 1 - cosine; a zero row counts 1 and is constant."""
     norms = row_norms(a) * row_norms(b)
     defined = norms > 0
     cosines = torch.where(defined, (a * b).sum(1), 0) / torch.where(defined, norms + eps, 1)

@@ -1,4 +1,4 @@
-"""Priors on images for inversion: total variation, L2, and the statistics stored in BatchNorm layers."""
+"""Image priors for inversion: total variation, L2 norm, and BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _IMAGES = "N, C, H, W"
 
 
 def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Reduction = "mean") -> Tensor:
-    """How rough each image is, a prior for inversion: the differences to the right and the lower neighbour, summed.
+    """Compute the anisotropic total variation of each image, a smoothness prior for inversion.
 
-    The two directions are summed apart (anisotropic total variation).
+    It sums the differences to the right and to the lower neighbor.
 
     Args:
         images: float [N, C, H, W].
-        order: 1 sums absolute differences, 2 squared ones; over channels and pixels.
+        order: 1 sums absolute differences, 2 squared ones, over channels and pixels.
         reduction: "mean", "sum" or "none" over the images, so the value does not grow with the batch.
 
     Returns:
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: not such images, options out of range.
+        TypeError, ValueError: invalid images, or options out of range.
 
-    Paper: Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), the
-    finite differences of Section 3, summed apart for the two directions. DeepInversion's is another: see
+    Paper: Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), the finite
+    differences of Section 3, summed separately for the two directions. For DeepInversion's form see
     `deepinversion_variation`.
     """
     require_float(images, "images", _IMAGES)
@@ -47,21 +47,21 @@ def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Redu
 
 
 def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tensor:
-    """DeepInversion's prior on how rough images are: four neighbours, the whole batch at once.
+    """Compute DeepInversion's smoothness prior, over four neighbors and the whole batch.
 
-    The neighbours are the right, the lower and both diagonal ones.
+    The neighbors are the right one, the lower one and both lower diagonal ones.
 
     Args:
         images: float [N, C, H, W].
-        order: 2 is the sum over the four directions of the L2 norm of *all* differences of the batch: it grows with
-            the square root of the batch size, so its weight is tied to it. 1 is the sum of the four mean absolute
-            differences, which does not.
+        order: 2 is the sum over the four directions of the L2 norm of *all* differences of the batch. It grows with the
+            square root of the batch size, so its weight depends on it. 1 is the sum of the four mean absolute
+            differences, which does not grow.
 
     Returns:
         A scalar.
 
     Raises:
-        TypeError, ValueError: not such images, an unknown order.
+        TypeError, ValueError: invalid images, or an unknown order.
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_TV of Eq. 3, in the released code's form.
     """
@@ -79,18 +79,18 @@ def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tens
 
 
 def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch"] = "mean") -> Tensor:
-    """How strong each image is, a prior for inversion: its L2 norm (not squared).
+    """Compute the L2 norm of each image (not squared), a magnitude prior for inversion.
 
     Args:
         images: float [N, C, H, W].
-        reduction: "mean", "sum" or "none" of the norms of the single images (SRe2L takes the mean); "batch" is the one
-            norm of the whole batch (DeepInversion on CIFAR), which grows with the square root of its size.
+        reduction: "mean", "sum" or "none" over the images' norms (SRe2L uses the mean); "batch" is the norm of the
+            whole batch (DeepInversion on CIFAR), which grows with the square root of its size.
 
     Returns:
         A scalar, or [N].
 
     Raises:
-        TypeError, ValueError: not such images, an unknown reduction.
+        TypeError, ValueError: invalid images, or an unknown reduction.
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_l2 of Eq. 3.
     """
@@ -102,26 +102,27 @@ def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch
 
 
 class BatchNormPrior:
-    """A prior for inversion: how far a batch's statistics are from those stored in a network's BatchNorm layers.
+    """Inversion prior: distance of a batch's statistics from those stored in a network's BatchNorm layers.
 
         value = sum_l a_l (|mean_l - running_mean_l|_2 + |var_l - running_var_l|_2)
 
-    with mean_l and var_l (biased) of the input of layer l over batch and positions, norms over channels, not squared.
+    Here mean_l and var_l (biased) are statistics of the input of layer l over batch and positions; the norms over
+    channels are not squared.
 
-    A context manager: the hooks live exactly as long as the `with` block, also if it ends with an exception.
+    Use it as a context manager. The hooks exist only during the `with` block, also if it ends with an exception.
 
         with BatchNormPrior(network) as prior:
             loss = F.cross_entropy(network(images), labels) + 0.01 * prior.value()
 
     Args:
-        network: a network with BatchNorm layers that keep running statistics, in `eval()` mode; in training mode every
-            forward would move the stored statistics towards the synthetic images.
-        first_multiplier: a_l of the first layer in the order of `network.modules()` (10 on ImageNet); that of all
-            others is 1.
+        network: a network with BatchNorm layers that have running statistics, in `eval()` mode; in training mode every
+            forward pass would move the stored statistics toward the synthetic images.
+        first_multiplier: a_l of the first layer in the order of `network.modules()` (10 on ImageNet); a_l is 1 for the
+            others.
 
     Raises:
         TypeError: not an `nn.Module`.
-        ValueError: the network has no such layer, or a multiplier below 0.
+        ValueError: no such layer, or a multiplier below 0.
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The released code leaves its hooks on the network.
     """
@@ -133,8 +134,8 @@ class BatchNormPrior:
         self._layers = [m for m in norms if m.running_mean is not None]
         if not self._layers:
             raise ValueError(
-                f"network has no BatchNorm layer with running statistics, so {type(network).__name__} cannot have "
-                "this prior: take a network with BatchNorm or leave the prior out"
+                f"network must have a BatchNorm layer with running statistics, but {type(network).__name__} has none; "
+                "use a network with BatchNorm, or omit the prior"
             )
         self._first_multiplier = check.real_number(first_multiplier, "first_multiplier", least=0)
         self._handles: list[RemovableHandle] = []
@@ -142,7 +143,7 @@ class BatchNormPrior:
 
     def __enter__(self) -> BatchNormPrior:
         if self._handles:
-            raise RuntimeError("this BatchNormPrior is in use already; make another one for a nested block")
+            raise RuntimeError("this BatchNormPrior is already in use; create another one for a nested block")
         for index, layer in enumerate(self._layers):
             self._handles.append(layer.register_forward_pre_hook(partial(self._note, index)))
         return self
@@ -165,13 +166,13 @@ class BatchNormPrior:
         self._distances[index] = weight * row_norms(gaps).sum()
 
     def value(self) -> Tensor:
-        """The prior of the last forward pass (of each layer's last run), a scalar with a graph to the images.
+        """Return the prior of the last forward pass, a scalar with a graph to the images.
 
         Raises:
             RuntimeError: no forward pass inside the `with` block yet.
         """
         if not self._distances:
             raise RuntimeError(
-                "no forward pass to judge: call the network inside `with BatchNormPrior(network) as prior:`"
+                "no forward pass was recorded: call the network inside `with BatchNormPrior(network) as prior:`"
             )
         return torch.stack(list(self._distances.values())).sum()

@@ -1,4 +1,4 @@
-"""Terms added to a client's loss: proximal, decorrelation, prototypes; and the clipping of logits."""
+"""Regularizers of client losses (proximal, decorrelation, prototypes) and clipping of logits."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["clip_logit_norm", "feature_decorrelation", "prototype_distance", "pr
 
 
 def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
-    """FedProx's term, which holds a client near the global model: mu / 2 * the squared distance of their parameters.
+    """Compute FedProx's term, mu / 2 times the squared distance of the parameters from the global model's.
 
     Args:
-        parameters: e.g. `model.parameters()`; buffers do not belong here.
-        reference: as many tensors of the same shapes, detached (the global model).
+        parameters: e.g. `model.parameters()`, without buffers.
+        reference: tensors of the same shapes, detached (the global model).
         mu: at least 0.
 
     Returns:
         A scalar.
 
     Raises:
-        TypeError: an entry that is not a floating tensor.
-        ValueError: none, different lengths or shapes, mu below 0.
+        TypeError: an entry that is not a floating-point tensor.
+        ValueError: no entries, different lengths or shapes, or mu below 0.
 
-    Paper: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2. The release of
-    "Federated Learning with a Single Shared Image" squares the sum of the differences instead; this is not that.
+    Paper: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2. The release of "Federated
+    Learning with a Single Shared Image" squares the sum of the differences instead.
     """
     mu = check.real_number(mu, "mu", least=0)
     pairs = pair_tensors(parameters, reference, ("parameters", "reference"))
@@ -40,26 +40,26 @@ def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: floa
 def feature_decorrelation(
     embeddings: Tensor, *, variant: Literal["paper", "released"] = "paper", eps: float = 1e-8
 ) -> Tensor:
-    """FedDecorr's term against collapsed embeddings: how correlated their dimensions are over the batch.
+    """Compute FedDecorr's term, the correlation of embedding dimensions over a batch, against dimensional collapse.
 
     - "paper": |K|_F^2 / d^2 with K the correlation matrix [d, d]; between 1/d and 1 (its diagonal gives 1/d).
-    - "released": the mean square of the off-diagonal entries of Z^T Z, divided by N, with Z standardised by the
-      unbiased deviation. Its gradient is (N-1)^2 d / (N (d-1)) times the paper's, so about N times: the published
-      weight 0.1 belongs to this one, at batch size 64.
+    - "released": the mean square of the off-diagonal entries of Z^T Z, divided by N, with Z standardized by the
+      unbiased deviation. Its gradient is (N-1)^2 d / (N (d-1)) times the paper's, so about N times; the published
+      weight 0.1 belongs to this variant at batch size 64.
 
     Args:
         embeddings: float [N, d].
         variant: see above.
-        eps: added to the variance; a dimension that is constant over the batch correlates with nothing.
+        eps: added to the variance; a dimension that is constant over the batch has no correlations.
 
     Returns:
         A scalar. Exactly 0 with a zero gradient for a batch of one, which has no correlations.
 
     Raises:
-        TypeError, ValueError: not such embeddings, options out of range.
+        TypeError, ValueError: invalid embeddings, or options out of range.
 
     Paper: Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning"
-    (ICLR 2023), L_FedDecorr. The norm is taken of whichever of Z^T Z and Z Z^T is smaller: they have the same.
+    (ICLR 2023), L_FedDecorr. The norm is computed from the smaller of Z^T Z and Z Z^T, which have the same norm.
     """
     require_float(embeddings, "embeddings", "N, d")
     check.one_of(variant, "variant", ("paper", "released"))
@@ -84,25 +84,25 @@ def prototype_distance(
     *,
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """FedProto's term: how far each embedding is from the global prototype of its class, squared L2.
+    """Compute FedProto's term, the squared L2 distance of each embedding from the global prototype of its class.
 
     Args:
         embeddings: float [N, d].
         labels: class indices int [N] in [0, K).
         prototypes: float [K, d].
-        present: bool [K], which prototypes exist; default all. Samples of the others are left out of the mean.
-        reduction: "mean" or "sum" over the samples that count.
+        present: bool [K], which prototypes exist. Default: all. Samples of other classes are left out of the mean.
+        reduction: "mean" or "sum" over the remaining samples.
 
     Returns:
-        A scalar; exactly 0 with a zero gradient if no sample's prototype exists.
+        A scalar; exactly 0 with a zero gradient if no sample has a prototype.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, labels out of range, an unknown reduction.
+        TypeError, ValueError: tensors of a wrong kind or shape, labels out of range, or an unknown reduction.
 
     Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), L_R.
-    Deviations: the distance is taken per sample, not between batch class means; the released code does so too, but
-    averages over the d dimensions as well (its weight is d times larger than ours for the same effect) and lets
-    samples without a global prototype count 0 in the mean.
+    Deviation: the distance is computed per sample, not between class means of the batch. The released code does so,
+    too, but also averages over the d dimensions (so its weight is d times larger for the same effect) and counts
+    samples without a global prototype as 0 in the mean.
     """
     require_float(embeddings, "embeddings", "N, d")
     require_float(prototypes, "prototypes", "K, d")
@@ -122,23 +122,23 @@ def prototype_distance(
 
 
 def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool = False) -> Tensor:
-    """The single image's rescaling of logits to a norm before its losses; which class is largest never changes.
+    """Rescale logits to a norm, as the single-image method does before its losses; predicted classes do not change.
 
     Args:
         logits: float [N, K].
         max_norm: s > 0.
-        continuous: False, as released: a row longer than 1/s is rescaled to norm s, so with s = 2.5 anything longer
-            than 0.4 gets norm 2.5, mostly by stretching, with a jump at 0.4. True: a proper clip, a row longer than s
-            is shortened to s.
+        continuous: False, as released: a row longer than 1/s is rescaled to norm s. With s = 2.5, any row longer than
+            0.4 gets norm 2.5, mostly by stretching, with a jump at 0.4. True: a row longer than s is shortened to s.
 
     Returns:
-        Logits [N, K]; gradient flows through the norm too.
+        Logits [N, K]; gradients flow through the norm, too.
 
     Raises:
-        TypeError, ValueError: not such logits, max_norm not above 0.
+        TypeError, ValueError: invalid logits, or max_norm not above 0.
 
-    Paper: "Federated Learning with a Single Shared Image" (2024) does not mention it; its code applies it with s = 2.5
-    to the logits of clients in training and of the student in distillation, not to those sent to the server.
+    Source: the released code of "Federated Learning with a Single Shared Image" (2024); the paper does not mention it.
+    The code applies it with s = 2.5 to logits of clients in training and of the student in distillation, but not to
+    those sent to the server.
     """
     require_float(logits, "logits", "N, K")
     max_norm = check.real_number(max_norm, "max_norm", above=0)

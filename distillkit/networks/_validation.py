@@ -76,7 +76,7 @@ def check_network(
                 again = cast(Network, network).classifier(embedding)
         except Exception as error:
             raise ValueError(
-                f"{name} ({_kind(network)}) does not accept images of shape {shape}: {error or repr(error)}"
+                f"{name} ({_kind(network)}) does not accept images of the data's shape {shape}: {error or repr(error)}"
             ) from error
     for what, value in (("embeddings [N, d]", embedding), ("logits [N, K]", logits)):
         if value is not None:

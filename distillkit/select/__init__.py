@@ -1,9 +1,9 @@
-"""Choose a small, balanced and informative part of a large pool of images by what a model thinks of them.
+"""Selection of a small, balanced and informative part of a large image pool by a model's embeddings and predictions.
 
 K-means balancing (Eq. 1-3, Algorithm 2) and confidence pruning (Eq. 4, Algorithm 3) of "Federated Learning with a
-Single Shared Image" (Soni, Saeed, Asano, 2024). Clusters, order, balancing and strategy are by default those of its
-section 4.1; how much each step removes is not: see `kmeans_share`. Every selector returns indices into the pool: int64,
-ascending, without duplicates.
+Single Shared Image" (Soni, Saeed, Asano, 2024). Defaults for clusters, order, balancing and strategy are those of its
+section 4.1; for the share that each step removes see `kmeans_share`. Every selector returns indices into the pool:
+int64, ascending, without duplicates.
 """
 
 from __future__ import annotations
@@ -35,22 +35,20 @@ def select(
     batch_size: int | None = None,
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Choose `keep` of N images that are balanced and hard: the single image's selection, before clients train on it.
-
-    They are first balanced over k-means clusters, then pruned by confidence.
+    """Select `keep` of N images as in the single-image method: balance by k-means clusters, then prune by confidence.
 
     Args:
-        embeddings: float [N, d] of the pool, from the model that also gave the logits.
-        logits: float [N, K], K >= 2; the classes are the model's predictions, no label is used.
-        keep: how many images remain, in [1, N].
-        kmeans_share: the part of the reduction that k-means does, in [0, 1]: it keeps
-            `M = N^(1 - share) * keep^share` images and pruning takes M to `keep`. At 0.5 both steps keep the same
-            fraction: 50,000 -> 15,811 -> 5,000. At 0 there is only pruning, at 1 only k-means. The paper removes 90 %
-            by pruning and keeps 5,000 of 50,000, which leaves k-means nothing to remove: its rows have 0.
+        embeddings: float [N, d] of the pool, from the model that also computed the logits.
+        logits: float [N, K], K >= 2. The classes are the model's predictions; no label is used.
+        keep: number of images to select, in [1, N].
+        kmeans_share: share of the reduction done by k-means, in [0, 1]: it keeps `M = N^(1 - share) * keep^share`
+            images, and pruning reduces M to `keep`. At 0.5 both steps keep the same fraction: 50,000 -> 15,811 ->
+            5,000. 0 is pruning only, 1 is k-means only. The paper removes 90 % by pruning and keeps 5,000 of 50,000,
+            which corresponds to 0.
         released_threshold: the authors' rule instead of `kmeans_share`: k-means keeps `int(keep / (1 - threshold))`
-            images, all if there are no more than that, then every predicted class of n images loses
-            `int(threshold * n)`. With their 50,000 images, keep 5,000 and threshold 0.9 k-means keeps everything,
-            so their rows "KMeans + Entropy" are pruning alone. The count is only near `keep`.
+            images, or all if there are fewer, then every predicted class of n images loses `int(threshold * n)`. With
+            their 50,000 images, keep 5,000 and threshold 0.9, k-means keeps everything, so their rows "KMeans +
+            Entropy" are pruning only. The count is only approximately `keep`.
         clusters, order, balancing, batch_size: as in `kmeans_balance`.
         strategy, measure: as in `prune_by_confidence`.
         generator: seeds k-means, then the random strategy.
@@ -59,13 +57,13 @@ def select(
         int64 indices, ascending, on the device of `embeddings`; `keep` of them unless `released_threshold` is given.
 
     Raises:
-        TypeError, ValueError: the argument that is wrong, what came and what is wanted.
+        TypeError, ValueError: an invalid argument, which is named.
     """
     generator = as_generator(generator)
     logits = checked_logits(logits)
     n = len(logits)
     if isinstance(embeddings, Tensor) and len(embeddings) != n:
-        raise ValueError(f"embeddings and logits must have a row an image each, got {len(embeddings)} and {n} rows")
+        raise ValueError(f"embeddings and logits must have one row per image, got {len(embeddings)} and {n} rows")
     keep = check.positive_int(keep, "keep", most=n)
     if released_threshold is None:
         share = check.real_number(kmeans_share, "kmeans_share", least=0.0, most=1.0)

@@ -1,4 +1,4 @@
-"""Balance a pool over predicted classes by distance to k-means centroids."""
+"""Balanced selection over predicted classes by distance to k-means centroids."""
 
 from __future__ import annotations
 
@@ -25,33 +25,31 @@ def kmeans_balance(
     batch_size: int | None = None,
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Choose `keep` images that cover what a network predicts: as many of each class as of the others, then the best.
+    """Select `keep` images balanced over predicted classes, ranked by distance to their k-means centroid.
 
-    Images are ranked by the distance to their own k-means centroid. Each of the P classes that occur in `predicted`
-    first gets its `int(balancing * keep / P)` best (all it has, if it has fewer); the places left are filled with the
-    best of all others.
+    Each of the P classes in `predicted` first gets its `int(balancing * keep / P)` best images (all, if it has fewer).
+    The best of all others fill the remaining places.
 
     Args:
         embeddings: float [N, d].
         predicted: int [N], the class that the model predicts for each image.
-        keep: how many images remain, in [1, N].
+        keep: number of images to select, in [1, N].
         clusters: number of centroids; at most N are used.
-        order: "easy" ranks the images near their centroid first, "hard" the far ones, "mixed" takes the nearest,
-            the farthest, the second nearest, ... in turn.
+        order: "easy" ranks images near their centroid first, "hard" those far from it, "mixed" alternates between the
+            nearest and the farthest.
         balancing: share of `keep` that is divided equally among the predicted classes, in [0, 1].
-        batch_size: None runs Lloyd's algorithm (scikit-learn's `KMeans`, one initialisation), half a minute for
-            50,000 x 64 and 1,000 clusters on one core; a number runs `MiniBatchKMeans` with batches of that many
-            images, several times faster at 4,096. Either stays below 1 GB there.
+        batch_size: None for Lloyd's algorithm (scikit-learn's `KMeans`, one initialization); a number for the faster
+            `MiniBatchKMeans` with batches of that many images.
         generator: seeds k-means.
 
     Returns:
         int64 [keep] indices, ascending, on the device of `embeddings` (k-means itself runs on the CPU).
 
     Raises:
-        TypeError, ValueError: the argument that is wrong, what came and what is wanted.
+        TypeError, ValueError: an invalid argument, which is named.
 
-    Deviation from the released code: there "easy" silently takes half of its images from the far end, and in small
-    classes the two halves overlap, so that the minimum is missed. Here neither happens.
+    Deviation from the released code: its "easy" takes half of the images from the far end, and in small classes the two
+    halves overlap, so the minimum is missed.
     """
     check.one_of(order, "order", _ORDERS)
     balancing = check.real_number(balancing, "balancing", least=0.0, most=1.0)
@@ -79,15 +77,16 @@ def centroid_distances(
     batch_size: int | None = None,
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """How typical each image is: the Euclidean distance of its embedding to its own k-means centroid, float64 [N].
+    """Compute the Euclidean distance of each embedding to its k-means centroid, float64 [N]. Typical images are near
+    it.
+
+    The sums use one thread, so the result does not depend on the number of cores.
 
     Args:
         embeddings, clusters, batch_size, generator: as in `kmeans_balance`.
 
-    One thread does the sums, so the result does not depend on how many cores there are.
-
     Raises:
-        TypeError, ValueError: the argument that is wrong, what came and what is wanted.
+        TypeError, ValueError: an invalid argument, which is named.
     """
     from sklearn.cluster import KMeans, MiniBatchKMeans
     from threadpoolctl import threadpool_limits
@@ -97,8 +96,8 @@ def centroid_distances(
     clusters = check.positive_int(clusters, "clusters")
     if clusters >= len(points):
         warn(
-            f"clusters={clusters} for {len(points)} embeddings: each is its own centroid, at distance 0, so distances "
-            "rank nothing; take fewer clusters"
+            f"clusters={clusters} for {len(points)} embeddings: each is its own centroid at distance 0, so distances "
+            "do not rank them; use fewer clusters"
         )
         clusters = len(points)
     seed = int(torch.randint(2**31 - 1, (), generator=as_generator(generator)))

@@ -1,4 +1,4 @@
-"""Prune a pool by the confidence of a model's predictions."""
+"""Pruning of an image pool by the confidence of a model's predictions."""
 
 from __future__ import annotations
 
@@ -24,37 +24,38 @@ def prune_by_confidence(
     measure: str = "max_softmax",
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Choose the images that a network is unsure of: drop the most confident ones of every predicted class.
+    """Drop the most confident images of every predicted class and return the indices of the others.
 
-    Or the least confident, or random ones, for comparison.
+    Alternatively drop the least confident or random images, for comparison.
 
     Args:
-        logits: float [N, K], K >= 2. Probabilities `p` come as `p.log()`, clamped to stay finite.
-        keep: exactly how many images remain, in [1, N]. A class of n images loses `int(n * (N - keep) / N)`; what is
-            still too many is taken one by one from the class that then keeps most, so that no class dies out
-            while there are places for all.
+        logits: float [N, K], K >= 2. Pass probabilities `p` as `p.log()`, clamped to stay finite.
+        keep: exact number of images to keep, in [1, N]. A class of n images loses `int(n * (N - keep) / N)`. Any excess
+            is removed one by one from the class that keeps most, so that no class disappears while there is room for
+            all.
         threshold: instead of `keep`, the share to drop, in [0, 1): a class of n images keeps `n - int(threshold * n)`.
-        strategy: what is dropped: "top" the most confident (the paper's choice: what remains is uncertain),
-            "bottom" the least confident, "random" any, without replacement.
-        per_class: by predicted class, or over all images at once.
+        strategy: the images to drop: "top" for the most confident (the paper's choice, which keeps uncertain images),
+            "bottom" for the least confident, "random" for a draw without replacement.
+        per_class: whether to prune each predicted class, or all images at once.
         measure: the confidence. "max_softmax" is the largest probability, which the released code calls entropy;
             "entropy" is minus the Shannon entropy of the softmax; "max_logit" is the paper's Eq. 4.
         generator: draws for the random strategy.
 
     Returns:
-        int64 indices, ascending, on the device of `logits`. Of equally confident images those that come first in the
-        pool are dropped first.
+        int64 indices, ascending, on the device of `logits`. Among equally confident images, those that come first in
+        the pool are dropped first.
 
     Raises:
-        TypeError, ValueError: the argument that is wrong, what came and what is wanted.
+        TypeError, ValueError: an invalid argument, which is named.
 
-    Deviation from the released code: its random strategy draws with replacement, and drops 59 % when told 90 %.
+    Deviation from the released code: its random strategy draws with replacement, so it drops 59 % for a threshold of 90
+    %.
     """
     check.one_of(strategy, "strategy", _STRATEGIES)
     check.one_of(measure, "measure", _MEASURES)
     logits = checked_logits(logits)
     if (keep is None) == (threshold is None):
-        raise ValueError(f"give either keep or threshold, got keep={keep} and threshold={threshold}")
+        raise ValueError(f"pass either keep or threshold, got keep={keep} and threshold={threshold}")
     check.boolean(per_class, "per_class")
     draws = as_generator(generator)
     confidence = _confidence(logits, measure).cpu()
@@ -93,11 +94,11 @@ def _drops(sizes: Tensor, keep: int) -> list[int]:
 
 
 def checked_logits(logits: Tensor) -> Tensor:
-    """Return `logits`, detached, if they can be ranked: finite, [N, K], K at least 2.
+    """Check that `logits` are finite, [N, K] with K at least 2, and return them detached.
 
     Raises:
-        TypeError, ValueError: what they are instead.
+        TypeError, ValueError: invalid logits.
     """
     if check.matrix(logits, "logits").shape[1] < 2:
-        raise ValueError("logits must have at least 2 columns, got 1; for one logit z of two classes give [0, z]")
+        raise ValueError("logits must have at least 2 columns, got 1; for one logit z of two classes pass [0, z]")
     return logits.detach()

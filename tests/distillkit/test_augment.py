@@ -340,7 +340,7 @@ def test_crop_flip_serves_wherever_augment_is_taken() -> None:
     for use in uses(CropFlip(space, pad=2)):
         use()
     for use in uses(CropFlip(IDENTITY, pad=2)):
-        with pytest.raises(ValueError, match="augment pads with the black of images with pixels in"):
+        with pytest.raises(ValueError, match="augment pads with black for pixels in"):
             use()
 
 

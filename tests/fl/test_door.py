@@ -290,9 +290,9 @@ class Wide(nn.Module):
 NETWORKS: list[tuple[Any, str]] = [
     (lambda k: Wide(10), r"factory\(3\) must return 3 logits, one per class of the data, but Wide returns 10"),
     (lambda k: Wide(2), "must return 3 logits, one per class of the data, but Wide returns 2"),
-    (lambda k: Wide(k, side=8), r"factory\(3\) \(Wide\) does not accept images of shape \(1, 4, 4\)"),
+    (lambda k: Wide(k, side=8), r"factory\(3\) \(Wide\) does not accept images of the data's shape \(1, 4, 4\)"),
     (lambda k: Wide(k).double(), r"factory\(3\) must have the dtype and device of the images"),
-    (lambda k: Wide(k, repeat=float("nan")), "gives NaN or Inf"),
+    (lambda k: Wide(k, repeat=float("nan")), "returns NaN or Inf"),
     (lambda k: nn.Sequential(nn.Conv2d(1, k, 4), nn.Flatten()), "has no nn.Linear to use as classifier"),
 ]
 

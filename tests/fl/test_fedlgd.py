@@ -360,7 +360,7 @@ def test_an_augmentation_for_other_images_is_refused_before_round_1() -> None:
         FedDM(factory=Tiny, ipc=1, steps=1, server_epochs=1, augment=crop),
     ]
     for method in methods:
-        with pytest.raises(ValueError, match="augment pads with the black of images with mean"):
+        with pytest.raises(ValueError, match="augment pads with black for mean"):
             simulate(method, federation(), rounds=1, progress=False)
     own = [c.replace(normalization=crop.normalization) for c in federation()]
     for method in methods:

@@ -160,7 +160,7 @@ def test_virtual_images_are_cropped_with_their_own_black(own: bool) -> None:
     pixels = torch.cat(seen).flatten()
     assert set(pixels.tolist()) <= {-2.0, *run.server.state[VHL.noise].images.flatten().tolist()}
     assert 0.5 < float((pixels == -2.0).double().mean()) < 0.9
-    with pytest.raises(ValueError, match="augment pads with the black"):
+    with pytest.raises(ValueError, match="augment pads with black for"):
         played(clients=clients, augment=CropFlip(virtual, pad=1))
 
 

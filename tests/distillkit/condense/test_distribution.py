@@ -447,7 +447,9 @@ def test_a_torchvision_resnet_at_64_pixels() -> None:
 
 def test_a_networks_own_error_is_told_at_the_door() -> None:
     wrong = torch.randn(4, 2, 8, 8, generator=derive(0))
-    with pytest.raises(ValueError, match=r"networks \(TenLines\) does not accept images of shape \(2, 8, 8\): .*input"):
+    with pytest.raises(
+        ValueError, match=r"networks \(TenLines\) does not accept images of the data's shape \(2, 8, 8\): .*input"
+    ):
         distribution_matching(wrong, torch.tensor([0, 0, 1, 1]), networks=RandomNetworks(TenLines), ipc=1, steps=1)
 
 

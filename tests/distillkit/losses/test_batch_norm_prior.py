@@ -120,7 +120,9 @@ def test_descent_on_the_prior_brings_the_statistics_closer(images):
 
 
 def test_a_network_without_batch_norm_is_refused_by_name():
-    with pytest.raises(ValueError, match="no BatchNorm layer with running statistics, so Sequential cannot"):
+    with pytest.raises(
+        ValueError, match="must have a BatchNorm layer with running statistics, but Sequential has none"
+    ):
         BatchNormPrior(nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(4, 4), nn.InstanceNorm2d(4)))
     with pytest.raises(ValueError, match="BatchNorm2d cannot"):
         BatchNormPrior(nn.BatchNorm2d(3, track_running_stats=False))

@@ -256,7 +256,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "other images": (
         lambda: train(sized(shape=(1, 8, 8)), data()),
         ValueError,
-        r"network \(ConvNet\) does not accept images of shape \(3, 16, 16\)",
+        r"network \(ConvNet\) does not accept images of the data's shape \(3, 16, 16\)",
     ),
     "maps for logits": (
         lambda: accuracy(nn.Conv2d(3, 3, 3), data()),
