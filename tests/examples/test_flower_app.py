@@ -117,7 +117,7 @@ def test_every_node_has_a_folder_of_its_own_and_may_lack_classes(apps: Any, tmp_
     assert beside.rows[-1]["failed"] == {}
     labels = [sorted(set(apps("images").load_client(k, n, config).train.labels.tolist())) for k, n in enumerate(nodes)]
     assert labels == [[0, 2], [0, 1]]
-    with pytest.raises(ValueError, match="does not name: green"):
+    with pytest.raises(ValueError, match="not in `classes` of the run config: green"):
         apps("images").load_client(1, nodes[1], {**config, "classes": "red,blue"})
 
 

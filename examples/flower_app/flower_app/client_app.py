@@ -1,4 +1,4 @@
-"""The app of every node."""
+"""Client app, which runs on every node."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ app = ClientApp()
 @app.query("job")
 @app.train("job")
 def answer(message: Any, context: Any) -> Any:
-    """Answer one message of the server."""
-    here, config = context.node_config, context.run_config
+    """Reply to one message of the server."""
+    node, config = context.node_config, context.run_config
     return reply_to(
-        message, context, method_of(config), lambda partition: load_client(partition, here, config),
-        folder=here.get("folder", "runs/flower-node"), policy=here.get("policy"), code=Path(__file__).parent,
+        message, context, method_of(config), lambda partition: load_client(partition, node, config),
+        folder=node.get("folder", "runs/flower-node"), policy=node.get("policy"), code=Path(__file__).parent,
     )  # fmt: skip

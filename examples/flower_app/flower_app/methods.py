@@ -1,4 +1,4 @@
-"""The three methods, by the run config. Both apps make theirs here, so that they are the same."""
+"""The three methods, built from the run config on the server and on every node."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fl import FedAvg, FedDM, Method
 from fl.addons import VHL
 from fl.methods import PrivateFedDM
 
-DELTA, DRAWS, SIGMA_SIZES = 1e-5, 10, 6.0
-"""Of a private run: delta, maps a round, and the noise of the one histogram of class sizes."""
+DELTA, NUM_NETWORKS, SIGMA_SIZES = 1e-5, 10, 6.0
+"""Private run: delta, random networks per round, and noise of the histogram of class sizes."""
 
 
 def method_of(config: Mapping[str, Any]) -> Method:
-    """What `method` names in the run `config`."""
+    """Return the `method` of the run `config`."""
     side = config["size"]
     factory = partial(ConvNet, (config["channels"], side, side), width=config["width"], depth=config["depth"])
     sets = {"ipc": config["ipc"], "steps": config["steps"], "server_epochs": config["server-epochs"]}
@@ -26,8 +26,10 @@ def method_of(config: Mapping[str, Any]) -> Method:
     if config["method"] == "vhl":
         return FedAvg(VHL(per_class=config["per-class"]), factory=factory, lr=0.05, epochs=1, batch=32)
     if config["method"] == "private":
-        noise = plan_noise(config["epsilon"], DELTA, count=DRAWS * config["rounds"], spent=[(SIGMA_SIZES, 1.0, 1)])
-        return PrivateFedDM(
-            factory=factory, sigma=noise.sigma, sigma_sizes=SIGMA_SIZES, draws=DRAWS, server_batch=32, **sets
+        noise = plan_noise(
+            config["epsilon"], DELTA, count=NUM_NETWORKS * config["rounds"], spent=[(SIGMA_SIZES, 1.0, 1)]
         )
-    raise ValueError(f'method is "feddm", "vhl" or "private", got {config["method"]!r}')
+        return PrivateFedDM(
+            factory=factory, sigma=noise.sigma, sigma_sizes=SIGMA_SIZES, draws=NUM_NETWORKS, server_batch=32, **sets
+        )
+    raise ValueError(f'method must be "feddm", "vhl" or "private"; got {config["method"]!r}')

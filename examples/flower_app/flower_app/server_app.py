@@ -1,4 +1,4 @@
-"""The app of the server."""
+"""Server app."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Any, context: Any) -> None:
-    """Play the method that the run config names, or go on with a run that was ended before its last round."""
+    """Run the method of the run config, or resume a run that was stopped before its last round."""
     config = context.run_config
     run = serve(
         grid, method_of(config), rounds=config["rounds"], test=test_set(config), out=config["out"], resume=True,
